@@ -4,7 +4,10 @@ A *tile* is a run of rows that read the same slots. Rows of one sequence make a 
 share a prefix, which is then read once for all of them. Tiles are cut into pieces (attention/tiles.py). Where a row's slots lie
 in several, each leaves a partial result with its log-sum-exp, and they are merged (https://arxiv.org/abs/2501.01005, §2.2).
 
-K and V in FP8 (kv_fp8.py) are widened in registers, exactly; their scales go into the scores and the weights, in float32.
+K and V in FP8 (kv_fp8.py) are widened in registers to float16, exactly; q is narrowed to it, which only numbers beyond 65,504 or below 6e-5
+notice. Narrow tiles read V as pairs of columns, since matrices of single bytes cannot be transposed on their way from shared memory; wide ones
+write it back there for wgmma anyway. The scales go into the scores and the weights, in float32; a weight times a scale is 448 times what it
+would be, as float16 has no room below 6e-8.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
 from lmc.backend.engine.kernels.dependent_launch import after, can_launch_early, launch
+from lmc.backend.engine.kernels.e4m3 import LARGEST
 from lmc.backend.engine.kv_fp8 import Stored, apart
 
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
 _EARLY = 4  # rows up to which waiting programs do not slow the reading ones (measured)
+_LESS = tl.constexpr(256.0)  # times too small is what `_apart` returns
 _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
+_STAGES_OF_FP8 = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,9 @@ class DevicePlan:
 def _begin(
     piece, q, positions, kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of a piece: q, which of them exist, and the last of the piece's slots that each sees."""
+    """Return the rows of a piece: q as TYPE, which of them exist, and the last of the piece's slots that each sees."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     row = tl.load(piece) + lane // GROUP
@@ -52,16 +58,19 @@ def _begin(
     head = row * HEADS + kv_head * (HEADS // KV_HEADS) + lane % GROUP
     x = tl.load(q + head[:, None] * DIM + column[None, :], mask=taken[:, None] & (column < DIM)[None, :], other=0.0)
     last = tl.load(positions + row, mask=taken, other=0) - tl.load(piece + 4)
-    return x, tl.minimum(last, tl.load(piece + 6) - 1), last
+    return x.to(TYPE), tl.minimum(last, tl.load(piece + 6) - 1), last
 
 
 @triton.jit
 def _end(
-    piece, kv_head, best, total, sums, indptr, partial, lse, out,
+    piece, kv_head, best, total, sums, odds, indptr, partial, lse, out,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, PAIRED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Store the result of a piece: in its place, or among the partial ones."""
+    if PAIRED:
+        sums = tl.interleave(sums, odds)
+    sums *= UNIT
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
@@ -79,17 +88,40 @@ def _end(
         tl.store(lse + to, best + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=taken)
 
 
+_APART = tl.constexpr(
+    "{ .reg .b32 t, u;"
+    " shl.b32 t, $2, 7; and.b32 t, t, 0x3f803f80; shl.b32 u, $2, 8; lop3.b32 $0, u, 0x80008000, t, 0xea;"
+    " shr.u32 t, $2, 1; and.b32 t, t, 0x3f803f80; lop3.b32 $1, $2, 0x80008000, t, 0xea; }"
+)  # of two pairs at a time; 0xea: (a & b) | c
+
+
+@triton.jit
+def _apart(pair, TYPE: tl.constexpr):
+    """Return both numbers of `pair`, two of e4m3 in 16 bits, as TYPE, 256 times too small: the exponent of float16 has another
+    bias."""
+    if TYPE == tl.float16:
+        even, odd = tl.inline_asm_elementwise(_APART, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+    else:
+        even = (((pair & 0x7F) << 7) | ((pair & 0x80) << 8)).to(tl.float16, bitcast=True)
+        odd = (((pair >> 1) & 0x3F80) | (pair & -0x8000)).to(tl.float16, bitcast=True)
+    return even.to(TYPE), odd.to(TYPE)
+
+
 @triton.jit
 def _attend(
     q, keys, values, key_scales, value_scales, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
-    FP8: tl.constexpr, EARLY: tl.constexpr,
+    FP8: tl.constexpr, LARGEST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Run one program per share and head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a
     power of two. CHAINED: the blocks of a share are contiguous, so that reading continues from piece to piece."""
     if EARLY:
         after()
+    TYPE: tl.constexpr = tl.float16 if FP8 and q.dtype.element_ty != tl.float32 else q.dtype.element_ty
+    PAIRED: tl.constexpr = FP8 and CHAINED
+    COLUMNS: tl.constexpr = WIDTH // 2 if PAIRED else WIDTH  # of sums; the odd ones of pairs are apart
+    UNIT: tl.constexpr = (_LESS if PAIRED else 1.0) / LARGEST if FP8 else 1.0
     share = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     first, behind = tl.load(shares + share), tl.load(shares + share + 1)
@@ -99,27 +131,29 @@ def _attend(
     at = tl.arange(0, BLOCK)
     best = tl.full((LANES,), -float("inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
-    sums = tl.zeros((LANES, WIDTH), tl.float32)
+    sums = tl.zeros((LANES, COLUMNS), tl.float32)
+    odds = sums
     runs = 1 if CHAINED else behind - first
     for run in range(runs):
         piece = pieces + (first + run) * PIECE
-        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, TYPE)
         begin, end = tl.load(piece + 2), tl.load(piece + 3)
         until = tl.load(pieces + (behind - 1) * PIECE + 3) if CHAINED else end
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
             if CHAINED:  # noqa: SIM102, known when this is compiled
                 if block == end:
-                    _end(piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+                    _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
                     piece += PIECE
-                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, TYPE)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)
                     best = tl.full((LANES,), -float("inf"), tl.float32)
                     total = tl.zeros((LANES,), tl.float32)
-                    sums = tl.zeros((LANES, WIDTH), tl.float32)
+                    sums = tl.zeros((LANES, COLUMNS), tl.float32)
+                    odds = sums
             slot = tl.load(indices + block * BLOCK + at).to(tl.int64) * KV_HEADS + kv_head
             k = tl.load(keys + slot[None, :] * DIM + column[:, None], mask=(column < DIM)[:, None], other=0.0)
             if FP8:
-                score = tl.dot(x, k.to(x.dtype)) * (tl.load(key_scales + slot) * scale)[None, :]
+                score = tl.dot(x, k.to(TYPE)) * (tl.load(key_scales + slot) * scale)[None, :]
             else:
                 score = tl.dot(x, k) * scale
             place = (block - begin) * BLOCK + at
@@ -132,16 +166,22 @@ def _attend(
             weight = tl.exp2(score - shift[:, None])
             fade = tl.exp2(best - shift)
             total = total * fade + tl.sum(weight, 1)
-            v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
             if FP8:
-                weight = weight * tl.load(value_scales + slot)[None, :]
-                v = v.to(tl.float32 if x.dtype == tl.float32 else tl.bfloat16)  # float16 has no room for a weight times a scale
-            sums = tl.dot(weight.to(v.dtype), v, sums * fade[:, None])
+                weight = tl.minimum(weight * (tl.load(value_scales + slot) * LARGEST)[None, :], 65504.0)
+            if PAIRED:
+                half = tl.arange(0, COLUMNS)
+                even, odd = _apart(tl.load(values + slot[:, None] * (DIM // 2) + half[None, :], mask=(half < DIM // 2)[None, :], other=0), TYPE)
+                sums = tl.dot(weight.to(TYPE), even, sums * fade[:, None])
+                odds = tl.dot(weight.to(TYPE), odd, odds * fade[:, None])
+            else:
+                v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
+                sums = tl.dot(weight.to(TYPE), v.to(TYPE), sums * fade[:, None])
             best = higher
-        _end(piece, kv_head, best, total, sums, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES)
+        _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
         best = tl.full((LANES,), -float("inf"), tl.float32)
         total = tl.zeros((LANES,), tl.float32)
-        sums = tl.zeros((LANES, WIDTH), tl.float32)
+        sums = tl.zeros((LANES, COLUMNS), tl.float32)
+        odds = sums
 
 
 @triton.jit
@@ -209,6 +249,7 @@ def attend(
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     (keys, key_scales), (values, value_scales) = apart(keys), apart(values)
+    fp8 = keys is not key_scales
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
     out = torch.empty_like(q) if out is None else out
     kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
@@ -219,9 +260,9 @@ def attend(
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
-                q, keys, values, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
+                q, keys, values.view(torch.int16) if fp8 and kind == NARROW else values, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
-                _STAGES[kind], kind == NARROW, keys is not key_scales, warps=_WARPS[kind], early=early,
+                _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, warps=_WARPS[kind], early=early,
             )  # fmt: skip
     if beside is not None and wide:
         torch.cuda.current_stream().wait_stream(beside)
