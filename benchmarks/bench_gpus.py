@@ -73,6 +73,8 @@ def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
     without_multicast()
     here = torch.device(device if device == "cpu" else f"cuda:{rank}")
     torch.set_num_threads(1)
+    if device != "cpu":
+        torch.cuda.set_device(here)  # Triton launches on the current one
     group = RankGroup(int(rank), int(ranks), 60.0)
     group.connect(Path(folder) / "store", here)
     found = {f"sum of {size >> 10} kB": seconds for size, seconds in group.measure(here, SIZES).items()}

@@ -26,7 +26,7 @@ PLACES = 3
 EMPTY = -(1 << 15)
 """The bits of -0 in bfloat16 and float16, as int16: what a place holds that nobody has written to."""
 
-_PROGRAMS = 224  # at most: all run at once, so that none that waits keeps another from writing
+_PROGRAMS = 128  # at most, each with a multiprocessor to itself: all run at once, so that none that waits keeps another from writing
 _POLLS = 64  # between looks at whether the ranks have been given up
 
 
@@ -116,7 +116,7 @@ def sum_add_rms_norm(
     if count:
         block = triton.next_power_of_2(columns)
         warps = min(16, max(1, block // 512))
-        programs = min(count, _PROGRAMS)
+        programs = triton.cdiv(count, triton.cdiv(count, _PROGRAMS))  # of as many rows each
         constants = (turn, rank, len(places), block, EMPTY, _POLLS, programs == count)
         given = x, places, stop, rounds, residual, weight, out, count, columns, eps, most
         launch(_sum_add_rms_norm, (programs,), *given, *constants, warps=warps)
