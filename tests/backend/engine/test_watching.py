@@ -213,7 +213,7 @@ def test_what_has_no_room_is_refused_before_frames_are_decoded(pair, monkeypatch
         monkeypatch.setattr(Film, "at", lambda film, indices: pytest.fail("decoded"))
         many = video(noise(0, 40, 16, 16), codec="ffv1", kind="matroska")
         with pytest.raises(lmc.ParameterError, match=r"video\(…\): 40 frames of it are more tokens than prompts of .* have room for"):
-            engine.submit(None, [shown(many, 40), ASK])
+            engine.submit(None, [shown(many, 40), ASK]).results[0].output()
 
 
 def test_models_that_take_images_alone_say_so(tmp_path):
