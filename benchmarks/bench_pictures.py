@@ -3,13 +3,16 @@
     python -m benchmarks.bench_pictures --shape llava-1.5-7b --device cuda --beside 16      # 64 pictures × 6 questions by fork
     python -m benchmarks.bench_pictures --shape smolvlm-256m                                # on a CPU: one picture, whole and in tiles
     python -m benchmarks.bench_pictures --shape tiny --n 8 --beside 2                       # seconds, to try it
+    python -m benchmarks.bench_pictures --shape llava-1.5-7b --device cuda --video 8 --beside 16    # videos instead, 8 frames of each
     python -m benchmarks.bench_pictures --shape llava-1.5-7b --write DIR                    # what a server of SGLang's needs; prints its command
     python -m benchmarks.bench_pictures --shape llava-1.5-7b --sglang URL                   # the same programs on it, by lmc and by SGLang's frontend
 
 The shape's configuration, tokenizer (letters, and words without a meaning) and processor are made here by transformers' classes, and no
 weights are read: speeds of a model do not depend on what it has learned. Both sides get the same prompts, greedily, with answers of
 fixed length; transformers in batches, each prompt with its picture, as it has neither forks nor a cache over prompts. Equal tokens are
-a matter of the tests (tests/backend/engine/test_vision.py), where weights are.
+a matter of the tests (tests/backend/engine/test_vision.py and test_watching.py), where weights are.
+
+With `--video` the shape is that of LLaVA-NeXT-Video: the same tower and decoder, a quarter of the tokens for each frame. Both sides decode with PyAV.
 
 Each run on an engine is broken down (breakdown.py): what its device ran and when it had nothing to do, what the engine's thread and its callers
 did meanwhile; `--json` has every pass.
@@ -24,6 +27,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib.util
+import io
 import json
 import sys
 import tempfile
@@ -39,11 +43,15 @@ import torch
 import lmc
 from benchmarks.bench_programs import where
 from benchmarks.breakdown import Breakdown, broken_down
-from benchmarks.workloads import QUESTIONS, Item, Size, pictures
+from benchmarks.workloads import QUESTIONS, Item, Size, Workload, pictures, videos
+from lmc import segments
+from lmc.backend.engine.models.frames import evenly
+from lmc.videos import Film
 
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{{ message['role'].upper() + ': ' }}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'video') %}{{ '<video>\n' }}{% endfor %}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' ' }}{% endfor %}"
     "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
@@ -53,8 +61,8 @@ SMOLVLM_TEMPLATE = (
     "{% endfor %}<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 SPECIALS = ["<unk>", "<s>", "</s>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>",
-            *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))]  # fmt: skip
-IMAGE = SPECIALS.index("<image>")
+            *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)), "<video>"]  # fmt: skip
+IMAGE, VIDEO = SPECIALS.index("<image>"), SPECIALS.index("<video>")
 ENDS = {"eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
 
 
@@ -67,7 +75,7 @@ class Measured:
     seconds: float
     programs_per_s: float
     answers_per_s: float
-    images_per_s: float  # pictures that programs have, not that a tower looked at
+    images_per_s: float  # pictures that programs have, not that a tower looked at; of videos, frames
     tower_runs: int | None = None
     tower_s: float | None = None
     optimality: float | None = None  # image and text tokens that had to be computed, by those that were
@@ -119,14 +127,26 @@ def smolvlm_256m() -> tuple[Any, Any, str]:
     return config, SmolVLMImageProcessorPil(size={"longest_edge": 2048}, max_image_size={"longest_edge": 512}), SMOLVLM_TEMPLATE
 
 
+def filming(config: Any, processor: Any, template: str) -> tuple[Any, Any, str]:
+    """A shape of LLaVA-1.5's as LLaVA-NeXT-Video's."""
+    from transformers import LlavaNextVideoConfig
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+    side = config.vision_config.image_size
+    grid = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
+    of_video = LlavaNextVideoConfig(vision_config=config.vision_config, text_config=config.text_config, image_token_id=IMAGE, video_token_id=VIDEO, image_grid_pinpoints=grid,
+                                    image_seq_length=config.image_seq_length, vision_feature_select_strategy="default", vision_feature_layer=-2, **ENDS)  # fmt: skip
+    return of_video, LlavaNextImageProcessorPil(size={"shortest_edge": side}, crop_size=processor.crop_size, image_grid_pinpoints=grid), template
+
+
 SHAPES = {"llava-1.5-7b": llava_7b, "smolvlm-256m": smolvlm_256m, "tiny": tiny}
 
 
-def folder(shape: str, path: Path) -> Path:
+def folder(shape: str, path: Path, *, video: bool = False) -> Path:
     """A directory with all that a model of this shape has, but its weights."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    config, processor, template = SHAPES[shape]()
+    config, processor, template = filming(*SHAPES[shape]()) if video else SHAPES[shape]()
     size = config.get_text_config().vocab_size
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*SPECIALS, *letters, *(chr(0x20000 + i) for i in range(max(0, size - len(SPECIALS) - len(letters))))]
@@ -135,6 +155,9 @@ def folder(shape: str, path: Path) -> Path:
     raw.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIALS])
     config.save_pretrained(path)
     processor.save_pretrained(path)
+    if video:
+        side = config.vision_config.image_size
+        (path / "video_preprocessor_config.json").write_text(json.dumps({"size": {"shortest_edge": side}, "crop_size": {"height": side, "width": side}}))
     raw.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True}))
     (path / "chat_template.jinja").write_text(template)
@@ -177,8 +200,7 @@ def for_sglang(shape: str, path: Path) -> str:
 # -- the sides ---------------------------------------------------------------------------------------------------------
 
 
-def on_engine(engine: lmc.Engine, items: list[dict[str, Any]], size: Size, reps: int) -> list[Measured]:
-    workload = pictures(size)
+def on_engine(engine: lmc.Engine, workload: Workload, items: list[dict[str, Any]], frames: int, reps: int) -> list[Measured]:
     program = lmc.compile(workload.program, backend=engine)
     program.batch(workload.items(2, -1), temperature=0)  # compiles kernels, captures graphs
     rows = []
@@ -189,16 +211,13 @@ def on_engine(engine: lmc.Engine, items: list[dict[str, Any]], size: Size, reps:
             for state in program.batch(items, temperature=0):
                 state.sync()
             parts, spent = found(), engine.counters() - before
-        rows.append(Measured("lmc.Engine", len(items), parts.seconds, len(items) / parts.seconds, len(items) * len(QUESTIONS) / parts.seconds, len(items) / parts.seconds,
+        rows.append(Measured("lmc.Engine", len(items), parts.seconds, len(items) / parts.seconds, len(items) * len(QUESTIONS) / parts.seconds, frames * len(items) / parts.seconds,
                              spent.images - spent.image_hits, spent.tower_seconds, spent.prefill_optimality, parts))  # fmt: skip
     return rows
 
 
-def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: Size, batch: int) -> Measured:
+def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: Size, frames: int, batch: int) -> Measured:
     """The same prompts by transformers' `generate`, in batches of `batch`."""
-    import io
-
-    from PIL import Image
     from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -206,17 +225,20 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
     config = AutoConfig.from_pretrained(path)
     with torch.device(device):
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype).eval()
-    processor = CLIPImageProcessorPil.from_pretrained(path)
+    side = config.vision_config.image_size
+    processor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), padding_side="left", pad_token="<unk>", bos_token="<s>")
-    picture = "<image>" * config.image_seq_length
-    prompts = [(item, f"<s>USER: {picture}\n{item['caption']}\n{question} ASSISTANT:") for item in items for question in QUESTIONS]
+    seen = "<video>" * (frames * config.image_seq_length // config.spatial_pool_stride**2) if hasattr(config, "video_token_id") else "<image>" * config.image_seq_length
+    prompts = [(item, f"<s>USER: {seen}\n{item['caption']}\n{question} ASSISTANT:") for item in items for question in QUESTIONS]
     length = size.tokens(64)
 
     def answer(some: Sequence[tuple[dict[str, Any], str]]) -> None:
-        pixels = processor(images=[Image.open(io.BytesIO(item["picture"])).convert("RGB") for item, _ in some], return_tensors="pt")["pixel_values"]
+        shown = [_shown(item, frames) for item, _ in some]
+        pixels = processor(images=[frame for each in shown for frame in each], return_tensors="pt")["pixel_values"].to(device, dtype)
+        media = {"pixel_values": pixels} if "picture" in some[0][0] else {"pixel_values_videos": pixels.unflatten(0, (len(some), frames))}
         given = tokenizer([prompt for _, prompt in some], padding=True, return_tensors="pt", add_special_tokens=False, return_token_type_ids=False).to(device)
         with torch.inference_mode():
-            out = model.generate(**given, pixel_values=pixels.to(device, dtype), max_new_tokens=length, min_new_tokens=length, do_sample=False)
+            out = model.generate(**given, **media, max_new_tokens=length, min_new_tokens=length, do_sample=False)
         assert out.shape[1] == given["input_ids"].shape[1] + length
 
     answer(prompts[:2])
@@ -226,7 +248,17 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    return Measured(f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, len(items) / seconds, len(prompts))
+    return Measured(f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, frames * len(items) / seconds, len(prompts))
+
+
+def _shown(item: dict[str, Any], frames: int) -> list[Any]:
+    """An item's picture, or the frames of its video that an engine shows."""
+    from PIL import Image
+
+    if "picture" in item:
+        return [Image.open(io.BytesIO(item["picture"])).convert("RGB")]
+    found = Film(segments.Image(item["film"], segments.Frames(frames)))
+    return list(found.at(evenly(found, segments.Frames(frames), frames)))
 
 
 def prompts_of(item: Item) -> tuple[str, list[str]]:
@@ -321,11 +353,11 @@ def on_a_cpu(engine: lmc.Engine) -> list[str]:
     lines = []
     for detail in ("low", "auto"):
         engine.flush_cache()
-        before, start = engine.counters(), time.perf_counter()
+        before, start, used = engine.counters(), time.perf_counter(), time.process_time()
         state = look.run(picture(Random(1), 1024, 768), detail, backend=engine, temperature=0)
         state.sync()
-        seconds, spent = time.perf_counter() - start, engine.counters() - before
-        lines.append(f"detail={detail!r}: {spent.images} tile{'s' * (spent.images > 1)}, {spent.prompt_tokens} tokens, answer of 16 tokens in {seconds:.2f} s, of which the tower {spent.tower_seconds:.2f} s")
+        seconds, used, spent = time.perf_counter() - start, time.process_time() - used, engine.counters() - before
+        lines.append(f"detail={detail!r}: {spent.images} tile{'s' * (spent.images > 1)}, {spent.prompt_tokens} tokens, answer of 16 tokens in {seconds:.2f} s, of which the tower {spent.tower_seconds:.2f} s; {used:.2f} s of processor time")
     return lines
 
 
@@ -334,6 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="tiny", choices=SHAPES)
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--n", type=int, default=64, help="pictures, each with six questions")
+    parser.add_argument("--video", type=int, default=0, metavar="FRAMES", help="videos in place of pictures, of which so many frames are shown")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the lengths of captions and answers")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="also by transformers' generate, N of the pictures")
@@ -347,8 +380,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         print(for_sglang(options.shape, options.write))
         return 0
+    if options.video and (options.write or options.sglang or options.shape.startswith("smolvlm")):
+        parser.error("--video is for an engine, and the shapes of LLaVA")
     size, rows, lines = Size(options.scale), list[Measured](), list[str]()
-    items = pictures(size).items(options.n, 0)
+    workload, frames = (videos(size, options.video), options.video) if options.video else (pictures(size), 1)
+    items = workload.items(options.n, 0)
     if options.sglang:
         image_tokens = SHAPES[options.shape]()[0].image_seq_length
         rows = on_sglang(options.sglang, items, size, options.reps, image_tokens)
@@ -356,16 +392,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += on_its_frontend(options.sglang, items, size, options.reps, image_tokens)
         return report(options, rows, lines)
     with tempfile.TemporaryDirectory() as made:
-        path, sees_tiles = folder(options.shape, Path(made) / options.shape), options.shape.startswith("smolvlm")
+        path, sees_tiles = folder(options.shape, Path(made) / options.shape, video=options.video > 0), options.shape.startswith("smolvlm")
         if options.beside and not sees_tiles:  # first: an engine takes the memory that is left
-            rows.append(on_transformers(path, options.device, items[: options.beside], size, options.batch))
+            rows.append(on_transformers(path, options.device, items[: options.beside], size, frames, options.batch))
             gc.collect()
             torch.cuda.empty_cache()
         with closing(lmc.Engine(str(path), device=options.device, load_format="dummy")) as engine:
             if sees_tiles:
                 lines = on_a_cpu(engine)
             else:
-                rows += on_engine(engine, items, size, options.reps)
+                rows += on_engine(engine, workload, items, frames, options.reps)
     return report(options, rows, lines)
 
 
@@ -373,10 +409,11 @@ def report(options: argparse.Namespace, rows: Sequence[Measured], lines: Sequenc
     device = torch.cuda.get_device_name() if options.device == "cuda" else options.sglang or "cpu"
     print("  ".join(f"{k}: {v}" for k, v in {**where(), "shape": options.shape, "device": device}.items()))
     for row in rows:
-        more = "" if row.tower_runs is None else f"; {row.tower_runs} pictures through the tower"
+        what, unit = ("videos", "frames") if options.video else ("pictures", "images")
+        more = "" if row.tower_runs is None else f"; {row.tower_runs} {what} through the tower"
         more += "" if row.tower_s is None else f" in {row.tower_s:.2f} s"
         more += "" if row.optimality is None else f"; optimality {row.optimality:.4f}"
-        print(f"{row.who}: {row.programs} pictures × {len(QUESTIONS)} questions in {row.seconds:.2f} s: {row.images_per_s:.2f} images/s, "
+        print(f"{row.who}: {row.programs} {what} × {len(QUESTIONS)} questions in {row.seconds:.2f} s: {row.images_per_s:.2f} {unit}/s, "
               f"{row.programs_per_s:.2f} programs/s, {row.answers_per_s:.1f} answers/s{more}")  # fmt: skip
         print("\n".join(row.parts.lines() if row.parts is not None else ()), end="\n" * (row.parts is not None))
     print("\n".join(lines))

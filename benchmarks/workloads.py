@@ -6,6 +6,7 @@ tokenizer and a few bytes for the mock. `Size` scales them all, so that the same
 
 from __future__ import annotations
 
+import io
 import struct
 import time
 import zlib
@@ -256,6 +257,22 @@ def pictures(size: Size) -> Workload:
                     lambda rng: {"picture": picture(rng, 336, 336), "caption": text(rng, size.words(30))})
 
 
+def videos(size: Size, frames: int) -> Workload:
+    """The same on a video, of which the model is shown so many frames."""
+    length = size.tokens(64)
+
+    @lmc.function
+    def ask(s, film, caption):
+        s += lmc.user_begin() + lmc.video(film, num_frames=frames) + caption
+        forks = s.fork(len(QUESTIONS))
+        for f, question in zip(forks, QUESTIONS, strict=True):
+            f += "\n" + question + lmc.user_end() + lmc.assistant(answer("answer", length))
+        return [f["answer"] for f in forks]
+
+    return Workload("videos", f"{frames} frames, 30 w, fork 6 x (9 w, gen 64)", 64, len(QUESTIONS), ask,
+                    lambda rng: {"film": film(rng, 336, 336, 2 * frames), "caption": text(rng, size.words(30))})
+
+
 QUESTIONS = (
     "What is in the middle of it?", "Which colours has it?", "How many things are on it?", "Where was it taken, and when?",
     "What is strange about it?", "Is the text about it true?",
@@ -271,6 +288,20 @@ def picture(rng: Random, width: int, height: int, square: int = 14) -> bytes:
         rows.append(row)
     chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"".join(rows), 1)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks)
+
+
+def film(rng: Random, width: int, height: int, frames: int) -> bytes:
+    """An MP4 of such pictures, four a second. Needs PyAV."""
+    import av
+    from PIL import Image
+
+    with av.open(buffer := io.BytesIO(), "w", format="mp4") as container:
+        stream: Any = container.add_stream("mpeg4", rate=4)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(frames):
+            container.mux(stream.encode(av.VideoFrame.from_image(Image.open(io.BytesIO(picture(rng, width, height))))))
+        container.mux(stream.encode())
+    return buffer.getvalue()
 
 
 # -- tools that block ----------------------------------------------------------------------------------------------
