@@ -1,6 +1,7 @@
 """An essay on a picture, judged along several dimensions at once. Without a model, the mock answers.
 
     python examples/picture_judge.py [MODEL [PICTURE]]      MODEL: a directory or hub id of a model that sees, such as LLaVA 1.5
+    lmc run examples/picture_judge.py:judge --backend MODEL --arg picture=FILE --arg essay="From left to right the day breaks."
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ DIMENSIONS = ("clarity", "originality", "evidence")
 
 
 @lmc.function
-def judge(s: lmc.State, picture: Any, essay: str) -> dict[str, str] | None:
+def judge(s: lmc.State, picture: str | bytes, essay: str) -> dict[str, str] | None:
     s += lmc.user(lmc.image(picture) + "An essay on this picture:\n" + essay + "\nIs it about the picture?")
     s += lmc.assistant(lmc.select("related", choices=["yes", "no"]))
     if s["related"] == "no":

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any, TextIO
+from types import ModuleType, UnionType
+from typing import Any, TextIO, Union, get_args, get_origin
 
 from lmc import tracebacks
 from lmc.errors import LmcError, Loc
@@ -171,8 +171,10 @@ def is_json(parameter: inspect.Parameter) -> bool:
 
 
 def _kind(parameter: inspect.Parameter) -> Any:
-    """Return the annotation (`list` for `list[str]`), else the type of the default, else None."""
+    """Return the annotation (`list` for `list[str]`, `str` for `str | bytes | Path`), else the type of the default, else None."""
     if parameter.annotation is not parameter.empty:
+        if get_origin(parameter.annotation) in (Union, UnionType) and {*get_args(parameter.annotation)} - {bytes, Path} == {str}:
+            return str
         return getattr(parameter.annotation, "__origin__", parameter.annotation)
     return type(parameter.default) if parameter.default not in (parameter.empty, None) else None
 

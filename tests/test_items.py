@@ -12,7 +12,7 @@ import pytest
 
 import lmc
 from lmc.items import read_items
-from lmc.userfiles import UsageError
+from lmc.userfiles import UsageError, parse_arguments
 
 
 @lmc.function
@@ -43,6 +43,18 @@ def test_cells_are_text_or_json_as_the_parameter_is_declared(tmp_path, name, tex
     assert items.arguments == ({"text": "hello", "times": 3}, {"text": "two, with\nlines"})
     assert items.extra == ({"source": "forum"}, {"source": ""})
     assert [place.rpartition(":")[2] for place in items.places] == ["2", "4"] and items.extra_names == ["source"]
+
+
+@pytest.mark.parametrize("given", [str | bytes, bytes | Path | str, str])
+def test_what_may_be_bytes_is_the_text_of_a_path(given):
+    @lmc.function
+    def look(s: Any, picture: Any) -> None:
+        s += lmc.image(picture)
+
+    look.func.__annotations__["picture"] = given
+    assert parse_arguments(look, ["picture=a.png"]) == {"picture": "a.png"}
+    look.func.__annotations__["picture"] = str | list[str]
+    assert parse_arguments(look, ['picture=["a.png"]']) == {"picture": ["a.png"]}
 
 
 def test_a_program_of_any_arguments_takes_every_column(tmp_path):
