@@ -172,6 +172,13 @@ class LocalHandle:
     def last(self) -> _Step:
         return self.steps[-1]
 
+    def prepared(self) -> None:
+        """Wait until the pictures of its prompt are prepared, so that requests which these make impossible have failed."""
+        for step in self.steps:
+            for part in step.parts:
+                if isinstance(part, Preparing):
+                    part.settled.wait()
+
     def needed(self) -> None:
         """Mark as needed: it was a guess, and is none any longer."""
         for step in self.steps:

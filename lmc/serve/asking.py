@@ -155,6 +155,9 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
                     hints = hints._replace(group=(ticket,), members=ask.n, sample_index=(i, ask.n))
                 gen = Gen(ask.params, ask.constraint, seed=derive_seed(seed, i, "serve", 0), tools=ask.tools)
                 handles.append(observing.submit(backend, None, (*segments_of(ask.parts), gen), hints))
+        for handle in handles:  # all of them at once
+            if (prepared := getattr(handle, "prepared", None)) is not None:
+                prepared()
     except BaseException:
         for handle in handles:
             handle.cancel()

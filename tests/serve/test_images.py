@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -11,10 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lmc
+from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
 from lmc.backend.mock import CAPABILITIES
+from tests.backend.engine_fakes import backend
 from tests.pictures import png
 from tests.serve.serving import post
 
@@ -105,6 +109,27 @@ def test_what_is_refused_names_what_is_taken(path, body, why):
 def test_a_model_of_text_says_so():
     answer = post(CHAT, asked(part(url(DARK))), lmc.Mock(capabilities=replace(CAPABILITIES, images=False)))
     assert answer.status_code == 400 and "takes text only" in answer.json()["error"]["message"]
+
+
+class Slow:
+    """Prepares a picture once its stream could have begun: 80 tokens."""
+
+    name, width, token, video_token, seconds = "fake", 8, 1, None, 0.0
+    around = around_video = Surroundings()
+
+    def prepare(self, picture: Any, detail: str) -> tuple[Shown]:
+        time.sleep(0.2)
+        return (Shown(80, {"pixels": np.asarray(picture, np.float32)}),)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_many_pictures_are_refused_before_an_answer_begins(stream):
+    body = asked(*[part(url(DARK)), part(url(LIGHT))], stream=stream, max_tokens=2)
+    with backend(eyes=Eyes(Slow()), max_context=150)[0] as engine:  # type: ignore[arg-type]
+        answer = post(CHAT, body, engine)
+        assert answer.status_code == 400 and "2 pictures of 160 tokens" in answer.json()["error"]["message"]
+        assert post(CHAT, asked(part(url(DARK)), stream=stream, max_tokens=2), engine).status_code == 200
+        assert engine.counters().calls == 1
 
 
 slow = threading.Event()  # set: the host ends what it sends byte by byte

@@ -119,15 +119,24 @@ class Placed:
 class Preparing:
     """An image or a video on its way into a prompt: decoded and preprocessed on another thread, unless it is dropped before.
 
-    placed  it, or the error that it raises
+    placed   it, or the error that it raises
+    settled  set when those that `placed` calls back have gone on with it
     """
 
-    __slots__ = ("__weakref__", "placed")
-    placed: Future[Placed]
+    __slots__ = ("__weakref__", "placed", "settled")
 
     def __init__(self, pool: Executor, prepare: Callable[[], Placed]) -> None:
-        wanted = weakref.ref(self)
-        self.placed = pool.submit(lambda: prepare() if wanted() is not None else _DROPPED)
+        self.placed, self.settled = Future[Placed](), threading.Event()
+        pool.submit(_prepare, weakref.ref(self), prepare, self.placed, self.settled)
+
+
+def _prepare(wanted: weakref.ref[Preparing], prepare: Callable[[], Placed], placed: Future[Placed], settled: threading.Event) -> None:
+    try:
+        placed.set_result(prepare() if wanted() is not None else _DROPPED)
+    except BaseException as error:  # raised to those that read it
+        placed.set_exception(error)
+    finally:
+        settled.set()
 
 
 _DROPPED = Placed((), Surroundings())
@@ -178,7 +187,11 @@ class Sight(Protocol):
     around: Surroundings  # of images
     around_video: Surroundings
     video_token: int | None  # that of videos; None: it takes none
-    seconds: float  # that the tower has computed so far
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds that the tower has computed so far."""
+        ...
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         """Return an image as parts of a prompt: the tower's inputs, with the texts that the model's processor writes
@@ -290,7 +303,7 @@ class Eyes:
         except LmcError:
             raise
         except ValueError as error:
-            raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from error
+            raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from None
         except Exception as error:  # on values that its code does not expect
             raise BackendError(
                 f"{image.kind}(…): the processor of {self.sight.name} fails on {what}: {type(error).__name__}: {error}; is its preprocessor_config.json right?",
