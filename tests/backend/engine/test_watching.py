@@ -104,6 +104,31 @@ def test_greedy_tokens_are_those_of_transformers(pair):
             check(pair, engine, [one], [engine.submit(None, [*one, ASK])])
 
 
+def test_programs_give_transformers_tokens(pair, monkeypatch):
+    """In roles, with forks behind a video and a second turn, interpreted and compiled."""
+
+    @lmc.function
+    def watch(s, clip):
+        s += lmc.user(lmc.video(clip, num_frames=4) + "What happens?")
+        forks = s.fork(2)
+        for f, more in zip(forks, ("Say it.", "And why?"), strict=True):
+            f += lmc.user(more) + lmc.assistant(lmc.gen("a", max_tokens=TOKENS, temperature=0, ignore_eos=True))
+        s += lmc.assistant(lmc.gen("b", max_tokens=TOKENS, temperature=0, ignore_eos=True))
+        return [*(f["a"] for f in forks), s["b"]]
+
+    with pair.engine() as engine:
+        handles, submit = [], engine.submit
+        monkeypatch.setattr(engine, "submit", lambda *given: handles.append(submit(*given)) or handles[-1])
+        first = watch.run(FOUR, backend=engine).ret_value
+        assert lmc.compile(watch, backend=engine)(FOUR).ret_value == first
+        asked = [handle for handle in handles if handle.results]
+        assert len(asked) == 6
+        check(pair, engine, [[shown(FOUR, 4)]] * 6, asked)
+        spent = engine.counters()
+        seen = len([part for part in pair.vision.watch(Film(shown(FOUR, 4)), [0, 1, 2, 3]) if isinstance(part, Shown)])
+        assert spent.images - spent.image_hits == seen, "each is looked at once"
+
+
 @pytest.mark.parametrize("chunk", [1, 20])
 def test_in_batches_whatever_a_chunk_cuts_through(pair, chunk):
     with pair.engine() as engine:
