@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("PIL")
 
 import lmc
-from benchmarks.workloads import picture
+from benchmarks.workloads import film, picture
 from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
 from lmc.errors import BackendError, ParameterError
-from lmc.segments import Gen, Image, SamplingParams, Text
+from lmc.segments import Frames, Gen, Image, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 
 PATIENCE = 30.0
@@ -153,6 +153,29 @@ def test_closing_does_not_wait_for_pictures(sight):
         with pytest.raises(BackendError, match="closed"):
             handle.results[0].output()
     assert sight.prepared <= 1
+
+
+def test_a_video_is_decoded_no_further_when_the_engine_is_closed(sight, monkeypatch):
+    pytest.importorskip("av")
+    decoded = []
+
+    def watch(film, indices):
+        for frame in film.at(indices):
+            sight.begun.release()
+            assert sight.gate.wait(PATIENCE)
+            decoded.append(frame)
+
+    monkeypatch.setattr(sight, "video_token", 2, raising=False)
+    monkeypatch.setattr(sight, "sample", lambda film, wanted: list(range(film.count)), raising=False)
+    monkeypatch.setattr(sight, "watch", watch, raising=False)
+    engine, _ = backend(eyes=Eyes(sight, threads=1))
+    handle = engine.submit(None, [Image(film(Random(0), 16, 16, 6), Frames()), gen()])
+    assert sight.begun.acquire(timeout=PATIENCE)
+    engine.close()
+    sight.gate.set()
+    with pytest.raises(BackendError, match="closed"):
+        handle.results[0].output()
+    assert len(decoded) == 1
 
 
 def test_programs_of_a_batch_go_on_while_pictures_are_prepared(engine, sight):

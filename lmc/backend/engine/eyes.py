@@ -262,13 +262,16 @@ class Eyes:
         return Preparing(self._threads, partial(self.placed, read(image), most))
 
     def close(self) -> None:
-        """Prepare nothing more: what still waits for it fails."""
+        """Prepare nothing more: what still waits for it fails, and a video at its next frame."""
         self._closed = True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("the engine was closed")
 
     def placed(self, image: Image, most: int) -> Placed:
         """Return a picture or a video as its part of a prompt. Raises its errors; it has fewer than `most` tokens."""
-        if self._closed:
-            raise BackendError("the engine was closed", loc=image.loc)
+        self._check_open()
         parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
         if any(part.count == 0 for part in parts if isinstance(part, Shown)):
             raise BackendError(
@@ -286,7 +289,7 @@ class Eyes:
             return self.sight.prepare(picture, image.detail)
 
     def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
-        film = Film(video)
+        film = _Film(video, self._check_open)
         indices = self.sight.sample(film, wanted)
         if len(indices) >= most:  # before they are decoded
             raise ParameterError(
@@ -388,6 +391,19 @@ class Eyes:
 
         with self._lock:
             return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self.sight.seconds)
+
+
+class _Film(Film):
+    """A video that is decoded as long as `check` does not raise."""
+
+    def __init__(self, video: Image, check: Callable[[], None]) -> None:
+        super().__init__(video)
+        self._check = check
+
+    def at(self, indices: Sequence[int]) -> Iterator[Pillow]:
+        for frame in super().at(indices):
+            self._check()
+            yield frame
 
 
 def _hash(shown: Shown) -> bytes:
