@@ -13,7 +13,7 @@ pytest.importorskip("PIL")
 import lmc
 from benchmarks.workloads import film, picture
 from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
-from lmc.errors import BackendError, ParameterError
+from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Frames, Gen, Image, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 
@@ -153,6 +153,34 @@ def test_closing_does_not_wait_for_pictures(sight):
         with pytest.raises(BackendError, match="closed"):
             handle.results[0].output()
     assert sight.prepared <= 1
+
+
+def test_pictures_that_recur_are_prepared_once(engine, sight):
+    together = [engine.submit(None, [look(data), Text((str(i),)), gen()]) for i, data in enumerate((WIDE, bytes(WIDE), bytearray(WIDE)))]
+    sight.gate.set()
+    assert [tokens(handle) for handle in together] == [4, 4, 4] and sight.prepared == 1
+    assert tokens(engine.submit(None, [look(WIDE), gen()])) == 4 and sight.prepared == 1
+    assert tokens(engine.submit(None, [Image(WIDE, None, "low", None), gen()])) == 4 and sight.prepared == 2
+    engine.flush_cache()
+    assert tokens(engine.submit(None, [look(WIDE), gen()])) == 4 and sight.prepared == 3
+
+
+def test_each_line_has_its_own_error(engine, sight):
+    """Equal pictures that are refused: the error of one line is not that of another, and is not kept."""
+    sight.gate.set()
+    for line in (3, 5, 5):
+        with pytest.raises(ParameterError, match=f"here.py:{line}: .* taller than wide"):
+            engine.submit(None, [Image(TALL, None, "auto", Loc("here.py", line)), gen()]).results[0].output()
+    assert sight.prepared == 3
+
+
+def test_no_more_is_kept_of_pictures_than_has_room(sight):
+    sight.gate.set()
+    engine, _ = backend(eyes=Eyes(sight, threads=1, prepared=2 * (len(WIDE) + 28 * 14 * 3 * 4)))
+    with engine:
+        for seed in (0, 1, 0, 2, 0, 1):
+            assert tokens(engine.submit(None, [look(picture(Random(seed), 28, 14)), gen()])) == 4
+    assert sight.prepared == 4  # the last had to go for the third
 
 
 def test_a_video_is_decoded_no_further_when_the_engine_is_closed(sight, monkeypatch):

@@ -24,13 +24,15 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from lmc.backend.base import Counters
 from lmc.backend.engine.request import PICTURE
-from lmc.errors import BackendError, LmcError, ParameterError, UnsupportedOpError
+from lmc.backend.engine.single_flight import SingleFlightCache
+from lmc.errors import BackendError, LmcError, Loc, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote, read
 from lmc.segments import Frames, Image, Mark, Part
 from lmc.videos import Film
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
 _THREADS = 8  # most threads that prepare pictures; half of the processors, where these are fewer
+_PREPARED = 1 << 28  # bytes of files and of the tower's inputs that are kept for pictures that recur
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
 
 
@@ -106,10 +109,11 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An image or a video in a prompt's run, as the model's processor writes it."""
+    """An image or a video in a prompt's run, as the model's processor writes it. nbytes: of its file and of the tower's inputs."""
 
     parts: tuple[Part | PromptPicture, ...]
     around: Surroundings
+    nbytes: int = 0
 
     @property
     def pictures(self) -> Iterator[PromptPicture]:
@@ -233,12 +237,17 @@ class Laid(NamedTuple):
         return self.position + self.picture.shown.extent - self.end
 
 
+_Key = tuple[Image, Loc | None, int]
+"""A picture or a video, its line, where its errors are, and the tokens that it must have fewer of."""
+
+
 class Eyes:
     """A model's vision, with its cached pictures. `prepare` from any thread, `features` on the engine's."""
 
-    def __init__(self, sight: Sight, pool: int = _POOL, threads: int | None = None) -> None:
+    def __init__(self, sight: Sight, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
         self._threads = ThreadPoolExecutor(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), thread_name_prefix="lmc-eyes")
+        self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)
         self._closed = False
         self._lock = threading.Lock()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
@@ -259,7 +268,7 @@ class Eyes:
         """Begin to prepare a picture or a video, which must have fewer than `most` tokens: several at once, while programs and passes go on."""
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
-        return Preparing(self._threads, partial(self.placed, read(image), most))
+        return Preparing(self._threads, partial(self._prepared.get, (read(image), image.loc, most)))
 
     def close(self) -> None:
         """Prepare nothing more: what still waits for it fails, and a video at its next frame."""
@@ -272,7 +281,7 @@ class Eyes:
     def placed(self, image: Image, most: int) -> Placed:
         """Return a picture or a video as its part of a prompt. Raises its errors; it has fewer than `most` tokens."""
         self._check_open()
-        parts = self._prepared(image) if image.frames is None else self._watched(image, image.frames, most)
+        parts = self._viewed(image) if image.frames is None else self._watched(image, image.frames, most)
         if any(part.count == 0 for part in parts if isinstance(part, Shown)):
             raise BackendError(
                 f"{image.kind}(…): the processor of {self.sight.name} leaves nothing of it; is its preprocessor_config.json right?", loc=image.loc
@@ -281,9 +290,10 @@ class Eyes:
             what = "a picture" if image.frames is None else "a video"
             raise ParameterError(f"{image.kind}(…): {what} is {count} tokens to {self.sight.name}, whose prompts have room for {most}", loc=image.loc)
         around = self.sight.around if image.frames is None else self.sight.around_video
-        return Placed(tuple(self._known(part) if isinstance(part, Shown) else part for part in parts), around)
+        nbytes = len(image.source) + sum(array.nbytes for part in parts if isinstance(part, Shown) for array in part.inputs.values())
+        return Placed(tuple(self._known(part) if isinstance(part, Shown) else part for part in parts), around, nbytes)
 
-    def _prepared(self, image: Image) -> tuple[Part | Shown, ...]:
+    def _viewed(self, image: Image) -> tuple[Part | Shown, ...]:
         picture = decoded(image)
         with self._taking(image, f"{picture.width} × {picture.height} pixels"):
             return self.sight.prepare(picture, image.detail)
@@ -374,7 +384,8 @@ class Eyes:
             self._held -= gone.nbytes
 
     def flush(self) -> None:
-        """Forget all features, on the engine's thread."""
+        """Forget all features and what was prepared, on the engine's thread."""
+        self._prepared.clear()
         self._features.clear()
         self._held = 0
 

@@ -59,6 +59,11 @@ class SingleFlightCache(Generic[K, V]):
         if found is not None:
             self._gone(key, found[0])
 
+    def clear(self) -> None:
+        """Drop all keys."""
+        for key, _ in self.items():
+            self.forget(key)
+
     def replace(self, key: K, value: V) -> None:
         """Replace a cached value by a better one; do nothing if it was evicted meanwhile."""
         weight = self._weigh(value)
