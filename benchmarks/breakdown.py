@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
 from typing import Any
 
+import numpy as np
+
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import PICTURE
 from lmc.backend.local import LocalBackend
@@ -168,8 +170,8 @@ class _Device:
 
 def _rows(work: Pass) -> tuple[str, int, int, int]:
     """Return the kind of a pass, and its rows of pictures, of other prompt tokens, and of answers."""
-    pictures = sum(int((span.ids >= PICTURE).sum()) for span in work.spans)
-    answers = sum(len(span.ids) for span in work.spans if span.branch is None and span.position >= span.request.prompt_len)
+    pictures = int((np.concatenate([span.ids for span in work.spans]) >= PICTURE).sum()) if work.spans else 0
+    answers = sum([len(span.ids) for span in work.spans if span.branch is None and span.position >= len(span.request.prompt)])
     prompts = work.rows - pictures - answers
     return "pictures" if pictures else "prompts" if prompts else "answers", pictures, prompts, answers
 

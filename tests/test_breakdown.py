@@ -1,11 +1,16 @@
 """The breakdown of a run on an engine counts every pass and row, and leaves the engine as it was."""
 
+import itertools
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 import lmc
 from benchmarks.breakdown import broken_down
+from lmc.backend.engine.engine import PassOutput
+from lmc.backend.engine.forward_batch import Pass
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, backend
 
 
@@ -47,3 +52,46 @@ def test_it_counts_what_the_engine_counts(runs):
         assert run(engine) == first
         assert not {"schedule", "commit", "submit", "launch", "run", "_take"} & {*vars(engine._core), *vars(engine._scheduler), *vars(runner)}
         assert len(parts.ran) == spent.passes  # no more of it is counted
+
+
+class Event:
+    """Of a device on which 10 ms pass from one event to the next."""
+
+    ticks = itertools.count()
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = 10.0 * next(self.ticks)
+
+    def elapsed_time(self, other: "Event") -> float:
+        return other.at - self.at
+
+
+class OnAGPU(FakeAheadRunner):
+    """Marks begin and end of its passes in the device's stream."""
+
+    _begun = Event(enable_timing=True)
+
+    def launch(self, work: Pass) -> SimpleNamespace:
+        begun, ended = Event(enable_timing=True), Event(enable_timing=True)
+        begun.record()
+        flight = super().launch(work)
+        ended.record()
+
+        def land() -> tuple[PassOutput, float]:
+            return flight.land()
+
+        return SimpleNamespace(land=land, begun=begun, ended=ended)
+
+
+def test_passes_of_a_gpu_are_timed_by_its_events(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(Event=Event, synchronize=lambda: None)))
+    with backend(runs=OnAGPU)[0] as engine, broken_down(engine) as found:
+        run(engine)
+        parts = found()
+    assert all(one.ended - one.began == pytest.approx(0.01) for one in parts.ran)
+    kinds = parts.device.values()
+    assert sum(kind.seconds for kind in kinds) == pytest.approx(0.01 * len(parts.ran)) == pytest.approx(sum(kind.gap for kind in kinds))
+    assert parts.ran[0].began == pytest.approx(0.01) and parts.loop["device"].calls == len(parts.ran)
