@@ -26,7 +26,8 @@ class SlotAllocator:
         self.num_slots = num_slots
         self._stack = np.arange(num_slots - 1, -1, -1, dtype=np.int64)
         self._count = num_slots
-        self._freed = 0  # since the last tidying
+        self._freed = 0  # since all were sorted
+        self._loose = 0  # at the top of the stack, freed since the last tidying
 
     @property
     def free_count(self) -> int:
@@ -42,6 +43,7 @@ class SlotAllocator:
         """Return `n` free slots [n] int64, in ascending order if they were freed so; the caller owns them."""
         assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
         self._count -= n
+        self._loose = max(0, self._loose - n)
         return self._stack[self._count : self._count + n][::-1].copy()
 
     def free(self, slots: np.ndarray) -> None:
@@ -50,14 +52,16 @@ class SlotAllocator:
         assert self._count + n <= self.num_slots, "more slots freed than there are"
         self._stack[self._count : self._count + n] = slots[::-1]
         self._count += n
+        self._loose += n
         self._freed += n
 
     def tidy(self) -> None:
-        """Sort the free slots once many were freed: consecutive slots are views of the store, others are copies."""
-        if self._freed * 8 >= self.num_slots:
-            every = self._count == self.num_slots
-            self._stack[: self._count] = np.arange(self._count)[::-1] if every else np.sort(self._stack[: self._count])[::-1]
-            self._freed = 0
+        """Sort the slots that were freed since the last time, and all that are free once those were many: consecutive slots are
+        views of the store, others are copies."""
+        many = self._freed * 8 >= self.num_slots
+        first = 0 if many else self._count - self._loose
+        self._stack[first : self._count] = np.sort(self._stack[first : self._count])[::-1]
+        self._loose, self._freed = 0, 0 if many else self._freed
 
     def free_slots(self) -> np.ndarray:
         """Return the free slots, for checks."""

@@ -271,6 +271,8 @@ class SlotOwnership:
             self.unpin(req)
         self.give_up_leases()
         self.pool.free(self.tree.clear())
+        if not self.running:
+            self.pool.tidy()
         if self.host is not None:
             self.host.forget()
 

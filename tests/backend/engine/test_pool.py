@@ -32,6 +32,15 @@ def test_slots_are_consecutive_again_after_tidying():
     assert pool.alloc(4).tolist() == [1, 3, 5, 7]
 
 
+def test_few_freed_slots_of_a_large_pool_are_consecutive_after_tidying():
+    pool = SlotAllocator(1000)
+    prompt, answer = pool.alloc(3), pool.alloc(2)
+    pool.free(prompt)
+    pool.free(answer)
+    pool.tidy()
+    assert pool.alloc(8).tolist() == list(range(8))
+
+
 def test_exhaustion_is_an_error():
     with pytest.raises(AssertionError, match="exhausted"):
         SlotAllocator(3).alloc(4)
