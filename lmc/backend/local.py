@@ -767,7 +767,7 @@ class Engine(LocalBackend):
     quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and activations
                   quantized by row at run time: half of bfloat16's bytes, different answers. A GPU from Hopper on; on a
                   CPU for trying it out, slowly. "int4": those matrices packed in 4 bits, 32 weights by a scale and a
-                  zero, on a CPU: one answer at a time comes sooner, different answers. None: as the weights are
+                  zero, and the head in 8, on a CPU: one answer at a time comes sooner, different answers. None: as the weights are
     kv_dtype     "fp8": KV in FP8 (e4m3), K and V of each token and head with a scale of their own: room for about twice as many tokens as in
                  bfloat16, half of its bytes to read, different answers. A GPU from Ada on; on a CPU for trying it out. None: as activations
     max_tokens   size of the KV pool in tokens; None: a part of the free memory

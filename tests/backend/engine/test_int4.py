@@ -31,12 +31,12 @@ def test_what_was_quantized_so_keeps_its_levels():
     levels = torch.randint(0, 16, (32, 64), generator=torch.Generator().manual_seed(3)).float().view(32, 2, 32)
     levels[..., 0], levels[..., 1] = 0, 15  # as of a block's smallest and largest
     weight = (levels * 0.25 - 2.0).view(32, 64)  # scale and zero are bfloat16 numbers
-    torch.testing.assert_close(linear.four_bits(weight)(torch.eye(64)), weight.T, rtol=0, atol=0)
+    torch.testing.assert_close(linear.four_bits(weight)(torch.eye(64)).float(), weight.T, rtol=0, atol=0)
 
 
 def test_a_group_of_equal_weights_stays_as_it_is():
     weight = torch.full((16, 32), 0.5)
-    torch.testing.assert_close(linear.four_bits(weight)(torch.eye(32)), weight.T, rtol=0, atol=0)
+    torch.testing.assert_close(linear.four_bits(weight)(torch.eye(32)).float(), weight.T, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(10, 64), (16, 40)])
@@ -45,8 +45,31 @@ def test_other_shapes_are_packed_as_float16(shape):
     torch.testing.assert_close(linear.four_bits(weight)(x), linear.half_packed(weight)(x), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 3, 64])
+def test_a_head_in_eight_bits_is_near_the_matrix(rows):
+    weight, x = weights(200, 96), weights(rows, 96, 2) * 20
+    x[:, 5] *= 100  # a large number of a row does not cost the precision of the others
+    weight[:, 5] = 0
+    found, expected = linear.eight_bits(weight)(x), x @ weight.T
+    assert found.dtype == torch.float32 and found.shape == expected.shape
+    assert float((found - expected).norm()) <= 0.02 * float(expected.norm())
+
+
+def test_a_row_in_eight_bits_does_not_depend_on_others():
+    head, x = linear.eight_bits(weights(200, 96)), weights(7, 96, 2)
+    every = head(torch.cat((x, 1000 * x)))
+    assert all(torch.equal(head(row[None])[0], found) for row, found in zip(x, every, strict=False))
+
+
+def test_without_exact_products_a_head_is_packed_as_float16(monkeypatch):
+    """Older CPUs add up two products in 16 bits."""
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    weight, x = weights(48, 96), weights(2, 96, 4)
+    torch.testing.assert_close(linear.eight_bits(weight)(x), linear.half_packed(weight)(x), rtol=0, atol=0)
+
+
 def test_the_small_model_is_near_itself_in_four_bits():
-    """Its file has Q4_1, so only scales and rows are rounded."""
+    """Its file has Q4_1, so only scales, rows and the head are rounded."""
     whole, small = loader.load("smollm2"), loader.load("smollm2", quantization="int4")
     assert (whole.weights, small.weights) == ("float16 packed", "float16 packed, int4 packed")
     ids = whole.tokenizer.encode(("The quick brown fox jumps over the lazy dog, and then it",))

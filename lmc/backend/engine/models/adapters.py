@@ -71,7 +71,7 @@ class Adapters:
             assert every is not None
             if (factors := every[number - 1]) is None:
                 continue
-            low, at = F.linear(x if own is None else x[own], factors.down), 0
+            low, at = F.linear((x if own is None else x[own]).to(factors.down.dtype), factors.down), 0
             for first, up in factors.parts:
                 more = F.linear(low[:, at : at + up.shape[1]], up)
                 part = y[:, first : first + len(up)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ _GROUP, _STEP = 32, 16  # weights of a row that share scale and zero; rows come 
 
 def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Keep the matrix packed in 4 bits: w ≈ (q - 8) · scale + zero, by the smallest and the largest of each 32 weights of a
-    row; float32 in and out, rows rounded to bfloat16. What was quantized that way before (Q4_0, Q4_1) changes by the rounding
+    row; rows are rounded to bfloat16, and so is what comes out, unless there is a bias. What was quantized that way before (Q4_0, Q4_1) changes by the rounding
     of scales to bfloat16 alone. A shape that torch's kernel does not take is packed as float16."""
     rows, columns = weight.shape
     if rows % _STEP or columns % _GROUP or not fits_half(weight):
@@ -83,8 +84,39 @@ def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
     multiply, bias = torch.ops.aten._weight_int4pack_mm_for_cpu.default, None if bias is None else bias.float()
 
     def linear(x: Tensor) -> Tensor:
-        y = multiply(x.to(torch.bfloat16), packed, _GROUP, both).float()
-        return y if bias is None else y + bias
+        y = multiply(x.bfloat16(), packed, _GROUP, both)
+        return y if bias is None else y + bias  # in float32
+
+    return linear
+
+
+def eight_bits(weight: Tensor) -> Linear:
+    """Keep the matrix packed in 8 bits, a scale for each of its rows; float32 in and out. Rows come as sums of two in 8 bits,
+    whose products are exact: as good as 16 bits, and as fast as 8, since the matrix is read once. Where the CPU has no such
+    products, it is packed as float16."""
+    if not (hasattr(torch, "_make_per_channel_quantized_tensor") and torch.cpu._is_vnni_supported() and fits_half(weight)):
+        return half_packed(weight)
+    rows, columns = weight.shape
+    even = torch.linalg.vector_norm(weight, dim=0, dtype=torch.float32).clamp_min(1e-30).pow(-0.25)  # columns share a row's scale
+    levels = weight.float() * even
+    scale = (levels.abs().amax(1) / 127).clamp_min(1e-30)
+    levels = F.pad((levels / scale[:, None]).round().to(torch.int8), (0, 2))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)  # deprecated, with no other way to pack
+        quantized = torch._make_per_channel_quantized_tensor(levels, scale, torch.zeros(rows, dtype=torch.int64), 0)
+        packed = torch.ops.quantized.linear_prepack(quantized, None)
+    multiply, ends = torch.ops.quantized.linear_dynamic.default, torch.tensor((-128.0, 127.0))
+
+    def linear(x: Tensor) -> Tensor:
+        x = x / even
+        unit = x.abs().amax(1, keepdim=True).clamp_min_(1e-30).div_(127)
+        whole = x / unit
+        high = whole.round()
+        both = x.new_empty(2 * len(x), columns + 2)
+        both[:, columns:] = ends  # the smallest and the largest number decide the levels: these are the whole numbers
+        both[: len(x), :columns], both[len(x) :, :columns] = high, (whole - high) * 254
+        high, low = multiply(both, packed).chunk(2)
+        return high.add_(low, alpha=1 / 254).mul_(unit)
 
     return linear
 

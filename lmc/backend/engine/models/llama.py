@@ -23,7 +23,7 @@ from lmc.backend.engine.models.adapters import Adapters, Grouped
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
-from lmc.backend.engine.models.linear import Dense, Linear, four_bits, half_packed, spread
+from lmc.backend.engine.models.linear import Dense, Linear, eight_bits, four_bits, half_packed, spread
 from lmc.errors import ModelLoadError
 
 
@@ -83,7 +83,7 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
             normed = self._rms(x, layer.input_norm)
-            qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows)
+            qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows).to(x.dtype)
             q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv.key(index), kv.value(index))
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # the other rows are not read any further
@@ -101,14 +101,14 @@ class LlamaModel:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
         qkv = qkv.view(len(qkv), -1, c.head_dim)
-        qk, v = qkv[:, : c.num_heads + c.num_kv_heads], qkv[:, c.num_heads + c.num_kv_heads :]
+        qk, v = qkv.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q = self._rms(qk[:, : c.num_heads], layer.q_norm)
             qk = torch.cat((q, self._rms(qk[:, c.num_heads :], layer.k_norm)), 1)
-        qk = qk if turn is None else rotate(qk, turn)
-        keys.index_copy_(0, slots, qk[:, c.num_heads :].to(keys.dtype))
+        q, k = (qk if turn is None else rotate(qk, turn)).split((c.num_heads, c.num_kv_heads), 1)
+        keys.index_copy_(0, slots, k.to(keys.dtype))
         values.index_copy_(0, slots, v.to(values.dtype))
-        return qk[:, : c.num_heads]
+        return q
 
     def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: Grouped | None) -> Tensor:
         """The product `y` of a matrix with `x`, with what the rows' adapters add."""
@@ -150,8 +150,9 @@ def turned_by_axes(table: Tensor, axes: Tensor, config: ModelConfig) -> Tensor:
 
 def rotate(x: Tensor, turn: Tensor) -> Tensor:
     """Rotate pairs (x[2i], x[2i+1]); in float32, and in place when x is float32."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs.mul_(turn)).flatten(-2).to(x.dtype)
+    turned = x.float()
+    torch.view_as_complex(turned.view(*x.shape[:-1], -1, 2)).mul_(turn)
+    return turned.to(x.dtype)
 
 
 # -- from weights ----------------------------------------------------------------------------------------------------
@@ -342,8 +343,7 @@ def build(
     wrap: Callable[[str, Linear], Linear] = lambda _, matrix: matrix,
     **options: Any,
 ) -> LlamaModel:
-    """Build the model over fused weights. Dense matrices are kept without a copy; `pack_half`, and of layers `pack_four`: see
-    linear.py.
+    """Build the model over fused weights. Dense matrices are kept without a copy; `pack_half` and `pack_four`: see linear.py.
 
     quantized  matrices of layers are converted to FP8 (fp8.py) unless they are already
     wrap       wraps a matrix ("head", "layers.0.o", …) that is sharded
@@ -359,8 +359,8 @@ def build(
     else:
         pairs = [(table, None)]  # the largest first: threads end together
         pairs += [(fused[name + ".weight"], fused.get(name + ".bias")) for name in names]
-        pack = four_bits if pack_four else half_packed
-        head, *rest = spread(lambda p: (half_packed if p[0] is table else pack)(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
+        pack, pack_head = (four_bits, eight_bits) if pack_four else (half_packed, half_packed)
+        head, *rest = spread(lambda p: pack_head(table) if p[0] is table else pack(*p), pairs) if pack_half else [Dense(*pair) for pair in pairs]
     linear = {name: wrap(name, matrix) for name, matrix in zip(names, rest, strict=True)}
     if config.num_experts:
         for i in range(config.num_layers):
