@@ -76,7 +76,7 @@ def measure_sums(folder: str, ranks: str, device: str, rank: str) -> None:
     if device != "cpu":
         torch.cuda.set_device(here)  # Triton launches on the current one
     group = RankGroup(int(rank), int(ranks), 60.0)
-    group.connect(Path(folder) / "store", here)
+    group.connect(torch.distributed.FileStore(str(Path(folder) / "store"), group.ranks), here)
     found = {f"sum of {size >> 10} kB": seconds for size, seconds in group.measure(here, SIZES).items()}
     if device != "cpu":
         found |= measure_norms(group, here)

@@ -65,7 +65,7 @@ def logits_of(loaded):
 def spread(folder, ranks, tmp_path, **options):
     def compute(group):
         loaded = load(str(folder), group=group, **options)
-        group.connect(tmp_path / "store", torch.device("cpu"))
+        group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device("cpu"))
         logits = logits_of(loaded)
         group.sum(torch.zeros(1))  # nobody leaves before all are done
         return loaded, logits
@@ -486,14 +486,16 @@ time.sleep(100)
 
 
 @pytest.mark.parametrize(("phase", "how"), [("idle", signal.SIGKILL), ("decode", signal.SIGKILL), ("idle", signal.SIGINT)])
-def test_no_rank_outlives_the_process_that_started_it(tiny, phase, how):
-    leader = subprocess.Popen([sys.executable, "-c", LEADER, tiny, phase], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+def test_no_rank_and_no_file_outlives_the_process_that_started_it(tiny, phase, how, tmp_path):
+    command, where = [sys.executable, "-c", LEADER, tiny, phase], {**os.environ, "TMPDIR": str(tmp_path)}
+    leader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, env=where)
     assert leader.stdout is not None
     processes = [int(word) for word in leader.stdout.readline().split()]
     assert processes
     os.killpg(leader.pid, how) if how == signal.SIGINT else os.kill(leader.pid, how)
     leader.wait(SOON)
     assert gone(processes, SOON)
+    assert not [*tmp_path.glob("lmc*")]
 
 
 def test_an_engine_that_nobody_has_any_more_ends_its_ranks(tiny):

@@ -51,7 +51,7 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path, monkeyp
     wrap = {}
     if spread:  # as a rank has it whose group has no other
         group = RankGroup(0, 1, 10.0)
-        group.connect(tmp_path / "store", torch.device(DEVICE))
+        group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
         wrap["wrap"] = lambda n, m: (
             GatheredHead(m, group, config.vocab_size, config.vocab_size) if n == "head" else Summed(m, group, 0) if n.endswith((".o", ".down", ".experts")) else m
         )
@@ -117,7 +117,7 @@ def test_sums_that_take_turns_are_not_halved(tmp_path):
     from lmc.backend.engine.models import fused
 
     group, config = RankGroup(0, 1, 10.0), CONFIGS["llama"]
-    group.connect(tmp_path / "store", torch.device(DEVICE))
+    group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
     weights = {n: torch.randn(s).to(DEVICE) for n, s in llama.shapes(config).items()}
     model = fused.FusedLlama(llama.build(weights, config, wrap=lambda n, m: Summed(m, group, 0) if n.endswith((".o", ".down")) else m))
     halved = lambda rows: len(model._parts(rows)) == 2
@@ -135,7 +135,7 @@ def test_sums_of_one_half_are_waited_for_after_the_other_is_multiplied(tmp_path,
     monkeypatch.setattr(fused, "_TWO_PARTS", 8)
     monkeypatch.setattr(fused, "_TILE", 4)
     group, config, events = RankGroup(0, 1, 10.0), CONFIGS["llama"], []
-    group.connect(tmp_path / "store", torch.device(DEVICE))
+    group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
     wait = module.Sum.add_rms_norm
     monkeypatch.setattr(module.Sum, "add_rms_norm", lambda self, *args: events.append(f"wait {len(self.x)}") or wait(self, *args))
     begin = group.begin_sum

@@ -13,12 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -27,12 +25,11 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for
-from pathlib import Path
 from typing import Any
 
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
-from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup
+from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup, meeting_place
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, processor_clock, put, wait_until
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import Request
@@ -69,7 +66,6 @@ class Crew:
         self.lost: RanksLost | None = None
         self.on_loss: Callable[[RanksLost], None] = lambda _: None
         self._process = os.getpid()
-        self._folder = tempfile.mkdtemp(prefix="lmc-ranks-")
         self._memory = Memory()
         self.group = RankGroup(0, self.ranks, limit, self._memory.waiting)
         self._number = 0
@@ -120,9 +116,10 @@ class Crew:
 
     def begin(self, slots: int, device: Any) -> None:
         """Make the group. Every rank then has a pool of so many slots."""
-        self._say({"begin": slots, "store": self._folder})
+        store, port = meeting_place()
+        self._say({"begin": slots, "port": port})
         try:
-            self.group.connect(Path(self._folder) / "store", device)
+            self.group.connect(store, device)
         except RuntimeError as error:
             raise self.failed(error) from error
 
@@ -235,7 +232,6 @@ class Crew:
             rank.connection.close()
         self.group.close()
         self._memory.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _kill(self) -> None:
         for rank in self._ranks.values():

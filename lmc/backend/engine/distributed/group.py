@@ -8,11 +8,11 @@ registry: a program may have its own, and several engines.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,26 @@ def without_multicast() -> None:
     os.environ.update(NO_MULTICAST)
 
 
+def meeting_place() -> tuple[Any, int]:
+    """Return a store in this process for ranks to find each other, and its port on the loopback interface: it is gone with
+    the process, and leaves no file."""
+    from torch.distributed import TCPStore
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # by itself it would listen on all interfaces
+        port = bound.getsockname()[1]
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=bound.fileno())
+        bound.detach()
+    return store, port
+
+
+def met_at(port: int) -> Any:
+    """Return rank 0's store. Raises RuntimeError."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=HANDSHAKE))
+
+
 class RankGroup:
     """The group of ranks 0 to `ranks` - 1. Until `connect` it only identifies this one.
 
@@ -63,13 +83,12 @@ class RankGroup:
         self._aborts = False  # NCCL's communicators do not end by themselves
         self.peers: PeerMemory | None = None
 
-    def connect(self, store: Path, device: torch.device) -> None:
-        """Rendezvous with the other ranks over a file that all of them name; each of them must be about to. Raises
-        RuntimeError."""
+    def connect(self, met: Any, device: torch.device) -> None:
+        """Rendezvous with the other ranks over a store of torch.distributed that all of them have; each of them must be about
+        to. Raises RuntimeError."""
         import torch.distributed as dist
 
         without_multicast()
-        met = dist.FileStore(str(store), self.ranks)
         met.set_timeout(timedelta(seconds=HANDSHAKE))
         self._store = met
         if device.type == "cuda":

@@ -14,11 +14,10 @@ import sys
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.distributed.crew import DOORBELL
-from lmc.backend.engine.distributed.group import PeerLost, RankGroup, without_multicast
+from lmc.backend.engine.distributed.group import PeerLost, RankGroup, met_at, without_multicast
 from lmc.backend.engine.distributed.passes import Memory, processor_clock, read
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     _tell(line, {"loaded": {"slots": default_pool(loaded.device, loaded.kv_bytes, told["ranks"]), "weights": loaded.weight_bytes, "token": loaded.kv_bytes}})
     begin = json.loads(line.recv_bytes())
     pool = KVPool.of(loaded.layers, begin["begin"], loaded.kv_dtype, str(loaded.device))
-    group.connect(Path(begin["store"]) / "store", loaded.device)
+    group.connect(met_at(begin["port"]), loaded.device)
     runner = follower(loaded, pool, group)
     _tell(line, {"ready": {}})
     _follow(told["rank"], line, memory, runner)
