@@ -21,6 +21,7 @@ import lmc  # noqa: E402
 from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
 from lmc.backend.engine.distributed.group import RankGroup  # noqa: E402
+from lmc.backend.engine.distributed.peer_memory import rows_of  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
@@ -266,6 +267,12 @@ def test_it_says_what_is_where(pair):
     assert "tp=2" in lines[0] and "600 tokens" in lines[0]
     assert "heads 0–5 of q, 0–1 of k and v" in lines[1] and "heads 6–8 of q, 2 of k and v" in lines[2] and "GiB of KV" in lines[2]
     assert pair.topology == tuple(lines)
+
+
+@pytest.mark.parametrize(("ranks", "columns", "rows"), [(2, 4096, 512), (2, 8192, 512), (2, 16384, 256), (4, 8192, 128), (8, 8192, 64), (8, 576, 512), (1, 4096, 512)])
+def test_memory_for_sums_is_bounded(ranks, columns, rows):
+    assert rows_of(ranks, columns) == rows
+    assert 3 * ranks * rows * columns * 2 <= 48 << 20  # kernels/peer_sum.py has three places for each
 
 
 # -- faults -----------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
 from lmc.backend.engine.device_automata import Kernels
+from lmc.backend.engine.distributed.peer_memory import rows_of
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kernels import automata, mask
 from lmc.backend.engine.sampler import Sampler
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
-_ROWS = 512  # of a pass, at most, whose sums are ours; those of larger ones are NCCL's, beside GEMMs if it is halved (models/fused.py)
 _LOOK = 100e-6  # seconds between polls of a pass in flight
 
 
@@ -37,7 +37,8 @@ class _Ranked(CudaRunner):
         super().__init__(model, kv, sampler)
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
-        group.share_memory(_ROWS, model.config.hidden_size, model.device)
+        columns = model.config.hidden_size  # sums of larger passes are NCCL's, beside GEMMs if it is halved (models/fused.py)
+        group.share_memory(rows_of(group.ranks, columns), columns, model.device)
 
     @torch.inference_mode()
     def capture(self) -> None:
