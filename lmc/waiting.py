@@ -24,8 +24,7 @@ class Waiter(Protocol):
     pausing: bool
 
     def wait(self, signal: Signal, timeout: float | None) -> None:
-        """Return once `signal` is set or `timeout` seconds have passed, after programs whose signals are already set
-        have run."""
+        """Return once `signal` is set, or `timeout` seconds have passed and no program whose signal is set is left to run."""
         ...
 
     def idle(self) -> bool:

@@ -15,7 +15,7 @@ from contextlib import closing
 from contextvars import copy_context
 from typing import Generic, TypeVar
 
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 from lmc.waiting import Meter, Signal, TurnLimit, is_set, metered, waiting_by
 
@@ -43,6 +43,7 @@ class Fiber:
             return
         if timeout is not None:
             self._fibers.alarm(self, number, timeout)
+        self._switch = getcurrent().switch  # it may wait in a greenlet of its own, such as a generator of an evaluation
         self._fibers.hub.switch()
 
     def idle(self) -> bool:
@@ -75,7 +76,7 @@ class Fibers(Generic[R]):
         self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
         self._lock = threading.Lock()  # guards the next three
         self._ready: deque[Fiber] = deque()  # their signals are set
-        self._spare: deque[Fiber] = deque()  # whose waits timed out: they come last
+        self._spare: dict[Fiber, None] = {}  # whose waits timed out: they come last, the latest first, whose answer is furthest away
         self._asleep = False
         self._bell = Signal()  # wakes the hub
         self._share = TurnLimit(meter or metered.get(), limit, count)
@@ -154,7 +155,7 @@ class Fibers(Generic[R]):
 
     def _turn(self, until: float | None = None) -> bool:
         """Let one fiber run, or wait for one that can, no longer than `until`. Return False if none is left."""
-        self.hub = greenlet.getcurrent()
+        self.hub = getcurrent()
         if self._alarms:
             self._ring()
         if self._ready:
@@ -164,7 +165,7 @@ class Fibers(Generic[R]):
             self._running += 1
             self._start(self._next - 1)
         elif self._spare:
-            self._spare.popleft().resume()
+            self._spared().resume()
         elif not self._running:
             return False
         elif (index := self._idle_item()) is not None:
@@ -213,6 +214,14 @@ class Fibers(Generic[R]):
             _, number, fiber = heapq.heappop(self._alarms)
             self.wake(fiber, number, spare=True)
 
+    def _spared(self) -> Fiber:
+        with self._lock:
+            if self._ready:  # just now
+                return self._ready.popleft()
+            fiber, _ = self._spare.popitem()
+            fiber.parked = 0
+        return fiber
+
     # -- fibers that wait
 
     def parks(self, fiber: Fiber) -> int:
@@ -229,8 +238,12 @@ class Fibers(Generic[R]):
         with self._lock:
             if fiber.parked != number:
                 return
-            fiber.parked = 0
-            (self._spare if spare else self._ready).append(fiber)
+            if spare:  # until its signal is set
+                self._spare[fiber] = None
+            else:
+                fiber.parked = 0
+                self._spare.pop(fiber, None)
+                self._ready.append(fiber)
             ring, self._asleep = self._asleep, False
         if ring:
             self._bell.set()

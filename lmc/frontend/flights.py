@@ -81,7 +81,7 @@ class Flights(Generic[R]):
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
         self._ready: deque[BatchThread] = deque()  # workers that wait for a turn: to resume, or to take an item
-        self._spare: deque[BatchThread] = deque()  # workers that wait for a turn after their wait timed out: they come last
+        self._spare: dict[BatchThread, None] = {}  # those whose waits timed out: they come last, the latest first
         self._turns: set[BatchThread] = set()
         self._workers = self._next = self._next_ahead = self._waits = 0
         self._stopped = self.watched = False
@@ -244,11 +244,12 @@ class Flights(Generic[R]):
         """Make a worker ready: its signal is set, or (`spare`) its wait timed out. From any thread."""
         with self._lock:
             if worker.parked == number:
-                worker.parked = 0
-                if spare:
-                    self._spare.append(worker)
+                if spare:  # until its signal is set
+                    self._spare[worker] = None
                     self._watched()
                 else:
+                    worker.parked = 0
+                    self._spare.pop(worker, None)
                     self._queue(worker)
                 start = not self._turns and self._give()
             else:
@@ -291,7 +292,8 @@ class Flights(Generic[R]):
                 return True
             if not self._spare:
                 return False
-        worker = (self._ready or self._spare).popleft()
+        worker = self._ready.popleft() if self._ready else self._spare.popitem()[0]
+        worker.parked = 0
         worker.turn, worker.tenure = True, worker.tenure + 1
         self._turns.add(worker)
         worker.woken.release()

@@ -28,7 +28,6 @@ from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
 from lmc.runahead.ledger import Address, AheadPolicy, Ledger
 from lmc.segments import Gen, Mark, Select, Special
-from lmc.waiting import idle
 
 
 class Hole:
@@ -278,12 +277,12 @@ class ProgramSource:
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
 
-    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
         profile, compiled = ledger.profile, code.spent
         with frames() as running:
             evaluation = emitter.evaluation = Evaluation(
-                self.function, self.snapshot, emitter, stream=self.stream, paused=lambda: not idle() or all(answer.done for answer in awaited),
+                self.function, self.snapshot, emitter, stream=self.stream, paused=stops,
                 passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is AheadPolicy.LIKELY,
             )  # fmt: skip
             outcome = evaluation.run()

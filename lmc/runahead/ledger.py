@@ -26,7 +26,7 @@ from lmc.frontend.live import Run
 from lmc.observing import observer
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import CallsAhead
-from lmc.runahead.profile import FIRST_PLAN, SHORTEST, Profile, reading_line
+from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
@@ -48,8 +48,9 @@ Address = tuple[int, int, str, int]
 class Source(Protocol):
     """Predicts the next requests. It may be wrong."""
 
-    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Hashable]]:
-        """Make known next requests ahead (`ledger.guess`); stop early once `awaited` have arrived.
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Hashable]]:
+        """Make known next requests ahead (`ledger.guess`). Ask `stops` often: it lets other programs run first, and
+        returns whether to stop because this one goes on.
 
         Return the sets of answers, any of which would let it go further.
         """
@@ -383,21 +384,19 @@ class Ledger:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
         patience = self.profile.patience
         left: float | None = patience
-        while True:
+        there = lambda: all(result.done for result in awaited)
+        while not there():
             event.wait(left)
             event.clear()
-            if all(result.done for result in awaited):
-                return
             left = began + patience - perf_counter()
             if left > 0:
                 continue
             left = None
-            while (worth := self.worth(line)) and idle() and not all(result.done for result in awaited):
-                self.evaluate(awaited, line)
+            while (worth := self.worth(line)) and idle() and not there():
+                self.evaluate(there, event, line)
             if worth and not idle():
-                left = patience = patience + SHORTEST  # another program goes first
-                began = perf_counter()
-            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and idle() and not all(result.done for result in awaited):
+                left = 0.0  # another program goes first
+            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and idle() and not there():
                 prepare, self.prepare = self.prepare, None
                 prepare()
 
@@ -407,24 +406,35 @@ class Ledger:
             return False
         return self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
 
-    def evaluate(self, awaited: Sequence[Result], line: Hashable) -> None:
-        """Evaluate the next steps once; cancel guesses that it no longer reaches."""
+    def evaluate(self, there: Callable[[], bool], event: Signal, line: Hashable) -> None:
+        """Evaluate the next steps once, until the awaited answers are `there`; cancel guesses that it no longer reaches."""
+        others = 0.0  # seconds that other programs took on this thread meanwhile
+
+        def stops() -> bool:
+            nonlocal others
+            while not there() and not idle():
+                began = thread_time()
+                event.wait(0.0)
+                event.clear()
+                others += thread_time() - began
+            return there()
+
         with self._lock:
             if self.source is None:  # closed meanwhile
                 return
             self.evaluations += 1
             self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
-                self._blocked = self.source.evaluate(self, self.run, awaited)
+                self._blocked = self.source.evaluate(self, self.run, stops)
             except Exception as fault:  # a bug in the evaluator, not in the program: the run continues without it
                 if interrupts(fault):
                     raise
                 self._blocked, self.policy = (), AheadPolicy.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(line, thread_time() - began, self.usage.ahead_asked + self.prefilled - before, self.once)
+                self.profile.evaluated(line, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
                 self.once = 0.0
-            if not idle() or all(result.done for result in awaited):  # it may have stopped early: the next one goes on
+            if there():  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:

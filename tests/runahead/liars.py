@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmc.backend.base import Result
 from lmc.frontend.live import Run
 from lmc.prompt import Prompt
 from lmc.runahead.ledger import Address, Ledger
@@ -23,7 +22,7 @@ class Liar:
     def __init__(self, known: Sequence[Known], seed: int, honesty: float = 0.3) -> None:
         self.known, self.random, self.honesty = list(known), random.Random(seed), honesty
 
-    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
         choose = self.random
         asked = dict(ledger.asked)
         for _ in range(choose.randint(0, 6)):
@@ -75,7 +74,7 @@ class Recorder:
     def __init__(self) -> None:
         self.known: list[Known] = []
 
-    def evaluate(self, ledger: Ledger, run: Run, awaited: Sequence[Result]) -> Sequence[frozenset[Any]]:
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
         self.known = [(address, before, ask) for address, (before, ask, _) in ledger.asked.items()]
         return ()
 

@@ -20,6 +20,7 @@ from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead import ledger
+from lmc.runahead.evaluating import ProgramSource
 from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
 from lmc.waiting import Signal, idle
 from tests.backend.gated import Gated
@@ -218,6 +219,68 @@ def test_a_fiber_that_has_waited_long_enough_goes_last() -> None:
 
     list(fibers(work, 3, limit=3).results(lambda: None))
     assert order == [2, 1, 0]
+
+
+@pytest.mark.parametrize("kind", [fibers, threads])
+def test_what_waits_for_spare_time_goes_on_in_turn_once_its_answer_is_there(kind: Callable[..., Any]) -> None:
+    first, second, order, later = Signal(), Signal(), list[int](), threading.Event()
+    items: Any = None
+
+    def work(i: int) -> None:
+        if i == 0:
+            first.wait(0.0)
+        elif i == 1:
+            second.wait()
+        else:
+            while not items._spare:
+                later.wait(1e-4)
+            first.set()
+            second.set()
+        order.append(i)
+
+    items = kind(work, 3, limit=3)
+    items.watched = True  # nobody takes turns away
+    list(items.results(lambda: None))
+    assert order == [2, 0, 1]
+
+
+def test_the_fiber_that_began_to_wait_last_has_spare_time_first() -> None:
+    order = list[int]()
+
+    def work(i: int) -> None:
+        Signal().wait(0.0)
+        order.append(i)
+
+    list(fibers(work, 3, limit=3).results(lambda: None))
+    assert order == [2, 1, 0]
+
+
+@lmc.function
+def two_with_a_tool(s, q):
+    s += q + lmc.gen("a", max_tokens=4)
+    first = s["a"]
+    no_tool(first)
+    s += "!" + lmc.gen("b", max_tokens=4)
+    return first + s["b"]
+
+
+@pytest.mark.parametrize("fn", [two, two_with_a_tool])
+def test_an_evaluation_lets_the_other_programs_of_its_batch_go_first(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While item 1 is evaluated, item 0 has its answer; its next request opens the gate for both."""
+    backend, opened, later = Gated(2, behind=1), list[bool](), threading.Event()
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        if run.item == 1 and not opened:
+            while idle():
+                later.wait(1e-4)
+            stops()
+            opened.append(backend.opened)
+        return ()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    states = eager(lmc.compile(fn)).batch([{"q": "x"}, {"q": "y"}], backend=backend)
+    assert opened == [True] and len(states) == 2
+    backend.close()
 
 
 @pytest.mark.parametrize("kind", [fibers, threads])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dspy
@@ -120,12 +120,12 @@ class _Foreseen:
         self._state, self._source = state, None
         self._lm, self._adapter = dspy.settings.lm, dspy.settings.adapter
 
-    def evaluate(self, ledger: Any, run: Any, awaited: Sequence[Any]) -> Any:
+    def evaluate(self, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
         if self._source is None:
             standing = StandIns(self._lm, self._adapter, self._state.emitter.run.backend)
             module = standing.of(self._module)
             self._source = ProgramSource(followed.forward, types.SimpleNamespace(args=(None, module, standing.desk, *self._given), kwargs={}), self._state)
-        return self._source.evaluate(ledger, run, awaited)
+        return self._source.evaluate(ledger, run, stops)
 
     def close(self) -> None:
         if self._source is not None:
