@@ -23,18 +23,25 @@ class Numbers(Protocol):
     def prefix(self) -> str: ...
 
 
+class ForkedState(Numbers, Protocol):
+    """A state. `home`: the task that made it."""
+
+    home: TaskOfRun | None
+
+
 class TaskOfRun:
-    """A task that a running program has created: it numbers its own sub-programs, forks of the program's state and
-    tasks, so that their addresses do not depend on the order in which tasks go on.
+    """A task that a running program has created: it numbers its own sub-programs, forks and tasks, so that their
+    addresses do not depend on the order in which tasks go on.
 
     state   of the program
     prefix  of the addresses' streams
+    label   by which other states number what it makes of them
     """
 
-    __slots__ = ("calls", "forks", "prefix", "state", "tasks")
+    __slots__ = ("calls", "forks", "label", "prefix", "state", "tasks")
 
-    def __init__(self, state: Numbers, prefix: str, calls: int = 0) -> None:
-        self.state, self.prefix, self.calls, self.forks = state, prefix, calls, 0
+    def __init__(self, state: Numbers, prefix: str, label: str, calls: int = 0) -> None:
+        self.state, self.prefix, self.label, self.calls, self.forks = state, prefix, label, calls, 0
         self.tasks: Mapping[str, int] = {}
 
 
@@ -56,6 +63,25 @@ def next_call(state: Numbers) -> str:
     return f"{by.prefix}c{by.calls - 1}"
 
 
+def next_fork(state: ForkedState) -> str:
+    """Return the beginning of the streams of the copies that are made of a state here.
+
+    If it is neither the running program's nor of the running task, other tasks may copy it at the same time: then each
+    of them numbers its own copies.
+    """
+    by, task = numbering(state), TASK.get()
+    if by is state and task is not state.home and state is not ACTIVE.get():
+        return f"{state.prefix}{_numbered(state, ':' if task is None else task.label.lstrip('/').replace('/', '|'))}"
+    by.forks += 1
+    return f"{by.prefix}{by.forks - 1}"
+
+
+def _numbered(by: Numbers, name: str) -> str:
+    number = by.tasks.get(name, 0)
+    by.tasks = {**by.tasks, name: number + 1}
+    return f"{name}{number}"
+
+
 def new_task(state: Numbers, name: str, *, calls: bool = False) -> TaskOfRun:
     """Return the task that a program creates here: the first one of this name, the second one, and so on.
 
@@ -66,10 +92,9 @@ def new_task(state: Numbers, name: str, *, calls: bool = False) -> TaskOfRun:
     by = numbering(state)
     if calls:
         by.calls += 1
-        return TaskOfRun(state, by.prefix, by.calls - 1)
-    number = by.tasks.get(name, 0)
-    by.tasks = {**by.tasks, name: number + 1}
-    return TaskOfRun(state, f"{by.prefix}{name}.{number}:")
+        return TaskOfRun(state, by.prefix, f"{by.prefix}c{by.calls - 1}:", by.calls - 1)
+    prefix = f"{by.prefix}{_numbered(by, f'{name}.')}:"
+    return TaskOfRun(state, prefix, prefix)
 
 
 class _Creating(threading.local):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
-from lmc.frontend.active import numbering
+from lmc.frontend.active import TASK, next_fork
 from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
@@ -68,7 +68,7 @@ class State(AnswersByName, Generic[R]):
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
 
     __slots__ = (
-        "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "name", "ordinal",
+        "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "home", "name", "ordinal",
         "previous", "progress", "role", "scopes", "stream", "tasks", "types", "variables",
     )  # fmt: skip
 
@@ -93,6 +93,7 @@ class State(AnswersByName, Generic[R]):
         self.ctx = emitter.root() if ctx is None else ctx
         self.variables: dict[str | None, Any] = dict(variables) if variables else {}
         self.stream, self.ordinal, self.forks, self.calls = stream, ordinal, forks, calls
+        self.home = TASK.get()  # the task that made it
         self.tasks: Mapping[str, int] = _NO_TASKS  # that its program has created, by name; replaced, never changed
         self.role: str | None = role
         self.previous: str | None = previous
@@ -193,10 +194,9 @@ class State(AnswersByName, Generic[R]):
         size = index(size)
         if size < 0:
             raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
-        by = numbering(self)
-        k, by.forks = by.forks, by.forks + 1
+        stream = next_fork(self)
         ctx = self.ctx.fork(size) if size > 1 and isinstance(self.ctx, Prompt) else self.ctx
-        return StateGroup([self._child(f"{by.prefix}{k}.{i}", ctx) for i in range(size)], self)
+        return StateGroup([self._child(f"{stream}.{i}", ctx) for i in range(size)], self)
 
     def _child(self, stream: str, ctx: Any) -> State:
         child = State(

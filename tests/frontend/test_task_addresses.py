@@ -60,6 +60,53 @@ async def forks(s: Any) -> Any:
 
 
 @lmc.function
+async def shares_a_fork(s: Any) -> Any:
+    (shared,) = s.fork(1)
+
+    async def twice(q: str) -> str:
+        (one,) = shared.fork(1)
+        one += q + lmc.gen("a", max_tokens=4)
+        (two,) = shared.fork(1 if one["a"] else 2)
+        two += q + lmc.gen("a", max_tokens=4)
+        return one["a"] + two["a"]
+
+    return await asyncio.gather(*map(twice, "abc"))
+
+
+@lmc.function
+def forks_twice(s: Any, shared: Any, q: str) -> Any:
+    (one,) = shared.fork(1)
+    one += q + lmc.gen("a", max_tokens=4)
+    (two,) = shared.fork(1 if one["a"] else 2)
+    two += q + lmc.gen("a", max_tokens=4)
+    return one["a"] + two["a"]
+
+
+@lmc.function
+async def hands_a_fork_to_sub_programs(s: Any) -> Any:
+    (shared,) = s.fork(1)
+    states = await asyncio.gather(*[forks_twice.arun(shared, q) for q in "abc"])
+    return [state.ret_value for state in states]
+
+
+@lmc.function
+async def shares_what_a_task_has_made(s: Any) -> Any:
+    async def makes(q: str) -> str:
+        (shared,) = s.fork(1)
+
+        async def one(q: str) -> str:
+            (copy,) = shared.fork(1)
+            copy += q + lmc.gen("a", max_tokens=4)
+            (again,) = shared.fork(1 if copy["a"] else 2)
+            again += q + lmc.gen("a", max_tokens=4)
+            return copy["a"] + again["a"]
+
+        return "".join(await asyncio.gather(one(q), one(q + "!"), one(q + "?")))
+
+    return await makes("a")
+
+
+@lmc.function
 async def in_one_context(s: Any) -> Any:
     context = contextvars.copy_context()
     return await asyncio.gather(*[asyncio.get_running_loop().create_task(chain(q), context=context) for q in "abc"])
@@ -89,7 +136,10 @@ async def of_one(s: Any, q: str) -> Any:
     return await asyncio.gather(chain(q))
 
 
-PROGRAMS = [gathers, groups, nests, forks, in_one_context, on_threads, shields, sub_programs_that_gather]
+PROGRAMS = [
+    gathers, groups, nests, forks, in_one_context, on_threads, shields, sub_programs_that_gather, shares_a_fork, hands_a_fork_to_sub_programs,
+    shares_what_a_task_has_made,
+]  # fmt: skip
 
 
 def asked(backend: lmc.Mock) -> list[tuple[str, int]]:

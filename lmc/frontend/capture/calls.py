@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.active import TASK, TaskOfRun, new_task, next_call, numbering
+from lmc.frontend.active import TASK, TaskOfRun, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -329,7 +329,7 @@ class CallEvaluator:
             return Unknown(self.lost[id(x)])
         unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
         if name == "fork" and unknown != NOTHING:
-            numbering(x).forks += 1
+            next_fork(x)
             self.forked[id(x)] = unknown
             self.blocked(unknown)
             return Unknown(unknown)
