@@ -15,7 +15,8 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.minimise import DEAD
 
-_ONE_BY_ONE, _MOST_ONE_BY_ONE = 48, 100  # nodes at or below which they are visited one by one, and the most visited so
+_ONE_BY_ONE = 48  # nodes of a level: visited one by one up to here
+_SIDE_BY_SIDE = 3  # children: sooner looked at than the ways of a state are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,45 +109,37 @@ class ByteTrie:
         return self._children[node], self._children[node + 1]
 
     def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the legal nodes below `nodes`, each of which has its state, and the states after them: node by node
-        once few are left."""
+        """Return the legal nodes below `nodes`, each of which has its state, and the states after them: level by level, and node by node
+        in levels of few."""
         found = [(nodes[:0], states[:0])]
-        while True:
+        while len(nodes):
             inner = self.count[nodes] > 0
             nodes, states = nodes[inner], states[inner]
             if len(nodes) <= _ONE_BY_ONE:
-                break
-            nodes, states = next(self._follow(dfa, nodes, states))
-            found.append((nodes, states))
-        one_by_one, rest = self._one_by_one(dfa, list(zip(nodes.tolist(), states.tolist())))
-        found.append(one_by_one)
-        if len(rest[0]):
-            found += self._follow(dfa, *rest)
+                level, few = list(zip(nodes.tolist(), states.tolist())), list[tuple[int, int]]()
+                while level and (below := self._one_by_one(dfa, level)) is not None:
+                    level = below
+                    few += below
+                found.append(columns(few))
+                nodes, states = columns(level)
+            if len(nodes):
+                nodes, states = next(self._follow(dfa, nodes, states))
+                found.append((nodes, states))
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
-    def _one_by_one(self, dfa: Arrays, todo: list[tuple[int, int]]) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-        """As `from_all`, as long as few bytes are legal or there are few children; return also the nodes, with their
-        states, below which there are more."""
-        nodes, states, rest = list[int](), list[int](), list[tuple[int, int]]()
-        while todo:
-            node, at = todo.pop()
+    def _one_by_one(self, dfa: Arrays, level: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
+        """Return the legal nodes below those of a level, with their states; None if many would have to be looked at."""
+        bytes_, found = self.bytes, list[tuple[int, int]]()
+        for node, at in level:
             begin, end = self.children(node)
-            if begin == end:
-                continue
-            ways = dfa.few(at)
-            if len(nodes) >= _MOST_ONE_BY_ONE or (ways is None and end - begin > _ONE_BY_ONE):
-                rest.append((node, at))
-                continue
+            ways = dfa.few(at) if end - begin > _SIDE_BY_SIDE else None
             if ways is not None and len(ways) < end - begin:
-                found = [(child, to) for byte, to in ways if (child := self.bytes.find(byte, begin, end)) >= 0]
+                found += [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
+            elif len(found) + end - begin > _ONE_BY_ONE:
+                return None
             else:
-                found = [(child, to) for child in range(begin, end) if (to := dfa.after(at, self.bytes[child])) >= 0]
-            for child, to in found:
-                nodes.append(child)
-                states.append(to)
-            todo += found
-        more = np.array(rest, np.int64).reshape(-1, 2)
-        return (np.array(nodes, np.int64), np.array(states, np.int64)), (more[:, 0], more[:, 1])
+                found += [(child, to) for child in range(begin, end) if (to := dfa.after(at, bytes_[child])) >= 0]
+        return found
 
     def walk(self, dfa: Arrays, state: int) -> np.ndarray:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
@@ -174,3 +167,8 @@ class ByteTrie:
             legal = reached >= 0
             nodes, states = children[legal], reached[legal]
             yield nodes, states
+
+
+def columns(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    found = np.array(pairs, np.int64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]

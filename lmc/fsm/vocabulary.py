@@ -18,7 +18,7 @@ from lmc.fsm.json_text import RAW_CHARS
 from lmc.fsm.lazy import WIDE, SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
 from lmc.fsm.terms import Term
-from lmc.fsm.trie import ByteTrie
+from lmc.fsm.trie import ByteTrie, columns
 from lmc.fsm.words import WordRange
 
 _MOST_RUNS = 256  # most cached runs: most are of few tokens
@@ -376,7 +376,7 @@ class Vocabulary:
         """As `long_allowed`, level by level while much is legal."""
         ids, trie, node_of = self._long_trie
         legal = np.zeros(len(trie.byte), bool)
-        legal[trie.from_all(dfa, *_pairs([(0, state)]))[0]] = True
+        legal[trie.from_all(dfa, *columns([(0, state)]))[0]] = True
         return tuple(np.sort(ids[legal[node_of]]).tolist())
 
     @cached_property
@@ -469,7 +469,7 @@ class Walked:
     @property
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all of the nodes, and the states behind them; WITHIN a text that alone may follow."""
-        nodes, states = _pairs(self.few)
+        nodes, states = columns(self.few)
         return (nodes, states) if self.many is None else (np.concatenate([nodes, self.many[0]]), np.concatenate([states, self.many[1]]))
 
     def tokens(self, vocabulary: Vocabulary, dfa: Arrays, state: int) -> list[tuple[int, int]]:
@@ -587,7 +587,7 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     many = None
     left = [exits for running in runs for exits in running.exits(dfa, vocabulary)]
     if below or left:
-        nodes, states = (np.concatenate(parts) for parts in zip(_pairs(below), *left))
+        nodes, states = (np.concatenate(parts) for parts in zip(columns(below), *left))
         many = vocabulary.trie.from_all(dfa, nodes, states)
         many = np.append(many[0], nodes[len(below) :]), np.append(many[1], states[len(below) :])
         ids += vocabulary.held(many[0], 0)[0].tolist()
@@ -608,11 +608,6 @@ def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, in
         else:
             found += [(child, to) for byte, child in tail.ways.items() if (to := after(at, byte)) >= 0]
     return found
-
-
-def _pairs(pairs: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    found = np.array(pairs, np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
 
 
 _At = tuple[int, int]  # a node of the trie, and the state behind it
