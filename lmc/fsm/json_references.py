@@ -9,7 +9,7 @@ schema's draft.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -30,6 +30,27 @@ def draft_of(root: Any) -> int:
     return int(found[1] or found[2]) if found is not None else NEWEST
 
 
+def sharing() -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return an `object_pairs_hook` of json.loads that makes one object of equal ones, written alike and in the same order."""
+    made: dict[Hashable, dict[str, Any]] = {}
+
+    def key(value: Any) -> Hashable:
+        kind = type(value)
+        if kind is str:
+            return value
+        if kind is dict:
+            return id(value)
+        return (kind, *map(key, value)) if kind is list else (kind, str(value))  # 1.0 is written otherwise than 1, and True is not 1
+
+    def shared(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        same = tuple([(name, key(value)) for name, value in pairs])
+        if (found := made.get(same)) is None:
+            found = made[same] = dict(pairs)
+        return found
+
+    return shared
+
+
 class References:
     """References of one root."""
 
@@ -37,11 +58,16 @@ class References:
         self.root = root
         self.draft = draft_of(root)
         self._dynamic: dict[str, list[str]] = {}  # by dynamic anchor, the resources that have it
+        self._first: dict[int, SchemaPointer] = {}  # by id of a schema, which it keeps alive
 
     @property
     def overrides(self) -> bool:
         """Return whether $ref overrides all its siblings."""
         return self.draft <= 7
+
+    def first(self, place: SchemaPointer) -> SchemaPointer:
+        """Return where the same object came first: it means the same there, unless addresses within the document decide what it refers to."""
+        return place if self._has_names_inside else self._first.setdefault(id(place.schema), place)
 
     def target(self, place: SchemaPointer, keyword: str) -> SchemaPointer:
         """Return the target of a reference. Raises ConstraintError if it is not in the document."""
@@ -137,7 +163,7 @@ class References:
                         self._dynamic.setdefault(name, []).append(base)
         return places
 
-    @property
+    @cached_property
     def _has_names_inside(self) -> bool:
         """Return whether a part of the document, other than its root, may have an address or an anchor."""
         todo: list[Any] = list(self.root.values()) if isinstance(self.root, dict) else []

@@ -29,7 +29,7 @@ from lmc.fsm.json_apart import admit, admits, characters, less
 from lmc.fsm.json_check import Checker
 from lmc.fsm.json_keywords import REFERENCES, Notes
 from lmc.fsm.json_layout import Layout
-from lmc.fsm.json_references import References
+from lmc.fsm.json_references import References, sharing
 from lmc.fsm.json_sequences import counted_items, members, unique_items
 from lmc.fsm.json_shapes import (
     TYPES,
@@ -94,7 +94,7 @@ def compile_schema(source: str) -> Compiled:
     Raises ConstraintError, with the JSON pointer, for one that is invalid, cannot be enforced, or allows nothing.
     """
     try:
-        root = json.loads(source, parse_float=_decimal, parse_constant=_no_constant)
+        root = json.loads(source, object_pairs_hook=sharing(), parse_float=_decimal, parse_constant=_no_constant)
     except json.JSONDecodeError as e:
         raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
@@ -208,7 +208,7 @@ class _Compiler:
                 raise wrong(place.pointer, "refers to itself with nothing between")
             seen.add(place.pointer)
             place = self.ways.target(place, next(iter(spoken)))
-        return place
+        return self.ways.references.first(place)
 
     def of_shape(self, shape: SchemaShape) -> Node:
         if shape.values is not None:

@@ -53,6 +53,7 @@ class Ways(Keywords):
 
     def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[SchemaShape, ...]:
         """Return the disjuncts in which all of `places` hold."""
+        places = tuple([self.references.first(place) for place in places])
         key = tuple(p.pointer for p in places)
         if not refs and key in self._known:
             return self._known[key]

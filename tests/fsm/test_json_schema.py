@@ -520,7 +520,7 @@ def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
 
 def test_a_warning_is_short_and_one_line_whoever_wrote_the_schema():
     odd = {f"x{i}": 1 for i in range(1000)} | {"a\nERROR: forged": 1, "y" * 100_000: 1}
-    late = {"properties": {f"p\n{i}": {"type": "array", "items": {"type": "object", "properties": {"a": {}}}, "uniqueItems": True} for i in range(100)}}
+    late = {"properties": {f"p\n{i}": {"type": "array", "minItems": i, "items": {"type": "object", "properties": {"a": {}}}, "uniqueItems": True} for i in range(100)}}
     for schema in (dict(reversed(odd.items())), {"type": "object", **late}):
         with pytest.warns(SchemaWarning, match=r"and \d+ more") as warned:
             compile_schema(json.dumps(schema))
@@ -559,3 +559,35 @@ def test_arms_that_a_property_does_not_tell_apart_hold_alone(other):
     both = [v for v in ("a", 1) if v in other.get("enum", ["a"])]
     assert not any(made.accepts(json.dumps({"k": v}).encode()) for v in both)
     assert made.accepts(json.dumps({"k": next(v for v in ("a", 1) if v not in both)}).encode())
+
+
+PART = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/c"}]}}}}
+
+
+def test_equal_parts_of_a_schema_are_compiled_once(monkeypatch):
+    """Schemas made by a program write the same part wherever it is used: one with 40 of them took 100 ms."""
+    made = []
+    monkeypatch.setattr(json_schema, "members", lambda *args, _of=json_schema.members, **kwargs: made.append(args) or _of(*args, **kwargs))
+    schema = {"type": "object", "properties": {f"p{i}": json.loads(json.dumps(PART)) for i in range(40)}, "$defs": {"c": {"type": "boolean"}}}
+    dfa = lazily(compile_schema(json.dumps(schema)).grammar)
+    assert len(made) == 2
+    assert dfa.accepts(b'{"p3": {"b": [1, true]}, "p39": {"a": "x"}}') and not dfa.accepts(b'{"p3": {"b": ["x"]}}')
+
+
+def test_parts_that_are_not_written_alike_are_not_taken_for_equal():
+    parts = [{"enum": [1]}, {"enum": [1.0]}, {"enum": [True]}, {"enum": ["1"]}, {"enum": [[1]]}, {"enum": [None]}, {"enum": ["None"]}]
+    parts += [{"type": "object", "properties": dict(properties), "required": ["a", "b"]} for properties in ([("a", {}), ("b", {})], [("b", {}), ("a", {})])]
+    texts = ["1", "1.0", "true", '"1"', "[1]", "null", '"None"', '{"a": 0, "b": 0}', '{"b": 0, "a": 0}']
+    also = {("1", 1)}  # an instance of 1.0 may be written as 1
+    dfa = lazily(compile_schema(json.dumps({"type": "array", "prefixItems": parts, "items": False})).grammar)
+    for i, text in itertools.product(range(len(parts)), texts):
+        given = f"[{', '.join([*texts[:i], text])}]"
+        assert dfa.accepts(given.encode()) == (texts[i] == text or (text, i) in also), given
+
+
+def test_equal_references_lead_where_the_address_around_them_says():
+    refers = {"type": "object", "properties": {"x": {"$ref": "it"}}}
+    defs = {name: {"$id": f"https://x.org/{name}/", "$defs": {"it": {"$id": "it", "type": kind}}, **refers} for name, kind in (("a", "string"), ("b", "null"))}
+    schema = {"$id": "https://x.org/", "$defs": defs, "prefixItems": [{"$ref": "a/"}, {"$ref": "b/"}]}
+    dfa = lazily(compile_schema(json.dumps(schema)).grammar)
+    assert dfa.accepts(b'[{"x": ""}, {"x": null}]') and not dfa.accepts(b'[{"x": null}, {"x": null}]') and not dfa.accepts(b'[{"x": ""}, {"x": ""}]')
