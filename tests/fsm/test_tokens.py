@@ -16,11 +16,12 @@ from hypothesis import given
 from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
 from lmc.fsm import vocabulary as vocabulary_module
-from lmc.fsm.arrays import LONG, ArrayDFA
+from lmc.fsm.arrays import LONG, ArrayDFA, LazyArrays
 from lmc.fsm.dfa import DEAD, compile_regex
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.regex import parse
 from lmc.fsm.runs import ClassRun
-from lmc.fsm.sources import begun
+from lmc.fsm.sources import begun, lazily
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.trie import ByteTrie
 from lmc.fsm.vocabulary import Vocabulary
@@ -429,3 +430,15 @@ def test_only_behind_names_is_another_legal_than_behind_other_keys(begin, others
     legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
     legal[[i for i in vocabulary.long_ids if walked.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
     assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
+
+
+def test_deep_levels_of_few_nodes_are_not_computed_with_arrays(monkeypatch):
+    """Some 90 levels of one node each took most of a row's time within an e-mail address, for the tokens above 16 bytes."""
+    texts = sorted([b"-" * n for n in range(1, 90)] + [bytes(pair) for pair in itertools.product(b"abcdefghijklmnopqrst", repeat=2)])
+    trie, node_of = ByteTrie.of(texts)
+    dfa = LazyArrays(lazily(Grammar(parse("[a-s-]*"), {})))
+    levels = []
+    monkeypatch.setattr(ByteTrie, "_follow", lambda *args, _follow=ByteTrie._follow: (levels.append(level) or level for level in _follow(*args)))
+    found = set(trie.from_all(dfa, np.array([0]), np.array([0]))[0].tolist())
+    assert [text for text, node in zip(texts, node_of.tolist()) if node in found] == [text for text in texts if b"t" not in text]
+    assert len(levels) < 4
