@@ -14,7 +14,7 @@ from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.charset import Ranges, complement, merged, without_surrogates
 from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
 from lmc.fsm.minimise import Table, minimal
-from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Node, NodeGraph
+from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat
 
 S = TypeVar("S", bound=Hashable)
 _MOST_SETS = 100_000  # sets visited while one language is determinised
@@ -45,16 +45,7 @@ def minimised(a: Node, work: TransitionBudget) -> NodeGraph:
 
 def other_than(words: Sequence[str]) -> Node:
     """Return all texts but these words."""
-    children: list[dict[str, int]] = [{}]
-    ends: set[int] = set()
-    for word in words:
-        at = 0
-        for char in word:
-            if char not in children[at]:
-                children[at][char] = len(children)
-                children.append({})
-            at = children[at][char]
-        ends.add(at)
+    children, ends, _ = _trie(words)
     anything = len(children)
     edges: list[tuple[int, Node, int]] = [(anything, ANY, anything)]
     for state, ways in enumerate(children):
@@ -63,14 +54,53 @@ def other_than(words: Sequence[str]) -> Node:
     return NodeGraph(tuple(edges), frozenset(range(anything + 1)) - ends, tuple(words) if all(map(_is_plain, words)) else None)
 
 
+def repeated_other_than(words: Iterable[str], body: Chars, low: int, high: int | None) -> Node:
+    """Return the texts of so many characters of a class but these words: no state for each count, as `without` makes."""
+    children, ends, depth = _trie([w for w in words if low <= len(w) and (high is None or len(w) <= high) and all(_has(body, char) for char in w)])
+    last = len(children)
+    final = {last, *(state for state in range(last) if depth[state] >= low and state not in ends)}
+    edges: list[tuple[int, Node, int]] = []
+    alive = {last}
+    for state in reversed(range(last)):  # children come behind
+        here: list[tuple[int, Node, int]] = [(state, Chars(((ord(char), ord(char)),)), to) for char, to in children[state].items() if to in alive]
+        others, left = _others("".join(sorted(children[state])), body.ranges), None if high is None else high - depth[state] - 1
+        if others.ranges and left != -1:
+            rest = (Repeat(body, max(low - depth[state] - 1, 0), left),) if left != 0 else ()
+            here.append((state, Concat((others, *rest)), last))
+        if here or state in final:
+            alive.add(state)
+        edges += here
+    return NodeGraph(tuple(reversed(edges)), frozenset(final & alive)) if 0 in alive else NOTHING
+
+
+def _has(body: Chars, char: str) -> bool:
+    return any(first <= ord(char) <= last for first, last in body.ranges)
+
+
+def _trie(words: Iterable[str]) -> tuple[list[dict[str, int]], set[int], list[int]]:
+    """Return the children of each state by character, the states where words end, and the depth of each."""
+    children: list[dict[str, int]] = [{}]
+    depth, ends = [0], set[int]()
+    for word in words:
+        at = 0
+        for char in word:
+            if char not in children[at]:
+                children[at][char] = len(children)
+                children.append({})
+                depth.append(depth[at] + 1)
+            at = children[at][char]
+        ends.add(at)
+    return children, ends, depth
+
+
 def _is_plain(word: str) -> bool:
     return word.isascii() and word.isprintable() and not {'"', "\\"} & set(word)
 
 
 @lru_cache(4096)
-def _others(chars: str) -> Chars:
-    """Return all characters but these."""
-    return Chars(without_surrogates(complement((ord(char), ord(char)) for char in chars))) if chars else ANY
+def _others(chars: str, of: Ranges = ANY.ranges) -> Chars:
+    """Return all characters of a class but these."""
+    return Chars(without_surrogates(complement([*complement(of), *((ord(char), ord(char)) for char in chars)])))
 
 
 def is_empty(a: Node) -> bool:

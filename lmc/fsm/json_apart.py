@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from lmc.fsm.algebra import are_apart, both, minimised, without
+from lmc.fsm.algebra import are_apart, both, minimised, repeated_other_than, without
 from lmc.fsm.bounds import TransitionBudget
 from lmc.fsm.counted import counted
 from lmc.fsm.json_shapes import (
@@ -26,7 +26,7 @@ from lmc.fsm.json_shapes import (
     type_of,
 )
 from lmc.fsm.json_text import limited, one_of, repeat, text
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Node
+from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat
 
 if TYPE_CHECKING:
     from lmc.fsm.json_ways import Ways
@@ -153,7 +153,7 @@ def _characters(work: TransitionBudget, shape: SchemaShape) -> Node:
         return NOTHING
     languages = list(shape.texts)
     if not languages:
-        return less(work, repeat(ANY, *shape.length), [text(v) if v else EMPTY for v in shape.excluded_texts])
+        return but(work, repeat(ANY, *shape.length), shape.excluded_texts)
     is_counted = shape.length != (0, None)
     for i, language in enumerate(languages if is_counted else ()):
         if (part := limited(language, *shape.length)) is not None:
@@ -164,7 +164,15 @@ def _characters(work: TransitionBudget, shape: SchemaShape) -> Node:
         found = both(found, language, work) if found != NOTHING and language != NOTHING else NOTHING
     if is_counted and found != NOTHING:
         found = counted(minimised(found, work), *shape.length)
-    return less(work, found, [text(v) if v else EMPTY for v in shape.excluded_texts])
+    return but(work, found, shape.excluded_texts)
+
+
+def but(work: TransitionBudget, language: Node, texts: Sequence[str]) -> Node:
+    """Return a language of characters without some texts."""
+    whole = language.parts[0] if isinstance(language, Concat) and len(language.parts) == 1 else language
+    if texts and isinstance(whole, Repeat) and isinstance(whole.body, Chars):
+        return repeated_other_than(texts, whole.body, whole.low, whole.high)
+    return less(work, language, [text(v) if v else EMPTY for v in texts])
 
 
 def less(work: TransitionBudget, language: Node, texts: Sequence[Node]) -> Node:

@@ -25,7 +25,7 @@ from lmc.fsm.algebra import both, other_than, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.json_apart import admit, admits, characters, less
+from lmc.fsm.json_apart import admit, admits, but, characters, less
 from lmc.fsm.json_check import Checker
 from lmc.fsm.json_keywords import REFERENCES, Notes
 from lmc.fsm.json_layout import Layout
@@ -341,8 +341,7 @@ class _Compiler:
         if names is None:
             return both(keys, language, self.work)
         accepts = LazyDFA(language, {}, frozenset()).accepts
-        left_out = [text(n) if n else EMPTY for n in names if accepts(n.encode("utf-8", "surrogatepass"))]
-        return less(self.work, language, left_out)
+        return but(self.work, language, [n for n in names if accepts(n.encode("utf-8", "surrogatepass"))])
 
     def name_language(self, shape: SchemaShape, place: SchemaPointer) -> Node:
         if "string" not in shape.types:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm import json_apart, json_schema, json_ways
+from lmc.fsm.algebra import repeated_other_than
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
@@ -24,7 +25,7 @@ from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_shapes import type_of
 from lmc.fsm.json_text import NOTHING, Bounds, integer, limited, number
-from lmc.fsm.regex import NodeGraph, parse, parts_of
+from lmc.fsm.regex import Chars, NodeGraph, parse, parts_of
 from lmc.fsm.sources import automaton_of, ebnf_of, lazily, machine_of
 from tests.fsm.random_schemas import VALUES, random_schema
 from tests.fsm.schemas import LATER, RECURSIVE, REFUSED, SCHEMAS
@@ -591,3 +592,27 @@ def test_equal_references_lead_where_the_address_around_them_says():
     schema = {"$id": "https://x.org/", "$defs": defs, "prefixItems": [{"$ref": "a/"}, {"$ref": "b/"}]}
     dfa = lazily(compile_schema(json.dumps(schema)).grammar)
     assert dfa.accepts(b'[{"x": ""}, {"x": null}]') and not dfa.accepts(b'[{"x": null}, {"x": null}]') and not dfa.accepts(b'[{"x": ""}, {"x": ""}]')
+
+
+def test_a_counted_class_without_some_words_is_all_of_its_other_texts():
+    rng = random.Random(1)
+    texts = ["".join(t) for n in range(6) for t in itertools.product("abc", repeat=n)]
+    for _ in range(200):
+        chars = "".join(sorted(rng.sample("abc", rng.randint(1, 3))))
+        low = rng.randint(0, 3)
+        high = rng.choice([None, max(low, 1), low + 1, low + 2])
+        words = rng.sample(texts[:121], rng.randint(1, 8))
+        found = repeated_other_than(words, Chars(tuple((ord(c), ord(c)) for c in chars)), low, high)
+        wanted = [t for t in texts if low <= len(t) <= (99 if high is None else high) and set(t) <= set(chars) and t not in words]
+        made = None if found == NOTHING else lazily(Grammar(found, {}))
+        assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
+
+
+def test_keys_of_a_counted_class_beside_named_ones_need_no_state_for_each_count():
+    schema = {"properties": {"id": {}, "createdAt": {}}, "patternProperties": {"^[0-9a-zA-Z_-]{1,255}$": {"type": "null"}}, "additionalProperties": False}
+    dfa = lazily(compile_schema(json.dumps(schema)).grammar)
+    state = dfa.step(0, b'{"')
+    letters = {dfa.representative(dfa.step(state, b"x" * n)) for n in range(1, 200)}
+    assert len(letters) == 1
+    assert all(dfa.accepts(text) for text in (b'{"id": null, "i": null}', b'{"createdA": null, "' + b"x" * 255 + b'": null}'))
+    assert not any(dfa.accepts(text) for text in (b'{"i": 1}', b'{"": null}', b'{"' + b"x" * 256 + b'": null}', b'{"a": null, "id": null}'))
