@@ -4,7 +4,7 @@ recur.
     set of terms (terms.py) ─ a character ─► set of terms          a state, known by its set
                 └ first byte of several ─► inside of a character ─► …
 
-Two budgets hold whatever the source: the work of one step, and the memory of all states together. Exceeding one raises
+Two budgets hold whatever the source: the work of steps, of one and on average, and the memory of all states together. Exceeding one raises
 a ConstraintError, for the answer that needed it.
 
 The stack below the rule being read matters only where that rule can end: `split` separates the two, so that rows are
@@ -30,7 +30,8 @@ from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
 from lmc.fsm.words import WordRange
 
-MOST_FORMS = 60_000  # visited in one step: some 0.1 s
+MOST_FORMS = 40_000  # visited in one step, if those before it have left as many: some 0.1 s
+FORMS_A_STEP = 1_000  # visited in each step on average: real schemas need up to 100
 MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers get a new automaton
 UNMADE = 1  # a slot
@@ -122,8 +123,10 @@ class LazyDFA:
         return self._made > WORN_ROWS
 
     def begin(self) -> None:
-        """Begin a step with its full budget."""
-        self._terms.limit = self._terms.spent + MOST_FORMS
+        """Begin a step: its budget is what those before it have left, and what each may spend."""
+        terms = self._terms
+        left = MOST_FORMS if terms.limit is None else max(terms.limit - terms.spent, 0) + FORMS_A_STEP
+        terms.limit = terms.spent + min(left, MOST_FORMS)
 
     def step(self, state: int, text: bytes) -> int:
         """Return the state after `text`, DEAD if it leaves the language."""

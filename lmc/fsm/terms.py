@@ -106,7 +106,7 @@ class Terms:
         self.spent += forms
         if self.limit is not None and self.spent > self.limit:
             raise ConstraintError(
-                "a step of this constraint takes too long: there are too many ways to read what was written; use smaller repeats, or "
+                "following this constraint takes too long: there are too many ways to read what was written; use smaller repeats, or "
                 "classes instead of nested alternatives"
             )
 

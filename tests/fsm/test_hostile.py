@@ -14,6 +14,8 @@ from lmc.fsm import grammar, lazy
 from lmc.fsm.json_styles import Style
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.sources import begun, machine_of
+from lmc.fsm.tokens import TokenAutomaton
+from tests.fsm.small_vocabulary import small
 from tests.searching import some
 
 
@@ -239,10 +241,26 @@ def follow(machine) -> None:
         spent = machine._terms.spent if isinstance(machine, LazyDFA) else 0
         moves = machine.moves(state)
         if isinstance(machine, LazyDFA):
-            assert machine._terms.spent - spent <= 2 * lazy.MOST_FORMS
+            assert machine._terms.spent - spent <= 2 * lazy.MOST_FORMS and machine._terms.spent <= 2 * lazy.MOST_FORMS + (step + 1) * lazy.FORMS_A_STEP
         if not moves:
             break
         state = moves[step * 7 % len(moves)][1]
+
+
+def test_masks_that_each_take_long_end_in_an_error(monkeypatch):
+    """Each of 40 steps kept to a budget of its own: two seconds in all, with a large vocabulary."""
+    monkeypatch.setattr(lazy, "MOST_FORMS", 8000)
+    monkeypatch.setattr(lazy, "FORMS_A_STEP", 100)
+    vocabulary, encode = small()
+    automaton = TokenAutomaton(begun("regex", "(.*a.{30}){5}"), vocabulary)
+    state, most = automaton.start, 0
+    with pytest.raises(ConstraintError, match="following this constraint takes too long"):
+        for token in encode("abab" * 40):
+            spent = automaton.dfa.lazy._terms.spent
+            automaton.mask(state)
+            state = automaton.next(state, token)
+            most = max(most, automaton.dfa.lazy._terms.spent - spent)
+    assert most < lazy.MOST_FORMS / 2 and automaton.dfa.lazy._terms.spent < 2 * lazy.MOST_FORMS
 
 
 def compiled(kind: str, source: str) -> None:

@@ -94,10 +94,22 @@ def test_a_thousand_turns_within_a_thousand_are_followed_in_few_terms():
     assert made.is_final(state)
 
 
+def test_what_steps_leave_of_their_budget_is_kept_for_a_later_one(monkeypatch):
+    monkeypatch.setattr(lazy, "MOST_FORMS", 1000)
+    monkeypatch.setattr(lazy, "FORMS_A_STEP", 10)
+    made = lazy_regex("[ab]*")
+    limits = []
+    for spent in (0, 600, 0, 300, 0, 500, 0):
+        made.begin()
+        limits.append(made._terms.limit - made._terms.spent)
+        made._terms.spent += spent
+    assert limits == [1000, 1000, 410, 420, 130, 140, 10]
+
+
 def test_a_step_that_takes_too_long_says_so(monkeypatch):
     monkeypatch.setattr(lazy, "MOST_FORMS", 500)
     made = lazy_regex("(?:" + "|".join(f"(?:a{{{n}}}b?)+" for n in range(2, 60)) + ")")
-    with pytest.raises(ConstraintError, match="a step of this constraint takes too long"):
+    with pytest.raises(ConstraintError, match="following this constraint takes too long"):
         for _ in range(200):
             made.begin()
             made.step(0, b"a" * 100)
