@@ -389,7 +389,9 @@ class _Compiler:
         values: list[Any] = []
         for s in shapes:
             given = s.values if s.values is not None else _values(s)
-            values += [v for v in given or () if admits(self.ways, s, v) and not any(same(v, w) for w in values)]
+            for v in given or ():
+                if admits(self.ways, s, v) and not any(same(v, w) for w in values):
+                    values.append(v)
             if given is None or len(values) > _MOST_UNIQUE:
                 return None
         return values or None

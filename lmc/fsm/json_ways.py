@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +26,8 @@ MOST_SHAPES = 256
 _MOST_PRODUCT = 5_000  # most combinations visited
 _FEW_SHAPES = 8  # of more it pays to check which are possible
 _MOST_LOOKS = 12_000  # most schemas visited: half a second
+_MOST_TOGETHER = 32  # combinations of arms of anyOf that hold at once
+_UNEVALUATED = frozenset(("unevaluatedProperties", "unevaluatedItems"))
 _COMBINED = 4  # combinations of schemas that take as long as visiting one
 
 
@@ -127,7 +130,7 @@ class Ways(Keywords):
             arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
             if keyword == "oneOf" and not self.wide and (together := self._together(place, found, arms)) is not None:
                 arms = self._exactly_one(place, arms, together, refs)
-            and_([s for arm in arms for s in arm])
+            and_([s for arm in arms for s in arm] if keyword == "oneOf" or _UNEVALUATED.isdisjoint(schema) else _some_together(arms))
         if not self.wide:
             for arms in self.conditions(place, refs):
                 and_(arms)
@@ -216,3 +219,17 @@ class Ways(Keywords):
                 what = "a list of names" if keyword == "dependentRequired" else "a schema"
                 raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
         return found
+
+
+def _some_together(arms: Sequence[Sequence[SchemaShape]]) -> Sequence[SchemaShape]:
+    """Return the disjuncts in which one arm of anyOf holds, or several do at once, so that what each of them evaluates counts; those of one
+    alone where there are many."""
+    found = [s for arm in arms for s in arm]
+    if math.prod(1 + len(arm) for arm in arms) <= _MOST_TOGETHER:
+        for count in range(2, len(arms) + 1):
+            for shapes in itertools.chain.from_iterable(itertools.product(*some) for some in itertools.combinations(arms, count)):
+                both: SchemaShape | None = shapes[0]
+                for other in shapes[1:]:
+                    both = both and both.with_(other)
+                found += [both] if both is not None else []
+    return found
