@@ -80,6 +80,25 @@ def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
     talk(engine, work)
 
 
+def test_a_regex_whose_every_step_takes_long_fails_alone(engine, monkeypatch):
+    """Greedy answers ask for single tokens: there its error took all others along."""
+    monkeypatch.setattr("lmc.fsm.lazy.MOST_FORMS", 3000)
+    monkeypatch.setattr("lmc.fsm.lazy.FORMS_A_STEP", 5)
+
+    async def work(client, app):
+        async def answer(**fields):
+            body = {"prompt": "I can help with any word, and", "max_tokens": 60, "temperature": 0, **fields}
+            return (await client.post("/v1/completions", json=body)).json()
+
+        alone = await answer()
+        hostile, beside = await asyncio.gather(answer(regex="(.*a.{30}){5}"), answer())
+        assert "takes too long" in hostile["error"]["message"], hostile
+        assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
+        assert (await answer())["choices"][0]["text"] == alone["choices"][0]["text"]
+
+    talk(engine, work)
+
+
 def test_a_stop_regex_that_takes_backtracking_for_ever_holds_nobody_up(engine):
     async def work(client, app):
         body = {"prompt": "x", "regex": "a{60}", "stop_regex": "(a+)+b", "max_tokens": 60}

@@ -248,7 +248,8 @@ _NO_MOVE = (-1, -1, DEAD)  # a state, a token, and the state behind it
 
 
 class AutomatonMatcher:
-    """One answer's state in a token automaton. Without `forced` every token is sampled.
+    """One answer's state in a token automaton. Without `forced` every token is sampled. Where what may follow cannot be found, nothing may:
+    `bits` raises the error, then and from there on, and nothing else that the sampler asks does, since others' tokens are in its batch.
 
     want        called with each state, after all forced tokens, in which the answer waits for a token
     surprises   of all answers to this constraint
@@ -275,15 +276,26 @@ class AutomatonMatcher:
         self.state = self._sampled_in = automaton.start
         self._recent, self.refused = no_tokens(), 0
         self._known = _NO_MOVE  # the move probably accepted next
+        self._failure: ConstraintError | None = None
 
     @property
     def bits(self) -> np.ndarray:
-        return self._narrow(self._automaton.row(self.state)).bits
+        if self._failure is not None:
+            raise ConstraintError(self._failure.message)
+        try:
+            return self._narrow(self._automaton.row(self.state)).bits
+        except ConstraintError as error:
+            self._failure = error
+            raise
 
     @property
     def row(self) -> TokenRow | None:
         row = self._automaton.known.get(self.state)
-        return None if row is None else self._narrow(row)
+        try:
+            return None if row is None or self._failure is not None else self._narrow(row)
+        except ConstraintError as error:
+            self._failure = error
+            return None
 
     def _narrow(self, row: TokenRow) -> TokenRow:
         """Return the row without non-canonical tokens after the last one."""
@@ -306,6 +318,13 @@ class AutomatonMatcher:
         return self._automaton.dfa.window_of(state)
 
     def allows(self, token: int) -> bool:
+        try:
+            return self._failure is None and self._allows(token)
+        except ConstraintError as error:
+            self._failure = error
+            return False
+
+    def _allows(self, token: int) -> bool:
         following = self._automaton.next(self.state, token)
         self._known = self.state, token, following  # a token that was checked is accepted next
         before = self._recent[-1] if self._recent else None
@@ -362,4 +381,8 @@ class AutomatonMatcher:
 
     @property
     def done(self) -> bool:
-        return self._automaton.is_done(self.state)
+        try:
+            return self._automaton.is_done(self.state)
+        except ConstraintError as error:
+            self._failure = error
+            return False

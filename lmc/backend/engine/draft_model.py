@@ -25,7 +25,7 @@ from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import NOBODY, Drafted, DraftedAnswer, Request, Sampled
-from lmc.errors import ModelLoadError
+from lmc.errors import ConstraintError, ModelLoadError
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
@@ -138,7 +138,10 @@ class DraftModel:
                 req.ids[req.length + len(found[req])] = token
                 found[req].append(token)
                 if matcher is not None:
-                    matcher.accept(token)
+                    try:
+                        matcher.accept(token)
+                    except ConstraintError:  # the answer meets it itself, and fails by it
+                        continue
                 if len(found[req]) < wanted[req] and not (matcher is not None and matcher.done):
                     going.append(req)
             left = going

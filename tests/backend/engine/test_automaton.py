@@ -96,6 +96,34 @@ def test_what_takes_too_long_fails_the_answer_that_needs_it(monkeypatch: pytest.
     assert made.matcher(regex).bits.any()  # others go on
 
 
+class NothingCanonical:
+    """Rows that take too long to find."""
+
+    def narrowed(self, *of):
+        raise ConstraintError("following this constraint takes too long")
+
+    may_narrow = narrowed
+
+
+@pytest.mark.parametrize("ask", [lambda of: of.allows(TOKENS.index(b"a")), lambda of: of.row, lambda of: of.done])
+def test_what_a_sampler_asks_of_an_answer_that_fails_takes_no_others_along(ask, monkeypatch: pytest.MonkeyPatch):
+    """`bits` was expected to raise; that `allows`, `row` and `done` did ended the engine."""
+    matcher = compiler().matcher(Constraint("regex", "(a|b)*(a(a|b){20}c)?"))
+    for text in (b"a", b"b"):
+        matcher.accept(TOKENS.index(text))
+    monkeypatch.setattr("lmc.fsm.lazy.MOST_FORMS", 0)
+    matcher._automaton.dfa.begin()
+    matcher._automaton.known[matcher.state] = compiler().matcher(Constraint("regex", "[ab]"))._automaton.row(0)
+    matcher._canonical = NothingCanonical()
+    assert not ask(matcher)
+    monkeypatch.undo()
+    matcher._canonical = None
+    for again in (matcher, matcher.fork()):  # what could be found now does not let it go on
+        with pytest.raises(ConstraintError, match="takes too long"):
+            _ = again.bits
+        assert not again.allows(TOKENS.index(b"a")) and again.row is None
+
+
 def test_what_only_the_whole_answer_shows_is_checked_at_its_end():
     made = compiler()
     compile_schema.cache_clear()  # it warns of a source that it does not know yet
