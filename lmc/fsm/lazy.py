@@ -281,7 +281,7 @@ class LazyDFA:
                 is_open = True
                 found.update(others)
                 continue
-            name = self._terms.literal(term)
+            name = self._terms.literal(term, None)
             if not name.isascii() or name.find('"') != len(name) - 1 or "\\" in name:
                 return None
             found.add(name)

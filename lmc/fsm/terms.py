@@ -415,16 +415,16 @@ class Terms:
             term.forms, term.final = tuple(found), at.frame is None
         return term.forms
 
-    def literal(self, term: Term) -> str:
-        """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark, and _ENOUGH."""
+    def literal(self, term: Term, most: int | None = _ENOUGH) -> str:
+        """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark, and so many."""
         frame = term.frame
         if frame is None or frame.family is not frame:
             return ""
         if isinstance(frame.node, _Tail):
-            return self._literal_of(frame.node.node)[frame.node.index : frame.node.index + _ENOUGH]
+            return self._literal_of(frame.node.node)[frame.node.index :][:most]
         if isinstance(frame.node, Concat):
-            return self._literal_of(frame.node)[:_ENOUGH]
-        return frame.node.literal[:_ENOUGH] if isinstance(frame.node, WordRange) else ""
+            return self._literal_of(frame.node)[:most]
+        return frame.node.literal[:most] if isinstance(frame.node, WordRange) else ""
 
     def _literal_of(self, node: Concat | Ref) -> str:
         """The characters that a sequence begins with in every style."""

@@ -28,7 +28,7 @@ _MOST_APART = 200  # nodes within a run that have states of their own
 _FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 256, 4096  # of a node: visited one by one; not worth a run; worth one even if found last
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
-_MANY_TAILS = 1024  # tokens that leave a run by one byte: from here on sooner followed along the vocabulary's trie than a trie of their own is made
+_MANY_TAILS = 1024  # tokens that leave a run: from here on sooner followed along the vocabulary's trie than a trie of their own is made
 _MANY_LONG = 64  # tokens above LONG bytes, from which on they are followed along a trie level by level
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
@@ -258,10 +258,13 @@ class Vocabulary:
         A key that is none of the names that an object has, and may begin like one:    "na│m│e"    n, na, nam, name have states of
         their own; what leaves them for the loop is as the run says, whose other texts are `apart`.
         """
-        if int(self.ends[node]) - int(self.trie.begin[node]) < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
+        texts = int(self.ends[node]) - int(self.trie.begin[node])
+        if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
         run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
+        if sum([count for head, count in run.leaving.items() if main[head] >= 0]) * 2 > texts:
+            return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
         left_out = dfa.left_out(state) if turns is None else None
         if left_out is not None and dfa.left_out(loop.state) == []:
@@ -517,13 +520,17 @@ class RunInLoop(NamedTuple):
         """Return the tokens within it after whose last character the loop may not be repeated."""
         return [] if self.turns is None else self.run.ids[self.run.chars == self.turns.high].tolist()
 
+    def _leaving(self, dfa: Arrays) -> tuple[list[int], list[int]]:
+        """Return the bytes by which tokens may leave: those of the fewest, as long as these are few in all, and the others."""
+        row = dfa.row(self.loop.state)
+        legal = sorted([(count, byte) for byte, count in self.run.leaving.items() if row[byte] >= 0])
+        few = sum([total < _MANY_TAILS for total in itertools.accumulate([count for count, _ in legal])])
+        return [byte for _, byte in legal[:few]], [byte for _, byte in legal[few:]]
+
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         """Return the possible continuations, as far as tokens go, where few tokens have them."""
-        row = dfa.row(self.loop.state)
         found: list[tuple[Tail, int]] = []
-        for byte, count in self.run.leaving.items():
-            if row[byte] < 0 or count >= _MANY_TAILS:
-                continue
+        for byte in self._leaving(dfa)[0]:
             if self.turns is None:
                 tails = [(self.run.tail(byte), self.loop.state)]
             else:
@@ -536,9 +543,7 @@ class RunInLoop(NamedTuple):
         """Return the other ones as nodes of the trie, and the states behind them."""
         row = dfa.row(self.loop.state)
         found: list[tuple[np.ndarray, np.ndarray]] = []
-        for byte, count in self.run.leaving.items():
-            if row[byte] < 0 or count < _MANY_TAILS:
-                continue
+        for byte in self._leaving(dfa)[1]:
             if self.turns is None:
                 found.append((nodes := self.run.exits(byte), np.full(len(nodes), row[byte], np.int64)))
                 continue

@@ -309,6 +309,17 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
     assert made.dfa.states < 80
 
 
+def test_names_of_any_length_are_left_out_of_keys_without_states_for_their_letters():
+    """One of more than 64 characters had each beginning of each name looked at: 15 ms for a first key."""
+    vocabulary, _ = small()
+    names = [f"{name}_{'order_' * 12}{i}" for name in ("a", "b", "order", "name") for i in range(9)]
+    schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    key = made.dfa.step(made.start, b'{"')
+    assert sorted(made.dfa.left_out(key)) == sorted(f'{name}"'.encode() for name in names)
+    assert allowed(made.mask(key)) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+
+
 @pytest.mark.parametrize(
     "schema", [{"type": "string", "minLength": 4}, {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@[a-z]+$"}]
 )
@@ -442,3 +453,31 @@ def test_deep_levels_of_few_nodes_are_not_computed_with_arrays(monkeypatch):
     found = set(trie.from_all(dfa, np.array([0]), np.array([0]))[0].tolist())
     assert [text for text, node in zip(texts, node_of.tolist()) if node in found] == [text for text in texts if b"t" not in text]
     assert len(levels) < 4
+
+
+@pytest.mark.parametrize("many", [0, 9, 60, 10**9])
+def test_tokens_that_leave_a_run_by_many_bytes_are_listed_up_to_a_number_in_all(many, monkeypatch):
+    """Each of 26 letters that leave a run of all others had fewer than that number, and all of them 8,000: 20 ms."""
+    monkeypatch.setattr(vocabulary_module, "_MANY_TAILS", many)
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    vocabulary, _ = small()
+    automaton = TokenAutomaton(begun("json_schema", '{"type": "string", "pattern": "[e-z][a-z]?[a-z]"}'), vocabulary)
+    for text in (b'"', b'"A', b'"A\xc3'):
+        state = automaton.dfa.step(automaton.start, text)
+        assert allowed(automaton.mask(state)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(state, i) >= 0}
+        running = vocabulary._run_at(automaton.dfa, 0, state)
+        if running is not None:
+            counts, (few, others) = running[0].run.leaving, running[0]._leaving(automaton.dfa)
+            assert sum(counts[byte] for byte in few) < max(many, 1) and bool(others) == (sum(counts[byte] for byte in few + others) >= many)
+
+
+def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
+    """All of the vocabulary was followed as lists of nodes: 10 ms."""
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    letters = "bcdfghjaeiou"
+    tokens = [b"</s>", *(letter.encode() for letter in letters), *(f"{a}{b}{c}".encode() for a, b, c in itertools.product(letters, "aeiou", letters))]
+    vocabulary = Vocabulary(tokens, [0])
+    for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^u]*u.*", True)):
+        automaton = TokenAutomaton(begun("regex", regex), vocabulary)
+        assert automaton.dfa.loop(0) is not None and (vocabulary._run_at(automaton.dfa, 0, 0) is not None) == is_run
+        assert allowed(automaton.mask(0)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(0, i) >= 0}
