@@ -49,7 +49,8 @@ def other_than(words: Sequence[str]) -> Node:
     anything = len(children)
     edges: list[tuple[int, Node, int]] = [(anything, ANY, anything)]
     for state, ways in enumerate(children):
-        edges += [(state, Chars(((ord(char), ord(char)),)), to) for char, to in ways.items()]
+        for char, to in ways.items():
+            edges.append((state, _only(char), to))
         edges.append((state, _others("".join(sorted(ways))), anything))
     return NodeGraph(tuple(edges), frozenset(range(anything + 1)) - ends, tuple(words) if all(map(_is_plain, words)) else None)
 
@@ -62,7 +63,7 @@ def repeated_other_than(words: Iterable[str], body: Chars, low: int, high: int |
     edges: list[tuple[int, Node, int]] = []
     alive = {last}
     for state in reversed(range(last)):  # children come behind
-        here: list[tuple[int, Node, int]] = [(state, Chars(((ord(char), ord(char)),)), to) for char, to in children[state].items() if to in alive]
+        here: list[tuple[int, Node, int]] = [(state, _only(char), to) for char, to in children[state].items() if to in alive]
         others, left = _others("".join(sorted(children[state])), body.ranges), None if high is None else high - depth[state] - 1
         if others.ranges and left != -1:
             rest = (Repeat(body, max(low - depth[state] - 1, 0), left),) if left != 0 else ()
@@ -95,6 +96,11 @@ def _trie(words: Iterable[str]) -> tuple[list[dict[str, int]], set[int], list[in
 
 def _is_plain(word: str) -> bool:
     return word.isascii() and word.isprintable() and not {'"', "\\"} & set(word)
+
+
+@lru_cache(4096)
+def _only(char: str) -> Chars:
+    return Chars(((ord(char), ord(char)),))
 
 
 @lru_cache(4096)
