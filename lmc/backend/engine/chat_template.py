@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any, Literal
@@ -111,7 +111,7 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool =
     sandbox = _sandbox(source, tokenizer)
     renders = (_in_parts(sandbox.render),) if in_parts else (sandbox.render, _in_parts(sandbox.render))
     try:
-        found = _first_cut([_Cutter(render, tokenizer, name, *sandbox.open()) for render in renders])
+        found = _first_cut(_Cutter(render, tokenizer, name, *sandbox.open()) for render in renders)
     except (_NotCuttable, OverLimit) as reason:
         log.warning("the chat template of %s cannot be cut: %s", name, reason)
         what = "that cannot be run" if isinstance(reason, OverLimit) else "that does not write messages one after the other"
@@ -123,7 +123,7 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool =
     return found
 
 
-def _first_cut(cutters: Sequence[_Cutter]) -> CutTemplate:
+def _first_cut(cutters: Iterable[_Cutter]) -> CutTemplate:
     """Return what the first of them finds that finds anything. Raises the first one's reason if none does."""
     reason: _NotCuttable | None = None
     for cutter in cutters:

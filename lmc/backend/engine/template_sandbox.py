@@ -46,8 +46,8 @@ class Sandbox:
         self._process, self._finalizer, self._lock = None, None, threading.Lock()
 
     def open(self) -> tuple[tuple[str, ...], int]:
-        """Start the process with `CUTTING` seconds for all requests until `close`. Return the texts in the template's
-        code, and its largest whole number. Raises OverLimit."""
+        """Give the process `CUTTING` seconds for all requests until `close`, or until it is opened again. Return the texts
+        in the template's code, and its largest whole number. Raises OverLimit."""
         with self._lock:
             self._shared = True
             return self._start(CUTTING, template_worker.CUTTING_STEPS)
@@ -56,7 +56,7 @@ class Sandbox:
         """Render the conversation by the template. Raises Refused and OverLimit."""
         request: dict[str, Any] = {"given": {"messages": list(messages), "add_generation_prompt": ask, **self._fixed, **more}}
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
+            if not self._is_alive:
                 self._start(RENDERING, template_worker.STEPS)
             return self._asked(request if self._shared else {**request, "seconds": RENDERING})["text"]
 
@@ -65,8 +65,22 @@ class Sandbox:
             self._shared = False
             self._end()
 
+    @property
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def _start(self, seconds: float, steps: int) -> tuple[tuple[str, ...], int]:
-        self._end()
+        if not self._is_alive:
+            self._end()
+            self._spawn()
+        try:
+            found = self._asked({"source": self._source, "seconds": seconds, "steps": steps})
+        except TemplateRefusal as why:
+            self._end()
+            raise OverLimit(f"it does not parse as Jinja ({why})") from None
+        return tuple(found["texts"]), found["number"]
+
+    def _spawn(self) -> None:
         path = [str(Path(entry).absolute()) for entry in sys.path]
         command = [sys.executable, "-I", "-S", template_worker.__file__, json.dumps(path)]
         environment = {name: os.environ[name] for name in ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH") if name in os.environ}
@@ -77,12 +91,6 @@ class Sandbox:
         except OSError as error:
             raise OverLimit(f"the process in which it runs cannot be started: {error}") from None
         self._finalizer = weakref.finalize(self, _kill, self._process)
-        try:
-            found = self._asked({"source": self._source, "seconds": seconds, "steps": steps})
-        except TemplateRefusal as why:
-            self._end()
-            raise OverLimit(f"it does not parse as Jinja ({why})") from None
-        return tuple(found["texts"]), found["number"]
 
     def _asked(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
