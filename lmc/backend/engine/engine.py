@@ -210,7 +210,7 @@ class EngineCore:
     def submit(self, req: Request) -> None:
         self.post(lambda: self.start(req))
         self._posted += req.prompt_len
-        if self._asleep and self._posted >= self._full and isinstance(self._runner, AheadRunner):
+        if self._asleep and self._posted >= self._full and self._launch is not None:
             self._resting.clear()  # there is enough for a pass
 
     def give_way(self) -> None:
@@ -349,9 +349,14 @@ class EngineCore:
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
+    @property
+    def _launch(self) -> Callable[[Pass], Flight] | None:
+        """The `launch` of an asynchronous runner. Read several times a pass, for which `isinstance` is too slow."""
+        return getattr(self._runner, "launch", None)
+
     def _loop(self) -> None:
         with few_full_collections(_COLLECTIONS):
-            if not isinstance(self._runner, AheadRunner):
+            if self._launch is None:
                 return self._work()
             attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
             if attach is not None:
@@ -447,7 +452,7 @@ class EngineCore:
 
     def _keep_turn(self) -> None:
         """Keep the turn: submitters give way from now until the loop rests."""
-        if (self._posted or self.more) and isinstance(self._runner, AheadRunner):
+        if (self._posted or self.more) and self._launch is not None:
             self._resting.clear()
 
     def _rest(self, wait: Callable[[], _T]) -> _T:
@@ -505,8 +510,8 @@ class EngineCore:
             config.log("engine", f"pass {s.tally.passes}: {counts}; {left}")
         for req in work.requests:
             req.in_flight += 1
-        runner = self._runner
-        return work, self._compute(lambda: runner.launch(work)) if isinstance(runner, AheadRunner) else None
+        launch = self._launch
+        return work, None if launch is None else self._compute(lambda: launch(work))
 
     def _compute(self, act: Callable[[], _T]) -> _T:
         """Run part of a pass, for which `close` waits."""
