@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -73,6 +74,7 @@ def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
         raise JournalError(f"it is encrypted in a way that this version of lmc does not know: {found.get('cipher')!s:.40}") from None
 
 
+@lru_cache(maxsize=8)  # scrypt is slow by design, and a program opens its journal anew at each run
 def _derived(key: Key, salt: bytes) -> bytes:
     """Derive the key of one file."""
     if isinstance(key, bytes):
