@@ -86,7 +86,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """Neither does it walk what the files before left in caches: dozens of tests collect, and there are millions of those."""
     yield
-    if (nextitem is None or nextitem.path != item.path) and item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
+    ends = nextitem is None or nextitem.path != item.path
+    if ends and gc.get_count()[0] > 20_000 and item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
         _freeze()
 
 

@@ -29,6 +29,7 @@ from lmc.segments import Part, Special, Text
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
 MERGES = [b"ab", b"the ", b"END", b"\xe4\xb8", b"aE", b"EN", b" cat", b"cd", b"abcd", b"xyz", b"yes", b"no"]
+PIECES = re.compile(b"|".join(sorted(MERGES, key=len, reverse=True)) + rb"|.", re.DOTALL)
 FIRST_MERGE = 260
 VOCAB = FIRST_MERGE + len(MERGES)
 
@@ -59,12 +60,7 @@ class FakeWords:
 
     def _run(self, data: bytes) -> list[int]:
         self.encoded_bytes += len(data)
-        ids: list[int] = []
-        while data:
-            best = max((m for m in MERGES if data.startswith(m)), key=len, default=data[:1])
-            ids.append(FIRST_MERGE + MERGES.index(best) if best in MERGES else best[0])
-            data = data[len(best) :]
-        return ids
+        return [FIRST_MERGE + MERGES.index(piece) if piece in MERGES else piece[0] for piece in PIECES.findall(data)]
 
     def token_bytes(self, token: int) -> bytes:
         if token < 256:
@@ -174,7 +170,6 @@ class FakeRunner:
             error, self.fail_with = self.fail_with, None
             raise error
         self.passes.append(work.rows)
-        contexts: list[np.ndarray] = []
         for span in work.spans:
             own = span.slots[span.position :]
             assert len(own) == len(span.ids)
@@ -189,8 +184,7 @@ class FakeRunner:
             assert (self.far[span.slots] == span.is_far).all(), "a slot of a sequence of another length"
             if (near := span.request.near) is not None and span.request.kind is RequestKind.GENERATE:
                 assert span.is_far == (span.request.wanted_len > near), "positions of a sequence of another length"
-            for i in range(len(span.ids)):
-                contexts.append(self.slots[span.slots[: span.position + i + 1]])
+        contexts = self._contexts(work)
         tokens, logprobs = [], []
         for row, req in work.draws:
             assert req.answer is not None
@@ -210,6 +204,17 @@ class FakeRunner:
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+    def _contexts(self, work: Pass) -> dict[int, np.ndarray]:
+        """What the pages hold up to each row that is looked at."""
+        wanted = iter(sorted({row for row, _ in work.draws} | {s.row for s in work.scores}))
+        row, found, first = next(wanted, None), dict[int, np.ndarray](), 0
+        for span in work.spans:
+            while row is not None and row < first + len(span.ids):
+                found[row] = self.slots[span.slots[: span.position + row - first + 1]]
+                row = next(wanted, None)
+            first += len(span.ids)
+        return found
 
     def next(self, context: np.ndarray, noise: int, allowed: Sequence[int] | None) -> int:
         return next_token(context, noise, allowed)

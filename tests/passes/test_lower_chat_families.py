@@ -204,8 +204,7 @@ CONTENTS = ["Text", "", "<&?\"'", "{{ x }}{% y %}", "é日本🙂", "/fast ##1",
 _whole = cache(lambda source: Environment(trim_blocks=True, lstrip_blocks=True).from_string(source))
 
 
-@pytest.mark.search
-@pytest.mark.parametrize("trap", [*TRAPS, "none"])
+@some("trap", [*TRAPS, "none"], 2)
 def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str) -> None:
     source = TRAPS.get(trap, "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
     template = trapped(source)
@@ -220,7 +219,7 @@ def test_long_conversations_and_odd_contents_are_never_written_wrong(trap: str) 
         assert pieces == whole
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@some("family", FAMILIES, 2)
 def test_the_families_hold_long_conversations_and_odd_contents(family: str) -> None:
     template = template_of(family)
     roles = ["user", "assistant"] * 5 + ["user"]
