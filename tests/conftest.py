@@ -82,12 +82,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(200_000, 20, 20)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
-    """Neither does it walk what the files before left in caches: dozens of tests collect, and there are millions of those."""
-    yield
-    ends = nextitem is None or nextitem.path != item.path
-    if ends and gc.get_count()[0] > 20_000 and item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Neither does it walk what the files before left in caches: there are millions of those objects."""
+    if nextitem is None or nextitem.path == item.path or not hasattr(getattr(nextitem, "module", None), "gc"):
+        return  # nothing collects
+    if item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
         _freeze()
 
 
