@@ -24,7 +24,7 @@ for what, names, how, every in json.loads(sys.argv[1]):
     loaded = [name for name in ("torch", "transformers") if name in sys.modules]
     print(json.dumps([seen.doubled, seen.lost, seen.wrong, seen.kills, loaded]))
 """
-KILLS = [("as it is", "plain asks", "power", 24), ("as it is", "gathers", "kill", 60), ("unsynced", "plain", "power", 6)]
+KILLS = [("as it is", "plain asks", "power", 48), ("as it is", "gathers", "kill", 120), ("unsynced", "plain", "power", 6)]
 """What is killed how at each how manieth point; `make nightly` takes all points of all programs."""
 
 

@@ -396,7 +396,7 @@ async def gathers_chains(s: Any) -> Any:
     return found, await asyncio.wait_for(tells_twice("d"), 60), tells.run("end").ret_value
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+@some("order", [[2, 1, 0], [0, 1, 2], [1, 2, 0]], 3)
 def test_chains_of_sub_programs_resume_in_another_order(order: list[int], tmp_path: Path) -> None:
     """Which of the second sub-programs is the first one, only the answers decide; and on resuming they come in another order."""
     for n, way in enumerate((gathers_chains.run, lmc.compile(gathers_chains))):

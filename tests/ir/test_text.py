@@ -46,7 +46,7 @@ def test_parse_inverts_print(stage: str) -> None:
     seen: set[str] = set()
 
     @given(graphs(stage))
-    @examples(12, 100)
+    @examples(6, 100)
     def check(graph: Graph) -> None:
         text = print_graph(graph)
         parsed = parse(text)

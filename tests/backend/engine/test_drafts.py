@@ -316,10 +316,10 @@ def took(runs, drafts, row: float, host: float, answers: int, tokens: int, round
     return len(core.runner.passes) + row * core.runner.drafted + host * core.runner.waited, texts
 
 
-@pytest.mark.parametrize(("ahead", "row", "host", "answers", "tokens", "rounds", "share", "letters"), [
+@some(("ahead", "row", "host", "answers", "tokens", "rounds", "share", "letters"), [
     (False, 0.15, 0.02, 4, 24, 6, 0.8, 4), (False, 0.15, 0.02, 4, 200, 1, 0.8, 12), (True, 0.005, 0.4, 1, 300, 1, 0.2, 4),
     (True, 0.005, 0.4, 8, 150, 1, 0.8, 30), (True, 0.03, 0.1, 8, 150, 1, 0.8, 30), (True, 0.005, 0.4, 4, 24, 6, 0.8, 30),
-])  # fmt: skip
+], 2)  # fmt: skip
 def test_drafts_that_do_not_pay_cost_little(monkeypatch, ahead, row, host, answers, tokens, rounds, share, letters):
     """Few of them are right, or they are of no use to the answer that ends last: a hundredth is lost at most, and a pass."""
     monkeypatch.setattr(Alike, "share", share)

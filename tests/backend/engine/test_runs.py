@@ -274,7 +274,7 @@ def test_where_everything_fits_runs_change_nothing():
     found = []
     for policy in (Policy(), Policy(schedule="lpm")):
         world = World(50_000, policy)
-        world.run(agents(24))
+        world.run(agents(12))
         found.append((replace(world.engine.counters(), device_seconds=0.0), round(world.clock.now, 3)))
     assert found[0] == found[1]
 
