@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from lmc.backend.engine.forward_batch import Pass
-from lmc.backend.engine.request import PICTURE
+from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.local import LocalBackend
 
 KINDS = ("tower", "pictures", "prompts", "answers")

@@ -18,7 +18,8 @@ from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import EngineCore, PassOutput
 from lmc.backend.engine.forward_batch import Pass
-from lmc.backend.engine.request import BROKEN, PENDING, STUCK, Request, RequestKind, TokenLogprob, Top
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.token_ids import BROKEN, PENDING, STUCK, TokenLogprob, Top
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError

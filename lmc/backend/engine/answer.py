@@ -20,7 +20,7 @@ from lmc.segments import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.request import TokenLogprob
+    from lmc.backend.engine.token_ids import TokenLogprob
     from lmc.backend.engine.tokenizer import Detokenizer
 
 

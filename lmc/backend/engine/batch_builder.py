@@ -15,8 +15,9 @@ import numpy as np
 
 from lmc.backend.engine.forward_batch import Draft, Pass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
-from lmc.backend.engine.request import PICTURE, Request, RequestKind, drafted
+from lmc.backend.engine.request import Request, RequestKind, drafted
 from lmc.backend.engine.slot_ownership import SlotOwnership
+from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.engine.waiting import WaitingQueue
 
 FREE_ROWS = 188

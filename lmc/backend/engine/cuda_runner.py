@@ -35,9 +35,10 @@ from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
-from lmc.backend.engine.request import PENDING, Request
+from lmc.backend.engine.request import Request
 from lmc.backend.engine.sampler import DrawnAhead, Sampler
 from lmc.backend.engine.staging import StagingBuffer
+from lmc.backend.engine.token_ids import PENDING
 
 log = logging.getLogger("lmc.engine")
 

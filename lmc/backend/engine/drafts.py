@@ -22,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
-from lmc.backend.engine.request import PICTURE, Request
+from lmc.backend.engine.draft_sources import LONGEST, Guess, Match, occurrence
+from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
 
 Setting = int | Literal["auto", "off"]
@@ -36,44 +37,9 @@ MOST_DRAFTING = 8
 MOST_TOKENS = 16  # of one draft by default
 _LIMIT = 64  # most tokens that may be set
 
-_LEAST, _LONGEST = 2, 16  # tokens that an occurrence has at least, and up to which a longer one counts for more
 _SITE = 1 << 14  # tokens kept of the answers to one gen
 _SITES = 256  # gens with kept answers, the most recently answered
 _SEAM = -1  # between two answers
-
-
-class Match(NamedTuple):
-    """An earlier occurrence of a text's end: `length` tokens before `at` in `text` are its last ones."""
-
-    text: np.ndarray
-    at: int
-    length: int
-    source: str
-    repeats: bool  # the source is the text itself: after its end it continues as after `at`
-
-    def next(self, n: int) -> np.ndarray:
-        """Return up to `n` tokens that followed there."""
-        found = self.text[self.at : self.at + n]
-        if len(found) < n and self.repeats:
-            found = np.resize(found, n)
-        foreign = np.flatnonzero((found < 0) | (found >= PICTURE))
-        return found[: foreign[0]] if len(foreign) else found
-
-
-def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
-    """Return the longest occurrence in `text` of the end of `end`, the last of several, with a continuation; None if it
-    is too short."""
-    at = np.flatnonzero(text[:-1] == end[-1])
-    length = 1
-    while len(at) and length < min(_LONGEST, len(end)):
-        before = at[at >= length] - length
-        further = before[text[before] == end[-1 - length]] + length
-        if not len(further):
-            break
-        at, length = further, length + 1
-    if not len(at) or length < _LEAST:
-        return None
-    return Match(text, int(at[-1]) + 1, length, source, text is end)
 
 
 # -- past accuracy ------------------------------------------------------------------------------------------
@@ -93,7 +59,7 @@ class Odds:
         self._hits, self._tries = np.zeros(len(_PRIOR)), np.zeros(len(_PRIOR))
 
     def learn(self, length: int, hit: bool) -> None:
-        b = _BUCKETS[min(length, _LONGEST + 1)]
+        b = _BUCKETS[min(length, LONGEST + 1)]
         self._hits[b] = self._hits[b] * _MEMORY + hit
         self._tries[b] = self._tries[b] * _MEMORY + 1
 
@@ -103,7 +69,7 @@ class Odds:
 
     def chances(self, length: int, n: int) -> np.ndarray:
         """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones."""
-        lengths = np.minimum(np.arange(length, length + n), _LONGEST + 1)
+        lengths = np.minimum(np.arange(length, length + n), LONGEST + 1)
         return np.cumprod(self.rates()[_BUCKETS[lengths]])
 
 
@@ -248,13 +214,6 @@ class Guesses(Protocol):
     def reset(self) -> None: ...
 
     def check(self) -> None: ...
-
-
-class Guess(NamedTuple):
-    """The tokens that a smaller model predicts for an answer from `at` on."""
-
-    at: int
-    ids: np.ndarray
 
 
 class Drafts:

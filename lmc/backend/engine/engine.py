@@ -35,8 +35,9 @@ from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
 from lmc.backend.engine.forward_batch import Draft, Pass
-from lmc.backend.engine.request import BROKEN, STUCK, Request, RequestKind, TokenLogprob, Top
+from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.scheduler import Scheduler
+from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob, Top
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
 from lmc.gc_tuning import few_full_collections

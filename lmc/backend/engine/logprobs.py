@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lmc.backend.engine.request import TokenLogprob, Top
+from lmc.backend.engine.token_ids import TokenLogprob, Top
 from lmc.backend.engine.transfer import to_device, to_host
 
 _AT_ONCE = 1 << 26  # logits processed at a time

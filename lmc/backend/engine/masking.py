@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.constraint import Matcher
-from lmc.backend.engine.request import BROKEN, STUCK, Sampled
+from lmc.backend.engine.request import Sampled
+from lmc.backend.engine.token_ids import BROKEN, STUCK
 from lmc.errors import ConstraintError
 
 _FLAGS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").view(bool)

@@ -7,22 +7,22 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from lmc.backend.engine.choice_trie import NO_CHOICES, ChoiceTrie, Continuation, trie
+from lmc.backend.engine.token_ids import PENDING, TokenLogprob
 from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.drafts import Guess, Match
+    from lmc.backend.engine.draft_sources import Guess, Match
     from lmc.backend.engine.eyes import Laid
-    from lmc.backend.engine.host_tier import Fetch
+    from lmc.backend.engine.leases import Lease, OpenRun
     from lmc.backend.engine.radix_cache import Node
-    from lmc.backend.engine.runs import Lease, OpenRun
 
 
 class RequestKind(Enum):
@@ -31,23 +31,6 @@ class RequestKind(Enum):
     SCORE = "score"  # compute the prompt, then log-probabilities of several continuations
 
 
-Top = tuple[tuple[float, int], ...]  # (log-probability, id) of the likeliest tokens at a place, best first
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability of one token under the model itself: before penalties, masks and temperature."""
-
-    token: int
-    logprob: float
-    top: Top = ()
-
-
-STUCK = -1  # from the sampler: the constraint allows no next token
-BROKEN = -2  # from the sampler: the logits are NaN
-PENDING = -1  # in `ids`: a token not yet received from the device
-PICTURE = 1 << 30
-"""Ids from here on are pictures (eyes.py), not tokens of the vocabulary."""
 SHORT = 128
 """Limit up to which an answer reserves all its slots: reserving less would save little."""
 
@@ -71,6 +54,12 @@ class Group:
     def arrive(self) -> None:
         """Record that all sequences of one more request have arrived, or will never arrive."""
         self.missing -= 1
+
+
+class Arrival(Protocol):
+    """A copy of a prefix to the slots of a request; to slots of its own once that is gone."""
+
+    request: Request | None
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +150,7 @@ class Request:
     started: int = 0  # tokens present before its run added the rest
     wants: tuple[int, int] = (0, 0)  # unreserved slots that its run lacked to be opened, now and at its peak
     shared: int = 0  # and cached tokens in addition
-    arriving: Fetch | None = None  # while its prefix is copied to its slots: it has no rows
+    arriving: Arrival | None = None  # while its prefix is copied to its slots: it has no rows
     looked_at: bool = False  # it was held back before
     since: int = 0  # the pass number when it began to wait
     is_far: bool = False  # its positions are rotated as those of more than `near` tokens

@@ -19,7 +19,8 @@ from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
 from lmc.backend.engine.eyes import Eyes, Placed, Preparing, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
-from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.token_ids import TokenLogprob
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import TokenLogprob
+from lmc.backend.engine.token_ids import TokenLogprob
 from lmc.segments import Constraint, SamplingParams
 from tests.backend.engine_fakes import EOS, FIRST_MERGE, MERGES, FakeWords, automata, ids_of
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import Request, RequestKind, TokenLogprob
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.token_ids import TokenLogprob
 from lmc.segments import SamplingParams
 from tests.backend.engine_fakes import FakeWords
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lmc.backend.engine.answer import Answer
-from lmc.backend.engine.request import BROKEN, STUCK, Request, RequestKind
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.token_ids import BROKEN, STUCK
 from lmc.errors import ConstraintError
 from lmc.fsm.tokens import TokenRow
 from lmc.segments import SamplingParams

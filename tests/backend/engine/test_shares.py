@@ -15,7 +15,8 @@ from lmc.backend.engine.distributed.passes import Memory, parts_of, put, read
 from lmc.backend.engine.distributed.shares import shares
 from lmc.backend.engine.forward_batch import Pass, Rows
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.request import PENDING, Request, RequestKind
+from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.token_ids import PENDING
 from lmc.errors import ModelLoadError
 from tests.searching import search
 

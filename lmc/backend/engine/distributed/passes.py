@@ -19,7 +19,8 @@ import numpy as np
 
 from lmc.backend.engine.attention.sharing import SharedPrefix
 from lmc.backend.engine.forward_batch import Pass, Rows
-from lmc.backend.engine.request import NOBODY, PENDING, Request
+from lmc.backend.engine.request import NOBODY, Request
+from lmc.backend.engine.token_ids import PENDING
 
 _PARTS = 2
 _FIRST = 1 << 20  # bytes of a part, to begin with
