@@ -26,7 +26,8 @@ from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
-from lmc.runahead.ledger import Address, AheadPolicy, Ledger
+from lmc.runahead.ledger import AheadPolicy, Ledger
+from lmc.runahead.records import Address
 from lmc.segments import Gen, Mark, Select, Special
 
 

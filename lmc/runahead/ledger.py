@@ -27,6 +27,7 @@ from lmc.observing import observer
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
+from lmc.runahead.records import Address, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
@@ -39,10 +40,6 @@ class AheadPolicy(StrEnum):
     OFF = "off"
     CERTAIN = "certain"
     LIKELY = "likely"
-
-
-Address = tuple[int, int, str, int]
-"""Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
 
 
 class Source(Protocol):
@@ -79,20 +76,6 @@ class Guess:
     def result(self) -> Result:
         assert self.after.result is not None
         return self.after.result
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A request of a run, for reports: where it was made, whether it was made ahead ("no", "used", "wasted"), and when
-    the program made it, by `time.perf_counter()`."""
-
-    address: Address
-    kind: str
-    name: str | None
-    loc: Loc | None
-    result: Result
-    ahead: str
-    asked: float = 0.0
 
 
 MAX_OPEN = 64

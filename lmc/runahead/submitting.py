@@ -8,7 +8,7 @@ takes its answer. Otherwise requests are unchanged.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from lmc.backend.base import Backend, Handle, Hints
 from lmc.backend.deferred import Deferred, DeferredHandle
@@ -16,11 +16,9 @@ from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
 from lmc.prompt import Prompt, segments_of
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
+from lmc.runahead.records import Address
 from lmc.runahead.text import without
 from lmc.segments import Gen, Select
-
-if TYPE_CHECKING:
-    from lmc.runahead.ledger import Address, Ledger
 
 _numbers = itertools.count()
 
@@ -31,6 +29,14 @@ class Pinned(NamedTuple):
     before: Handle | None
     text: tuple[Any, ...]
     handle: Handle
+
+
+class Asked(Protocol):
+    """The requests of a run: its ledger (ledger.py)."""
+
+    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+        """Return the prompt behind the answer to another, equal request; None if there is none."""
+        ...
 
 
 class RunPlan:
@@ -46,7 +52,7 @@ class RunPlan:
         self.number = next(_numbers)
         self._pinned: dict[tuple[int, int, str], Pinned] = {}  # (id of the handle before, number of the pin, adapter): its own pins
 
-    def submit(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
+    def submit(self, ledger: Asked, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
         hints = run.hints()
         annotation = self._at(address, ask, run)
@@ -65,7 +71,7 @@ class RunPlan:
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
 
-    def equal(self, ledger: Ledger, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
+    def equal(self, ledger: Asked, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
         """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if there is none."""
         same_as = self._at(address, ask, run).same_as
         equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)

@@ -1,0 +1,25 @@
+"""The requests of a run as they are kept for reports, and the addresses of requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lmc.backend.base import Result
+from lmc.errors import Loc
+
+Address = tuple[int, int, str, int]
+"""Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A request of a run, for reports: where it was made, whether it was made ahead ("no", "used", "wasted"), and when
+    the program made it, by `time.perf_counter()`."""
+
+    address: Address
+    kind: str
+    name: str | None
+    loc: Loc | None
+    result: Result
+    ahead: str
+    asked: float = 0.0
