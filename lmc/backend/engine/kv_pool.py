@@ -8,6 +8,7 @@ A slot holds K and V of one token in every layer (page size 1). Who owns a slot:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -110,7 +111,10 @@ class KVPool:
         def zeros(heads: int, dim: int) -> Stored:  # an unwritten slot must never be NaN
             if dtype == torch.float8_e4m3fn:
                 return Fp8Rows.zeros(num_slots + 1, heads, dim, device)
-            return torch.zeros((num_slots + 1, heads, dim), dtype=dtype, device=device)
+            shape = (num_slots + 1, heads, dim)
+            if device == "cpu":  # the system zeroes a page when it is first used, and most of a large pool never is
+                return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+            return torch.zeros(shape, dtype=dtype, device=device)
 
         self.scratch = num_slots  # written by padding rows of a pass; never read
         self._keys = [zeros(layer.num_kv_heads, layer.key_dim) for layer in layers]
