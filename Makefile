@@ -31,7 +31,7 @@ conformance: $(VENV)/.dev $(VENV)/.model  ## 300 random programs in every execut
 nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, the other random searches at full length, 2,000 wrong model files, every kill point of journals; SEED=n for others
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 	$(PY) -m tests.durable.kill_points
-	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py tests/backend/engine/test_deterministic.py tests/backend/engine/test_drafts_model.py
+	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py tests/backend/engine/test_deterministic.py tests/backend/engine/test_drafts_model.py tests/backend/test_local_schemas.py tests/passes/test_prefix_model.py
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 

@@ -10,6 +10,7 @@ import pytest
 import lmc
 from tests.fsm.schemas import SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
+from tests.searching import TIMES
 
 pytestmark = pytest.mark.model
 
@@ -35,7 +36,7 @@ NAMES = ["person", "sentiment", "tool call", "character", "invoice", "enum with 
          "contains in a bounded array", "maxContains", "not an enum", "not of a property"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES[:: 1 if TIMES else 2])
 def test_answers_are_instances(engine, name):
     schema = SCHEMAS[name][0]
     text, meta = ask(engine, json_schema=schema)

@@ -306,8 +306,7 @@ def ended(engine, began, says):
     assert gone(engine.were)
 
 
-@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
-@pytest.mark.parametrize(("ranks", "victim"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("ranks", "victim", "phase"), [(2, 1, "idle"), (2, 1, "prefill"), (3, 2, "decode")])
 def test_a_killed_rank_ends_the_engine_with_the_reason(tiny, phase, ranks, victim):
     engine = engine_of(tiny, tp=ranks)
     handles = []
