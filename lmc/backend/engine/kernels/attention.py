@@ -29,7 +29,7 @@ _PARTS = 4  # partial results of a row that are read together
 _EARLY = 4  # rows up to which waiting programs do not slow the reading ones (measured)
 _LESS = tl.constexpr(256.0)  # times too small is what `_apart` returns
 _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
-_STAGES_OF_FP8 = 5
+_STAGES_OF_FP8 = 5  # of both kinds: its blocks are half as large
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ _APART = tl.constexpr(
 def _apart(pair, TYPE: tl.constexpr):
     """Return both numbers of `pair`, two of e4m3 in 16 bits, as TYPE, 256 times too small: the exponent of float16 has another
     bias."""
-    if TYPE == tl.float16:
+    if tl.float16 == TYPE:
         even, odd = tl.inline_asm_elementwise(_APART, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
     else:
         even = (((pair & 0x7F) << 7) | ((pair & 0x80) << 8)).to(tl.float16, bitcast=True)
@@ -257,10 +257,11 @@ def attend(
     if beside is not None and wide:
         beside.wait_stream(torch.cuda.current_stream())
     for kind, pieces, shares in kinds[: 2 if wide else 1]:
+        stored = values.view(torch.int16) if fp8 and kind == NARROW else values
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
-                q, keys, values.view(torch.int16) if fp8 and kind == NARROW else values, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
+                q, keys, stored, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
                 _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, warps=_WARPS[kind], early=early,
             )  # fmt: skip
