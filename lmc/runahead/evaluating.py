@@ -26,7 +26,7 @@ from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import frames
-from lmc.runahead.ledger import AheadPolicy, Ledger
+from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
 from lmc.runahead.records import Address
 from lmc.segments import Gen, Mark, Select, Special
 
@@ -169,8 +169,7 @@ class AheadEmitter:
                 self.ledger.prefill(known, run)
             return None
         ask = make(Origin(*address))
-        sampled = (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) > 0
-        if evaluation.shifted and sampled:
+        if evaluation.shifted and not repeatable(ask):
             return None
         return self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
 

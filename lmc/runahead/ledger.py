@@ -77,6 +77,10 @@ class Guess:
         assert self.after.result is not None
         return self.after.result
 
+    def answers(self, before: Prompt, ask: Gen | Select) -> bool:
+        """Return whether it is this request."""
+        return self.ask == ask and equal(self.before, before)
+
 
 MAX_OPEN = 64
 """Most guesses of one run that Python has not taken yet."""
@@ -140,9 +144,11 @@ class Ledger:
         if self._prefilled:
             self._needed_no_more(before)
         self.asked[address] = (before, ask, after)
-        kind = "gen" if ask.__class__ is Gen else "select"
-        self.records.append(Record(address, kind, ask.name, ask.loc, after.result, "no" if guess is None else "used", perf_counter()))
+        self._record(address, ask, after.result, "no" if guess is None else "used", perf_counter())
         return after
+
+    def _record(self, address: Address, ask: Gen | Select, result: Result, ahead: str, asked: float = 0.0) -> None:
+        self.records.append(Record(address, "gen" if ask.__class__ is Gen else "select", ask.name, ask.loc, result, ahead, asked))
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Record a request of Python at an address that was answered from elsewhere, such as a journal."""
@@ -158,26 +164,25 @@ class Ledger:
         entry = self.asked.get(place)
         if entry is None and ahead and (there := self.guesses.get(place)):
             entry = there[0].before, there[0].ask, there[0].after
-        if entry is None or not _repeatable(ask) or entry[1] != ask or content(entry[0]) != content(before):
+        if entry is None or not repeatable(ask) or entry[1] != ask or not equal(entry[0], before):
             return None
         return entry[2]
 
     def made(self, before: Prompt, ask: Gen | Select) -> Prompt | None:
         """Return the prompt with the answer to an equal request of Python's, whatever its address, at temperature 0."""
-        if not _repeatable(ask):
+        if not repeatable(ask):
             return None
-        place = content(before)
-        return next((after for prompt, other, after in [*self.asked.values()] if other == ask and content(prompt) == place), None)
+        return next((after for prompt, other, after in [*self.asked.values()] if other == ask and equal(prompt, before)), None)
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
             there = list(self.guesses.get(address, ()))
-            found = next((g for g in there if self._answers(g, before, ask)), None)
-            for guess in [g for g in there if g is not found and (g.in_arm or not _repeatable(ask))]:
+            found = next((g for g in there if g.answers(before, ask)), None)
+            for guess in [g for g in there if g is not found and (g.in_arm or not repeatable(ask))]:
                 self._drop(guess)
                 if guess.in_arm:
                     self._wrong(guess.ask.loc)
-            if found is None and _repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
+            if found is None and repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
                 found = next(self._equal(before, ask), None)
             if found is not None and found.result.error is not None:  # a guess that failed is no answer
                 self._drop(found)
@@ -196,9 +201,6 @@ class Ledger:
             self._useless[found.ask.loc] = False
             return found
 
-    def _answers(self, guess: Guess, before: Prompt, ask: Gen | Select) -> bool:
-        return guess.ask == ask and content(guess.before) == content(before)
-
     # -- requests made ahead
 
     def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool, in_arm: bool = False) -> Prompt | None:
@@ -211,14 +213,14 @@ class Ledger:
             if self.closed or not (certain or self.policy is AheadPolicy.LIKELY):
                 return None
             for found in list(self.guesses.get(address, ())):
-                if self._answers(found, before, ask):
+                if found.answers(before, ask):
                     found.reached = self.evaluations
                     return found.after
                 if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
             if (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
-            found = next((g for g in self._equal(before, ask) if g.reached != self.evaluations), None) if _repeatable(ask) else None
+            found = next((g for g in self._equal(before, ask) if g.reached != self.evaluations), None) if repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
                 self._remove(found)
                 found.address, found.reached = address, self.evaluations
@@ -303,8 +305,7 @@ class Ledger:
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
         self.usage += Usage(ahead_wasted=1, ahead_wasted_tokens=tokens)
-        kind = "gen" if guess.ask.__class__ is Gen else "select"
-        self.records.append(Record(guess.address, kind, guess.ask.name, guess.ask.loc, guess.result, "wasted"))
+        self._record(guess.address, guess.ask, guess.result, "wasted")
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
 
@@ -463,6 +464,11 @@ def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
     return id(prompt.handle), flat([tuple(map(_compared, prompt.tail))])
 
 
+def equal(a: Prompt, b: Prompt) -> bool:
+    """Return whether two prompts have the same content; most that do were cut into the same appends."""
+    return a.handle is b.handle and (a.tail == b.tail or content(a) == content(b))
+
+
 def _compared(part: Any) -> Any:
     if isinstance(part, Excerpt) and part.result.done and part.result.error is None:
         return part.text()
@@ -478,6 +484,6 @@ def _worth(tail: Sequence[object]) -> bool:
     return sum(len(part) for part in tail if isinstance(part, str)) >= _LEAST and not any(isinstance(part, Excerpt | Image) for part in tail)
 
 
-def _repeatable(ask: Gen | Select) -> bool:
+def repeatable(ask: Gen | Select) -> bool:
     """Return whether equal requests have equal answers wherever they are made: at temperature 0."""
     return (ask.params.temperature if isinstance(ask, Gen) else ask.temperature) == 0
