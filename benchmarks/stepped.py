@@ -19,7 +19,6 @@ from lmc.backend.local import LocalBackend
 from lmc.frontend import flights
 from lmc.frontend.fibers import Fiber, Fibers
 from lmc.frontend.flights import BatchThread, Flights
-from lmc.runahead import ledger
 from lmc.runahead.profile import Profile
 from lmc.waiting import Signal, waiting_by
 
@@ -113,7 +112,7 @@ def stepped(engine: LocalBackend, made: type[SteppedCore] = SteppedCore) -> Iter
     hub = patch.multiple(Fibers, _sleep=sleeps, _ring=lambda self: None)
     timed = patch.object(core.scheduler.runs, "_now", core.seconds)
     at_once = patch.multiple(Profile, patience=0.0, affords=lambda self, seconds: True)
-    with timed, at_once, patch.object(ledger, "SHORTEST", 0.0), waiting_by(Here()), on_threads, on_fibers, in_batches, hub, patch.object(flights._watch, "over"):
+    with timed, at_once, waiting_by(Here()), on_threads, on_fibers, in_batches, hub, patch.object(flights._watch, "over"):
         engine._core = core
         try:
             yield drain
