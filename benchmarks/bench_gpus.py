@@ -95,7 +95,7 @@ def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
     for rows in ROWS:
         x, residual = (torch.randn(rows, _COLUMNS, device=device).bfloat16() for _ in range(2))
         ways: dict[str, Callable[[int], Any]] = {
-            "NCCL and norm": lambda _, x=x, rest=residual: group.begin_sum(x).add_rms_norm(rest, weight, 1e-5),
+            "NCCL and norm": lambda _, x=x, rest=residual: add_rms_norm(group.sum(x), rest, weight, 1e-5),
             "norm alone": lambda _, x=x, rest=residual: add_rms_norm(x, rest, weight, 1e-5),
         }
         if (peers := group.peers) is not None:

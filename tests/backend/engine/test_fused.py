@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 
 import pytest
 
@@ -36,16 +35,12 @@ def causal(q, keys, values):
     return F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True).transpose(0, 1).contiguous()
 
 
-@pytest.mark.parametrize("spread", [False, True, "in two halves"])
+@pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_layer_gives_the_references_numbers(name, spread, tmp_path, monkeypatch):
+def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     pytest.importorskip("triton")
-    from lmc.backend.engine.models import fused as module
     from lmc.backend.engine.models.fused import FusedLlama
 
-    if spread == "in two halves":
-        monkeypatch.setattr(module, "_TWO_PARTS", 16)
-        monkeypatch.setattr(module, "_TILE", 4)
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
     weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
     wrap = {}
@@ -109,45 +104,6 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
     assert float((found - expected).norm() / expected.norm()) < 0.03, "e4m3 rounds sums of other orders apart"
     assert len(multiplied) == 4 * config.num_layers
     assert len(quantized) == config.num_layers, "of the outputs of attention; the others by the norm and the activation before"
-
-
-def test_sums_that_take_turns_are_not_halved(tmp_path):
-    """Those of lmc's kernel: two of one turn in a row would read each other's rows (kernels/peer_sum.py)."""
-    pytest.importorskip("triton")
-    from lmc.backend.engine.models import fused
-
-    group, config = RankGroup(0, 1, 10.0), CONFIGS["llama"]
-    group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
-    weights = {n: torch.randn(s).to(DEVICE) for n, s in llama.shapes(config).items()}
-    model = fused.FusedLlama(llama.build(weights, config, wrap=lambda n, m: Summed(m, group, 0) if n.endswith((".o", ".down")) else m))
-    halved = lambda rows: len(model._parts(rows)) == 2
-    assert not halved(1023) and halved(1024)
-    group.peers = SimpleNamespace(rows=512, close=lambda: None)
-    assert not halved(1024) and not halved(1279) and halved(1280)
-    group.peers = None
-
-
-def test_sums_of_one_half_are_waited_for_after_the_other_is_multiplied(tmp_path, monkeypatch):
-    pytest.importorskip("triton")
-    from lmc.backend.engine.distributed import group as module
-    from lmc.backend.engine.models import fused
-
-    monkeypatch.setattr(fused, "_TWO_PARTS", 8)
-    monkeypatch.setattr(fused, "_TILE", 4)
-    group, config, events = RankGroup(0, 1, 10.0), CONFIGS["llama"], []
-    group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
-    wait = module.Sum.add_rms_norm
-    monkeypatch.setattr(module.Sum, "add_rms_norm", lambda self, *args: events.append(f"wait {len(self.x)}") or wait(self, *args))
-    begin = group.begin_sum
-    monkeypatch.setattr(group, "begin_sum", lambda x: events.append(f"begin {len(x)}") or begin(x))
-    weights = {n: torch.randn(s).to(DEVICE) for n, s in llama.shapes(config).items()}
-    model = llama.build(weights, config, wrap=lambda n, m: Summed(m, group, 0) if n.endswith((".o", ".down")) else m)
-    at = torch.arange(14, device=DEVICE, dtype=torch.int32)
-    with torch.inference_mode():
-        kv = KVPool(config.num_layers, 20, config.num_kv_heads, config.head_dim, torch.float32, DEVICE)
-        fused.FusedLlama(model).hidden((at, at, at), torch.zeros(1, dtype=torch.int32, device=DEVICE), kv, causal)
-    layer = ["begin 4", "begin 10", "wait 4", "begin 4", "wait 10", "begin 10", "wait 4", "wait 10"]
-    assert events == layer * config.num_layers
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])

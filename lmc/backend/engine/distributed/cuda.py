@@ -37,7 +37,7 @@ class _Ranked(CudaRunner):
         super().__init__(model, kv, sampler)
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
-        columns = model.config.hidden_size  # sums of larger passes are NCCL's, beside GEMMs if it is halved (models/fused.py)
+        columns = model.config.hidden_size  # sums of larger passes are NCCL's
         group.share_memory(rows_of(group.ranks, columns), columns, model.device)
 
     @torch.inference_mode()

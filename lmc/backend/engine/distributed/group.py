@@ -119,11 +119,6 @@ class RankGroup:
         self._complete(lambda: self._group.allreduce([x]))
         return x
 
-    def begin_sum(self, x: Tensor) -> Sum:
-        """Begin to sum all ranks' `x`, in place: beside what this device computes next, on a stream of its own."""
-        with _losing_peers():
-            return Sum(x, self._group.allreduce([x]))
-
     def gather(self, x: Tensor) -> Tensor | None:
         """Gather on rank 0: all ranks' `x` [rows, n] side by side, [rows, ranks · n]; None on others."""
         if self.rank:
@@ -178,24 +173,6 @@ class RankGroup:
         return found
 
 
-class Sum:
-    """A sum of all ranks' `x` [T, C] that has begun."""
-
-    __slots__ = ("_work", "x")
-
-    def __init__(self, x: Tensor, work: Any) -> None:
-        self.x, self._work = x, work
-
-    def add_rms_norm(self, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Wait for it (on a GPU its stream waits, and not the host); return norm(residual + the sum); `residual` becomes the
-        sum in place. Raises PeerLost."""
-        from lmc.backend.engine.kernels.norm import add_rms_norm
-
-        with _losing_peers():
-            self._work.wait()
-        return add_rms_norm(self.x, residual, weight, eps)
-
-
 class Summed:
     """A matrix whose columns are sharded over ranks: each multiplies its part of x, and the results are summed.
 
@@ -210,15 +187,11 @@ class Summed:
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.sum(self.local(x).contiguous())
 
-    def product(self, x: Tensor | Quantized, multiply: Callable[[Linear, Tensor | Quantized], Tensor]) -> Sum | Part:
-        """Return x times the matrix, whose sum has begun; where GPUs write to each other's memory, the part of few rows, to
-        be summed by whoever reads it."""
+    def product(self, x: Tensor | Quantized, multiply: Callable[[Linear, Tensor | Quantized], Tensor]) -> Tensor | Part:
+        """Return x times the matrix; of few rows, where GPUs write to each other's memory, this rank's part, to be summed by
+        whoever reads it."""
         part, peers = multiply(self.local, x).contiguous(), self._group.peers
-        return self._group.begin_sum(part) if peers is None or self.runs_beside(len(part)) else Part(peers, self._turn, part)
-
-    def runs_beside(self, rows: int) -> bool:
-        """Return whether the sum of so many rows runs beside what follows, and sums may follow each other in any order."""
-        return self._group.peers is None or rows > self._group.peers.rows
+        return self._group.sum(part) if peers is None or len(part) > peers.rows else Part(peers, self._turn, part)
 
     def over(self, local: Linear) -> Summed:
         """Wrap another way to multiply by this part."""

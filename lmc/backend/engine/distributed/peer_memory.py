@@ -20,7 +20,7 @@ from torch import Tensor
 
 log = logging.getLogger("lmc.engine")
 
-_ROWS = 512  # of a sum, at most
+_ROWS = 1024  # of a sum, at most
 _RECEIVED = 8 << 20  # bytes that a rank receives in one: it gets all rows of each of the others, and from NCCL about twice its own
 _OPEN_LAZILY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 

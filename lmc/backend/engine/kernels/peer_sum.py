@@ -9,7 +9,7 @@ a number that no row holds, -0, and a row has come when none is left of it (as i
 A rank that writes in round r has ended round r - 1, so that all others have begun it, and ended r - 2, in which they
 cleared what is written to now.
 
-For few rows: 4 µs for one and 8 for 128 on two H200s, where NCCL and the norm take 12 and 19.
+For a thousand rows at most: 4 µs for one and 8 for 128 on two H200s, where NCCL and the norm take 12 and 20.
 """
 
 from __future__ import annotations

@@ -5,13 +5,13 @@ Same weights, same layout; `LlamaModel.forward` is the reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore, PictureRows
-from lmc.backend.engine.distributed.group import Sum, Summed
+from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.distributed.peer_memory import Part
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
@@ -25,13 +25,6 @@ from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 Attention = Callable[[Tensor, Stored, Stored], Tensor]  # (q, keys, values of a layer) → like q
-
-
-_TWO_PARTS = 1024
-"""Rows of a pass over ranks from which it is computed in two halves: while the sums of one are under way, the other is
-multiplied. GEMMs of half as many rows are about as fast, and there are twice the launches."""
-
-_TILE = 128  # rows of a GEMM's tile
 
 
 class FusedLlama:
@@ -75,38 +68,27 @@ class FusedLlama:
             if seen.axes is not None:
                 table, positions = self._turned(positions, seen.rows, seen.axes)
         following = [(layer.input_norm, layer.qkv) for layer in m.layers[1:]] + [(m.norm, None)]
-        parts = self._parts(len(residual))
-        residuals = [residual[part] for part in parts]
-        xs = [normed(None, x, m.layers[0].input_norm, m.layers[0].qkv, mask) for x in residuals]
+        x = normed(None, residual, m.layers[0].input_norm, m.layers[0].qkv, mask)
         for index, (layer, (next_norm, reader)) in enumerate(zip(m.layers, following, strict=True)):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
-            qs = [
-                rope_append(times(index, "qkv", layer.qkv, x, mask), positions[part], slots[part], turns, keys, values, _norms(layer), self.config.norm_eps)
-                for x, part in zip(xs, parts, strict=True)
-            ]
-            attended = attend(_joined(qs), keys, values).view(len(ids), -1)
+            q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), self.config.norm_eps)
+            attended = attend(q, keys, values).view(len(ids), -1)
             if wanted is not None and layer is m.layers[-1]:
-                attended, parts, residuals = attended.index_select(0, wanted), [slice(None)], [residual.index_select(0, wanted)]
+                attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
                 mask = None if mask is None else mask.index_select(0, wanted)
-            sums = [self._summed(index, "o", layer.o, attended[part], mask) for part in parts]
-            sums = [self._mlp(index, normed(x, rest, layer.post_norm, layer.gate_up, mask), mask) for x, rest in zip(sums, residuals, strict=True)]
+            summed = self._summed(index, "o", layer.o, attended, mask)
+            summed = self._mlp(index, normed(summed, residual, layer.post_norm, layer.gate_up, mask), mask)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            xs = [normed(x, rest, next_norm, reader, mask) for x, rest in zip(sums, residuals, strict=True)]
-        return _joined([x for x in xs if isinstance(x, Tensor)])
+            x = normed(summed, residual, next_norm, reader, mask)
+        assert isinstance(x, Tensor), "nothing that multiplies reads the last norm"
+        return x
 
-    def _parts(self, rows: int) -> list[slice]:
-        """Return the parts in which so many rows are computed."""
-        matrix, half = self._model.layers[0].o, rows // 2 // _TILE * _TILE
-        if rows < _TWO_PARTS or not isinstance(matrix, Summed) or not matrix.runs_beside(half):
-            return [slice(None)]
-        return [slice(half), slice(half, None)]
-
-    def _normed(self, x: Tensor | Sum | Part | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
+    def _normed(self, x: Tensor | Part | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
         """Return norm(residual + x), as the matrix that reads it is best given it; `residual` becomes the sum in place."""
         eps = self.config.norm_eps
-        if isinstance(x, Sum | Part):
+        if isinstance(x, Part):
             return x.add_rms_norm(residual, weight, eps)
         if mask is None and _in_fp8(reader):
             return Quantized(*add_rms_norm_quantized(x, residual, weight, eps), residual.dtype)
@@ -117,11 +99,11 @@ class FusedLlama:
         y = self._multiply(matrix, x)
         return y if mask is None or self.adapters is None or isinstance(x, Quantized) else self.adapters.add(index, kind, x, y, mask)
 
-    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Sum | Part:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Part:
         """The same with a matrix whose columns may be sharded; then there are no adapters."""
         return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
 
-    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Sum | Part:
+    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Part:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
             both = self._times(index, "gate_up", gate_up, x, mask)
@@ -153,10 +135,6 @@ def _plain(matrix: Linear, x: Tensor | Quantized) -> Tensor:
 
 def _in_fp8(matrix: Linear | None) -> bool:
     return matrix is not None and isinstance(local(matrix), Fp8)
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _norms(layer: Layer) -> tuple[Tensor, Tensor] | None:
