@@ -17,44 +17,44 @@ _MOST_COUNTED = 1024  # states of an array whose items are counted
 def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence[Node], shape: SchemaShape, *, each_once: bool = False) -> Node:
     """Return members in order, required or optional, then any others; with commas between them and brackets around.
 
-    A state: how many of `fixed` are passed, whether a comma is due, how many members there are (as far as `size`
-    matters), and which of `others` occurred, if each may come once. Otherwise only one counts towards the minimum,
-    since their names may be equal.
+    A state: how many of `fixed` are passed, whether the comma behind the last one is due (else a member must come), how many members there
+    are (as far as `size` matters), and which of `others` occurred, if each may come once. Otherwise only one counts towards the minimum,
+    since their names may be equal. What may come behind a comma is one state, so that it is looked at when the comma is written.
     """
     low, high = shape.size
-    numbers: dict[tuple[int, bool | None, int, int, int], int] = {}
+    numbers: dict[tuple[int, bool, int, int, int], int] = {}
     edges: list[tuple[int, Node, int]] = []
-    order: list[tuple[int, bool | None, int, int, int]] = []
+    order: list[tuple[int, bool, int, int, int]] = []
 
-    def state(at: int, due: bool | None, count: int, sure: int, used: int = 0) -> int:
+    def state(at: int, due: bool, count: int, sure: int, used: int) -> int:
         key = (at, due, count if high is not None else 0, min(sure, low), used)
         if key not in numbers:
             numbers[key] = len(numbers)
             order.append(key)
         return numbers[key]
 
-    state(0, False, 0, 0)
-    empty, final = low == 0 and not any(needed for _, needed in fixed), set[int]()
+    state(0, False, 0, 0, 0)
+    last_needed = max((i for i, (_, needed) in enumerate(fixed) if needed), default=-1)
+    empty, final = low == 0 and last_needed < 0, set[int]()
     for at, due, count, sure, used in order:
         if len(order) > _MOST_COUNTED * 8:
             raise TooLarge
-        here = numbers[at, due, count, sure, used]
-        room = high is None or count < high
-        if due is None:  # the comma is written, if there is one
-            edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1)))
-        elif at < len(fixed):
-            if not fixed[at][1] and (due or others or at + 1 < len(fixed)):  # else nothing is left to be written
-                edges.append((here, EMPTY, state(at + 1, due, count, sure)))
-            if room:
-                edges.append((here, layout.item if due else EMPTY, state(at, None, count, sure)))
-        else:
-            if sure >= low and due:
+        here, room = numbers[at, due, count, sure, used], high is None or count < high
+        if due:
+            if sure >= low and at > last_needed:
                 final.add(here)
+            if room and (others or at < len(fixed)):
+                edges.append((here, layout.item, state(at, False, count, sure, used)))
+        elif at < len(fixed):
+            if room:
+                edges.append((here, fixed[at][0], state(at + 1, True, count + 1, sure + 1, used)))
+            if not fixed[at][1] and (others or at + 1 < len(fixed)):  # else nothing is left to be written
+                edges.append((here, EMPTY, state(at + 1, False, count, sure, used)))
+        else:
             more = sure + 1 if each_once or at == len(fixed) else sure
             for i, other in enumerate(others if room else ()):
                 if not used >> i & 1:
-                    member = seq(layout.item, other) if due else other
-                    edges.append((here, member, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
+                    edges.append((here, other, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
     full = layout.bracketed("{}", NodeGraph(tuple(edges), frozenset(final))) if final else NOTHING
     return one_of([layout.bracketed("{}", EMPTY) if empty else NOTHING, full])
 
