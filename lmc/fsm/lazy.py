@@ -282,8 +282,8 @@ class LazyDFA:
                 found.update(others)
                 continue
             name = self._terms.literal(term, None)
-            if not name.isascii() or name.find('"') != len(name) - 1 or "\\" in name:
-                return None
+            if not name.isascii() or not name or name.find('"') != len(name) - 1 or "\\" in name:
+                return None  # of a key that is neither free nor a name, nothing is known
             found.add(name)
         return [name.encode() for name in sorted(found)] if is_open else None
 

@@ -481,3 +481,16 @@ def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
         automaton = TokenAutomaton(begun("regex", regex), vocabulary)
         assert automaton.dfa.loop(0) is not None and (vocabulary._run_at(automaton.dfa, 0, 0) is not None) == is_run
         assert allowed(automaton.mask(0)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(0, i) >= 0}
+
+
+def test_a_key_of_a_pattern_beside_one_that_may_be_any_is_no_name(monkeypatch):
+    """What is no literal was taken for an empty name, and a token that goes on behind such a key as it alone may was refused."""
+    monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
+    words, _ = small()
+    vocabulary = Vocabulary([*words.tokens, b'a": 1', b'b": 1', b'a": "', b'b": "'], words.eos)
+    some = {"type": "object", "properties": {"name": {"type": "null"}}, "additionalProperties": {"type": "string"}}
+    schema = {"anyOf": [some, {"type": "object", "patternProperties": {"^[ac-h]{1,3}$": {"type": "integer"}}, "additionalProperties": False}]}
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    key = made.dfa.step(made.start, b'{"')
+    assert allowed(made.mask(key)) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+    assert [made.next(key, len(words.tokens) + i) >= 0 for i in range(4)] == [True, False, True, True]
