@@ -6,6 +6,7 @@ import asyncio
 import faulthandler
 import ipaddress
 import json
+import logging
 import signal
 import socket
 import ssl
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import h11
@@ -33,6 +35,8 @@ from lmc.serve.front import Front
 from lmc.serve.gate import Entrance, new_id
 from lmc.serve.settings import ServerSettings
 from lmc.serve.workers import WorkerOptions
+
+log = logging.getLogger("lmc.serve")
 
 _LAST = 2  # seconds for the last 503s to be sent
 _FROZEN = 30.0  # seconds without a turn of the event loop after which the log says what all threads do
@@ -182,6 +186,7 @@ class DrainingServer(uvicorn.Server):
         )
         super().__init__(config)
         self._entrance = entrance
+        self._draining: asyncio.AbstractEventLoop | None = None
 
     def stop_at_once(self) -> None:
         """Stop at once: running requests will not be answered."""
@@ -192,7 +197,16 @@ class DrainingServer(uvicorn.Server):
             _write_stacks_unless_called_again()
         return await super().on_tick(counter)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end running requests with a 503 at a second, and everything at a third."""
+        if self._draining is None or self._entrance.over.is_set():
+            return super().handle_exit(sig, frame)
+        self._draining.call_soon_threadsafe(self._entrance.over.set)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining = asyncio.get_running_loop()
+        if (running := len(self.server_state.tasks)) and self._drain:
+            log.warning("%d request%s running and may take %.0f s to end; Ctrl-C ends them now", running, " is" if running == 1 else "s are", self._drain)
         self._entrance.close(self._drain)
         await super().shutdown(sockets)
 

@@ -17,7 +17,7 @@ import pytest
 
 import lmc
 from lmc.backend.base import Health
-from lmc.serve import supervisor
+from lmc.serve import main, supervisor
 from lmc.serve.main import listen, serve
 from tests.serve.serving import HELLO, ByHand, events, running, settings, talk, until
 
@@ -95,7 +95,7 @@ class Serving:
 
         def run():
             try:
-                self.outcome.append(serve(open_backend, settings(), (), self.where, drain=1, ready=self.ready.append, **how))
+                self.outcome.append(serve(open_backend, settings(), (), self.where, ready=self.ready.append, **{"drain": 1} | how))
             except Exception as error:
                 self.outcome.append(error)
 
@@ -159,6 +159,28 @@ def test_drain_ends_what_is_not_answered_with_503s():
             assert not mock._pending, "what was asked is cancelled"
 
     asyncio.run(work())
+
+
+def test_a_second_signal_ends_what_is_running_with_503s(monkeypatch, caplog):
+    servers, make = [], main.DrainingServer
+    monkeypatch.setattr(main, "DrainingServer", lambda *args, **how: servers.append(make(*args, **how)) or servers[0])
+    mock, answers = lmc.Mock(latency=3600), []
+    serving = Serving(mock, drain=3600)
+    serving.go.set()
+    while not serving.ready:
+        time.sleep(0.005)
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(serving.url + CHAT, json=HELLO, timeout=60)), daemon=True)
+    asking.start()
+    while not mock.call_log:
+        time.sleep(0.005)
+    servers[0].handle_exit(signal.SIGINT, None)
+    while "Ctrl-C ends them now" not in caplog.text:
+        time.sleep(0.005)
+    assert "1 request is running and may take 3600 s" in caplog.text and not answers
+    servers[0].handle_exit(signal.SIGINT, None)
+    asking.join(60)
+    serving.thread.join(60)
+    assert answers[0].status_code == 503 and "shutting down" in answers[0].text and serving.outcome == [None]
 
 
 # -- restarting ----------------------------------------------------------------------------------------------------------
