@@ -294,6 +294,20 @@ def test_usage_is_charged_once_to_its_account():
         until(lambda: len(spent) == 1)
 
 
+def test_a_replica_ends_at_once_when_its_program_does(monkeypatch):
+    """Of a process that ends, lines close before its children have another parent."""
+    from lmc.backend.replicas import child
+
+    parents, slept, ends = iter([7, 7, 7]), [], []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    monkeypatch.setattr(os, "_exit", ends.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    ours, its = Pipe()
+    ours.close()
+    child._end_with(7, its)
+    assert ends == [0] and sum(slept) < 1
+
+
 # -- processes -----------------------------------------------------------------------------------------------------------------
 
 

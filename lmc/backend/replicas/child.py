@@ -18,6 +18,7 @@ from lmc.backend.replicas.process import GRACE
 from lmc.errors import BackendError, LmcError
 
 _CHECK = 1.0  # seconds between checks of the engine
+_LOOK = 0.1  # and of the program that this belongs to, once it has closed its line
 
 
 def main() -> None:
@@ -58,7 +59,9 @@ def _end_with(leader: int, line: Connection) -> None:
     watched.register(line.fileno(), 0)
     while os.getppid() == leader and not watched.poll(250):
         pass
-    time.sleep(GRACE / 2 if os.getppid() == leader else 0.0)  # the engine is closed first
+    until = time.monotonic() + GRACE / 2  # the engine is closed first, unless the program ends: it loses its lines before its children
+    while os.getppid() == leader and time.monotonic() < until:
+        time.sleep(_LOOK)
     os._exit(0)
 
 
