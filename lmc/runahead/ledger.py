@@ -350,15 +350,15 @@ class Ledger:
         line = None if found is None else (self.policy, found)  # without a certain next request, likely ones may follow
         if line is not None and not self.profile.worth(line):
             line = None
-        if line is None and self.prepare is None:
-            for result in awaited:
-                result.wait()
-        else:
-            self._waiting.add(event)
-            try:
+        self._waiting.add(event)
+        try:
+            if line is None and self.prepare is None:
+                for result in awaited:
+                    result.wait()
+            else:
                 self._wait(awaited, event, line, began)
-            finally:
-                self._waiting.discard(event)
+        finally:
+            self._waiting.discard(event)
         self.profile.has_waited(began, perf_counter())
 
     def _is_off(self) -> bool:
@@ -392,16 +392,19 @@ class Ledger:
 
     def evaluate(self, there: Callable[[], bool], event: Signal, line: Hashable) -> None:
         """Evaluate the next steps once, until the awaited answers are `there`; cancel guesses that it no longer reaches."""
-        others = 0.0  # seconds that other programs took on this thread meanwhile
+        others, stopped = 0.0, False  # seconds that other programs took on this thread meanwhile
 
         def stops() -> bool:
-            nonlocal others
+            nonlocal others, stopped
             while not there() and not idle():
+                if len(self._waiting) > 1:  # bodies of forks, which need the lock
+                    stopped = True
+                    break
                 began = thread_time()
                 event.wait(0.0)
                 event.clear()
                 others += thread_time() - began
-            return there()
+            return stopped or there()
 
         with self._lock:
             if self.source is None:  # closed meanwhile
@@ -418,7 +421,7 @@ class Ledger:
             finally:
                 self.profile.evaluated(line, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
                 self.once = 0.0
-            if there():  # it may have stopped early: the next one goes on
+            if stopped or there():  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:

@@ -15,6 +15,7 @@ import lmc
 from lmc import waiting
 from lmc.backend import mock
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.frontend import flights
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation, Outcome
 from lmc.frontend.fibers import Fibers
@@ -280,6 +281,41 @@ def test_an_evaluation_lets_the_other_programs_of_its_batch_go_first(fn: Any, mo
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     states = eager(lmc.compile(fn)).batch([{"q": "x"}, {"q": "y"}], backend=backend)
     assert opened == [True] and len(states) == 2
+    backend.close()
+
+
+HERE = threading.local()
+
+
+@lmc.function
+def two_bodies(s, q):
+    def body(f: Any, k: int) -> str:
+        HERE.body = k
+        f += q + lmc.gen("a", max_tokens=4)
+        first = f["a"]
+        f += lmc.gen("b", max_tokens=4)
+        return first + f["b"]
+
+    return s.fork(2).each(body, range(2))
+
+
+def test_an_evaluation_ends_for_other_bodies_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need the ledger that it holds, so it does not let them go first in its midst."""
+    backend, asked, later = Gated(), list[tuple[bool, int]](), threading.Event()
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        if not asked:
+            backend._held.pop(1 - HERE.body)()
+            while idle():
+                later.wait(1e-4)
+            asked.append((stops(), len(backend.call_log)))
+            backend.open()
+        return ()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    monkeypatch.setattr(flights._watch, "over", lambda _: None)  # nobody takes turns away
+    eager(lmc.compile(two_bodies))("x", backend=backend)
+    assert asked == [(True, 2)]
     backend.close()
 
 
