@@ -54,8 +54,8 @@ from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
 from lmc.backend.mock_samples import sample_regex
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 

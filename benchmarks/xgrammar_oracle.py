@@ -10,7 +10,8 @@ import numpy as np
 from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import sets
-from lmc.fsm.regex import Chars, Concat, Node, Repeat, Union, parse_part
+from lmc.fsm.nodes import Chars, Concat, Node, Repeat, Union
+from lmc.fsm.regex import parse_part
 
 _MOST_RANGES = 300  # of a class; those under (?u) have up to 700, for which xgrammar would take minutes
 

@@ -181,3 +181,8 @@ class AttributeMissing(ProgramError, AttributeError):
 
 class ParameterError(ProgramError, ValueError):
     """A parameter of the right kind whose value is not usable."""
+
+
+def shown(source: str) -> str:
+    """Return a pattern, or another source, as messages quote it."""
+    return repr(source if len(source) <= 80 else source[:77] + "…")

@@ -15,7 +15,7 @@ from lmc.backend.base import Prices
 from lmc.durable import steps, viewer
 from lmc.fsm import draw
 from lmc.fsm.compress import compress
-from lmc.fsm.dfa import compile_regex
+from lmc.fsm.regex import compile_regex
 from tests.browser import CHROMIUM, MISSING, Browser, browser, pixels
 
 pytestmark = [pytest.mark.api, pytest.mark.skipif(CHROMIUM is None, reason=MISSING)]

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, shown
 from lmc.fsm.charset import Ranges
 from lmc.fsm.counted import Counts
-from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import parse
 
 if TYPE_CHECKING:
     from lmc.fsm.grammar import Grammar

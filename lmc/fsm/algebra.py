@@ -14,7 +14,7 @@ from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.charset import Ranges, complement, merged, without_surrogates
 from lmc.fsm.dfa import DEAD, MAX_STATES, Alphabet, determinised
 from lmc.fsm.minimise import Table, minimal
-from lmc.fsm.regex import ANY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat
+from lmc.fsm.nodes import ANY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat
 
 S = TypeVar("S", bound=Hashable)
 _MOST_SETS = 100_000  # sets visited while one language is determinised

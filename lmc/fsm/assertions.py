@@ -15,7 +15,7 @@ from typing import Literal
 
 from lmc.fsm.algebra import both, without
 from lmc.fsm.charset import MAX_CHAR, Ranges, complement, without_surrogates
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat, Union
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat, Union
 
 MOST = 64  # most marks of one pattern
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.constraints import MAX_SOURCE
-from lmc.errors import ConstraintError
-from lmc.fsm.regex import Node, shown
+from lmc.errors import ConstraintError, shown
+from lmc.fsm.nodes import Node
 
 MAX_WORK = 150_000  # transitions visited while languages are combined: about half a second
 

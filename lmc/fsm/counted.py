@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from lmc.fsm.bounds import TooLarge
-from lmc.fsm.regex import NOTHING, Counted, Node, NodeGraph
+from lmc.fsm.nodes import NOTHING, Counted, Node, NodeGraph
 
 NEVER = 1 << 40  # bytes: longer than any text
 _MOST_COUNTED = 40_000  # edges of a way

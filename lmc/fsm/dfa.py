@@ -17,25 +17,12 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.counted import unrolled
 from lmc.fsm.minimise import DEAD, Table, minimal
-from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, parse, parts_of, shown
+from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, parts_of
 from lmc.fsm.spread import spread
 
 MAX_STATES = 50_000  # over characters
 MAX_WORK = 4_000_000  # states visited in the subset construction: a few seconds
 SOON = 12_000  # the same, where there is an alternative: some 20 ms
-
-
-def compile_regex(pattern: str) -> ByteDFA:
-    """Return the minimal automaton of a pattern; raises ConstraintError for anything that `regex.parse` refuses or that
-    is too large."""
-    try:
-        return build(parse(pattern))
-    except TooLarge:
-        raise ConstraintError(
-            f"regex {shown(pattern)} needs too large an automaton (of more than {MAX_STATES} states, or of too many ways "
-            f"to read one text); use smaller repeats, "
-            f"or classes instead of nested alternatives"
-        ) from None
 
 
 def build(tree: Node, work: int = MAX_WORK) -> ByteDFA:

@@ -13,7 +13,8 @@ from lmc.errors import ConstraintError
 from lmc.fsm import charset
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_text import one_of, repeat, seq, text
-from lmc.fsm.regex import EMPTY, MAX_REPEAT, NOTHING, Chars, Node, Ref
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Node, Ref
+from lmc.fsm.regex import MAX_REPEAT
 
 _TOKENS = re.compile(
     r"""(?P<space>(?:\s|\#[^\n]*)+) | (?P<name>[A-Za-z_.][\w.-]*)(?P<defines>\s*::=)? | (?P<string>"(?:[^"\\\n]|\\.)*")

@@ -17,7 +17,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
 from lmc.fsm.json_styles import Style, is_mark, written
 from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.regex import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 _T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lmc.fsm.algebra import are_apart, both, minimised, repeated_other_than, without
 from lmc.fsm.bounds import TransitionBudget
@@ -26,17 +26,29 @@ from lmc.fsm.json_shapes import (
     type_of,
 )
 from lmc.fsm.json_text import limited, one_of, repeat, text
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat
-
-if TYPE_CHECKING:
-    from lmc.fsm.json_ways import Ways
-
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat
 
 _OBJECT = frozenset(("object",))
 _MOST_PAIRS = 20_000  # of shapes that are compared
 
 
-def not_apart(ways: Ways, place: SchemaPointer, base: Sequence[SchemaShape], arms: Sequence[Sequence[SchemaShape]]) -> tuple[int, int] | None:
+class Disjuncts(Protocol):
+    """The disjuncts of schemas (json_ways.py)."""
+
+    work: TransitionBudget
+    apart: dict[Hashable, bool]  # disjointness of compared languages
+
+    @property
+    def widely(self) -> Disjuncts:
+        """Return those that have at least the values of JSON Schema."""
+        ...
+
+    def shapes(self, places: All, refs: tuple[str, ...] = ()) -> tuple[SchemaShape, ...]: ...
+
+    def of_place(self, place: SchemaPointer, refs: tuple[str, ...]) -> tuple[SchemaShape, ...]: ...
+
+
+def not_apart(ways: Disjuncts, place: SchemaPointer, base: Sequence[SchemaShape], arms: Sequence[Sequence[SchemaShape]]) -> tuple[int, int] | None:
     """Return the first two arms of oneOf that might hold together; None if values written for one are surely not of
     another."""
     if math.prod((len(base), sum(map(len, arms)) ** 2)) > _MOST_PAIRS:
@@ -54,7 +66,7 @@ def not_apart(ways: Ways, place: SchemaPointer, base: Sequence[SchemaShape], arm
     return None
 
 
-def _kinds(ways: Ways, shape: SchemaShape) -> Mapping[str, frozenset[str]]:
+def _kinds(ways: Disjuncts, shape: SchemaShape) -> Mapping[str, frozenset[str]]:
     """Return the texts that properties of each object of a shape have one of; nothing of a shape of other values, too."""
     found: dict[str, frozenset[str]] = {}
     for name in shape.required if shape.types == _OBJECT else ():
@@ -65,7 +77,7 @@ def _kinds(ways: Ways, shape: SchemaShape) -> Mapping[str, frozenset[str]]:
     return found
 
 
-def _apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
+def _apart(ways: Disjuncts, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     """Return whether surely nothing is of `a` and of `b`, which is a wide shape."""
     if a.values is not None:
         return not any(admits(ways.widely, b, v) for v in a.values if admits(ways, a, v))
@@ -74,7 +86,7 @@ def _apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     return all(_apart_as(ways, kind, a, b, depth) for kind in a.types & b.types)
 
 
-def _apart_as(ways: Ways, kind: str, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
+def _apart_as(ways: Disjuncts, kind: str, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     if kind in ("integer", "number"):
         return a.bounds.apart(b.bounds)
     if kind == "string":
@@ -89,7 +101,7 @@ def _apart_as(ways: Ways, kind: str, a: SchemaShape, b: SchemaShape, depth: int)
     return False
 
 
-def _needs_apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
+def _needs_apart(ways: Disjuncts, a: SchemaShape, b: SchemaShape, depth: int) -> bool:
     return any(
         all(_apart(ways, x, y, depth - 1) for x in ways.shapes(rules_of(a, n)) for y in ways.widely.shapes(rules_of(b, n)))
         for n in a.required
@@ -97,12 +109,12 @@ def _needs_apart(ways: Ways, a: SchemaShape, b: SchemaShape, depth: int) -> bool
     )
 
 
-def _needs_absent(ways: Ways, a: SchemaShape, b: SchemaShape) -> bool:
+def _needs_absent(ways: Disjuncts, a: SchemaShape, b: SchemaShape) -> bool:
     """Return whether `a` needs a property that `b` excludes."""
     return any(n in b.absent or not ways.widely.shapes(rules_of(b, n)) for n in a.required)
 
 
-def admits(ways: Ways, shape: SchemaShape, value: Any) -> bool:
+def admits(ways: Disjuncts, shape: SchemaShape, value: Any) -> bool:
     """Return whether a value is of a shape; unspecified parts are allowed."""
     kind = type_of(value)
     if kind not in shape.types or (shape.values is not None and not any(same(value, v) for v in shape.values)):
@@ -130,13 +142,13 @@ def admits(ways: Ways, shape: SchemaShape, value: Any) -> bool:
     return True
 
 
-def _has_so_many(ways: Ways, items: Sequence[Any], place: SchemaPointer, least: int, most: int | None) -> bool:
+def _has_so_many(ways: Disjuncts, items: Sequence[Any], place: SchemaPointer, least: int, most: int | None) -> bool:
     """Return whether surely so many of the items are of a schema."""
     sure = sum(admit(ways, (place,), item) for item in items)
     return least <= sure and (most is None or len(items) - sum(admit(ways, (opposite(place),), item) for item in items) <= most)
 
 
-def admit(ways: Ways, places: All, value: Any) -> bool:
+def admit(ways: Disjuncts, places: All, value: Any) -> bool:
     return any(admits(ways, s, value) for s in ways.shapes(places))
 
 

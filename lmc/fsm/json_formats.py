@@ -8,7 +8,8 @@ from decimal import Decimal
 from functools import lru_cache
 
 from lmc.fsm.json_text import lengths
-from lmc.fsm.regex import Node, parse
+from lmc.fsm.nodes import Node
+from lmc.fsm.regex import parse
 
 _DD28, _DD30 = r"(0[1-9]|1[0-9]|2[0-8])", r"(0[1-9]|[12][0-9]|30)"
 _YEAR = r"(000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"

@@ -16,7 +16,8 @@ from lmc.fsm.json_layout import OPTIONS
 from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, TYPES, ArrayRule, ObjectRule, SchemaPointer, SchemaShape, same, wrong
 from lmc.fsm.json_text import Bounds
-from lmc.fsm.regex import Node, parse
+from lmc.fsm.nodes import Node
+from lmc.fsm.regex import parse
 
 NOTES = frozenset(
     "title description default examples example $schema $id id $comment $defs definitions deprecated readOnly writeOnly $anchor $dynamicAnchor "

@@ -15,7 +15,8 @@ from typing import Any
 from lmc.fsm.json_shapes import wrong
 from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
 from lmc.fsm.json_text import one_of, seq, string, text
-from lmc.fsm.regex import EMPTY, Node, NodeGraph, parse
+from lmc.fsm.nodes import EMPTY, Node, NodeGraph
+from lmc.fsm.regex import parse
 
 WHITESPACE = ("model", "compact", "any")
 OPTIONS = "x-lmc"  # a keyword at the root: layout of instances

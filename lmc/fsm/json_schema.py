@@ -59,7 +59,8 @@ from lmc.fsm.json_text import (
 )
 from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parse, parts_of
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parts_of
+from lmc.fsm.regex import parse
 
 _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
 _LARGE = 500  # nodes from which on a tree becomes a rule

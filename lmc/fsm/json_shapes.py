@@ -12,7 +12,7 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.json_text import FREE, Bounds
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import Node
+from lmc.fsm.nodes import Node
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 JSON_NUMBER = int | float | Decimal

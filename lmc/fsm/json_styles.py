@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.fsm.json_text import one_of, refers, repeat, seq, text
-from lmc.fsm.regex import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 ITEM, KEY, OPEN, CLOSE = Ref("\0item"), Ref("\0key"), Ref("\0open"), Ref("\0close")
 """Marks: the comma, the colon, and the padding inside non-empty brackets."""

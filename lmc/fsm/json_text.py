@@ -18,21 +18,8 @@ from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
-from lmc.fsm.regex import (
-    ANY,
-    EMPTY,
-    NOTHING,
-    Chars,
-    Concat,
-    Counted,
-    Node,
-    NodeGraph,
-    Ref,
-    Repeat,
-    Union,
-    parse,
-    parts_of,
-)
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.regex import parse
 
 # -- building trees ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import Alphabet
 from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.regex import Chars, Node
+from lmc.fsm.nodes import Chars, Node
 from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, Terms
 from lmc.fsm.words import WordRange

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, shown
 from lmc.fsm.counted import unrolled
 from lmc.fsm.grammar import cycles
 from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.regex import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, shown
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 
 _MOST_EDGES = 200_000  # of the graphs of all such rules
 

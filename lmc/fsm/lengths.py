@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union
+from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union
 
 _Places = Mapping[tuple[str, "At | None"], int]
 

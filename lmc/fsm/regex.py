@@ -9,100 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, shown
 from lmc.fsm import charset
+from lmc.fsm.assertions import MOST, Assertion, mark, resolved
+from lmc.fsm.bounds import TooLarge
+from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges
-
-if TYPE_CHECKING:
-    from lmc.fsm.assertions import Assertion
+from lmc.fsm.dfa import MAX_STATES, build
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat, Union
 
 MAX_REPEAT = 10_000
 _LONG = 800  # characters of a pattern that may have many words
 
 _parser: Any = re._parser  # type: ignore[attr-defined]  # pyright: ignore
 _sre: Any = re._constants  # type: ignore[attr-defined]  # pyright: ignore
-
-
-@dataclass(frozen=True, slots=True)
-class Chars:
-    """One character in `ranges` (none of them a surrogate)."""
-
-    ranges: Ranges
-
-
-@dataclass(frozen=True, slots=True)
-class Concat:
-    """Parts one after another; without parts, the empty text."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Union:
-    """Any one of the arms."""
-
-    arms: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """`body`, `low` to `high` times; `high` None is without bound."""
-
-    body: Node
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class NodeGraph:
-    """Paths from state 0 to a state of `final`, reading each edge's node: a form without regex syntax.
-
-    edges   (from, node read, to)
-    final   states where the text may end
-    but     its texts are all but these, which are ASCII: a trie of them, whose last state is behind what is none of them
-    """
-
-    edges: tuple[tuple[int, Node, int], ...]
-    final: frozenset[int]
-    but: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """The texts of the ways through a graph that have `low` to `high` edges; `high` None is without bound (counted.py)."""
-
-    graph: NodeGraph
-    low: int
-    high: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A reference to a rule of a grammar (grammar.py) by name; not part of a regular expression."""
-
-    rule: str
-
-
-Node = Chars | Concat | Union | Repeat | NodeGraph | Counted | Ref
-EMPTY = Concat(())
-NOTHING = Union(())  # no text at all
-ANY = Chars(((0, charset.SURROGATES[0] - 1), (charset.SURROGATES[1] + 1, charset.MAX_CHAR)))
-
-
-def parts_of(tree: Node) -> tuple[Node, ...]:
-    """Return the direct children."""
-    if isinstance(tree, Chars | Ref):
-        return ()
-    return (
-        (tree.body,) if isinstance(tree, Repeat)
-        else tuple(body for _, body, _ in tree.edges) if isinstance(tree, NodeGraph)
-        else tree.parts if isinstance(tree, Concat)
-        else (tree.graph,) if isinstance(tree, Counted)
-        else tree.arms
-    )  # fmt: skip
 
 
 def parse(pattern: str, *, search: bool = False) -> Node:
@@ -115,6 +37,19 @@ def parse(pattern: str, *, search: bool = False) -> Node:
     """
     tree, assertions = _read(pattern, search)
     return _resolved(pattern, tree, assertions) if assertions else tree
+
+
+def compile_regex(pattern: str) -> ByteDFA:
+    """Return the minimal automaton of a pattern; raises ConstraintError for anything that `parse` refuses or that
+    is too large."""
+    try:
+        return build(parse(pattern))
+    except TooLarge:
+        raise ConstraintError(
+            f"regex {shown(pattern)} needs too large an automaton (of more than {MAX_STATES} states, or of too many ways "
+            f"to read one text); use smaller repeats, "
+            f"or classes instead of nested alternatives"
+        ) from None
 
 
 def _read(pattern: str, search: bool) -> tuple[Node, list[Assertion]]:
@@ -178,9 +113,6 @@ def parse_part(pattern: str) -> Node:
 
 
 def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node:
-    from lmc.fsm.assertions import resolved  # depends on automata
-    from lmc.fsm.bounds import TooLarge
-
     try:
         found = resolved(tree, assertions)
     except TooLarge:
@@ -216,11 +148,6 @@ def _with_properties(pattern: str) -> tuple[str, Mapping[int, Ranges]]:
         return chr(code)
 
     return (_PROPERTY.sub(replaced, pattern) if "\\p" in pattern.lower() else pattern), found
-
-
-def shown(pattern: str) -> str:
-    """Return a pattern as error messages quote it."""
-    return repr(pattern if len(pattern) <= 80 else pattern[:77] + "…")
 
 
 def asks_for_unicode(pattern: str) -> bool:
@@ -347,16 +274,12 @@ class _Reader:
         return self.literals[char]
 
     def asserted(self, assertion: Assertion) -> Node:
-        from lmc.fsm.assertions import MOST, mark
-
         if len(self.assertions) >= MOST:
             raise _refused(self.pattern, _TOO_MANY)
         self.assertions.append(assertion)
         return mark(len(self.assertions) - 1)
 
     def place(self, at: Any) -> Node:
-        from lmc.fsm.assertions import Assertion
-
         if at in (_sre.AT_BOUNDARY, _sre.AT_NON_BOUNDARY):
             return self.asserted(Assertion("boundary" if at is _sre.AT_BOUNDARY else "inside", self.chars(self.category("w", False))))
         if self.flags & re.MULTILINE and at not in (_STARTS[1], _ENDS[1]):
@@ -368,8 +291,6 @@ class _Reader:
         return self.asserted(Assertion("ahead", Repeat(Chars(((10, 10),)), 0, 1), to_the_end=True))
 
     def look(self, direction: int, body: Any, *, negated: bool) -> Node:
-        from lmc.fsm.assertions import Assertion
-
         items, known = list(body), len(self.assertions)
         if len(items) == 1 and (arms := _arms(items[0])):  # each may have an anchor of its own at its end
             looks = tuple([self.look(direction, arm, negated=negated) for arm in arms])

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, shown
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build, is_nullable
-from lmc.fsm.regex import ANY, Concat, Node, Repeat, Union, parse_part, shown
+from lmc.fsm.nodes import ANY, Concat, Node, Repeat, Union
+from lmc.fsm.regex import parse_part
 
 
 @dataclass(frozen=True, slots=True)

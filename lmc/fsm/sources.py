@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from lmc.errors import ConstraintError
+from lmc.errors import ConstraintError, shown
 from lmc.fsm.bounds import TooLarge, check_source
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import SOON, build
@@ -18,7 +18,8 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.left_recursion import without_left_recursion
-from lmc.fsm.regex import Node, parse, shown
+from lmc.fsm.nodes import Node
+from lmc.fsm.regex import parse
 from lmc.fsm.structural_tag import compile_structural_tag
 from lmc.gc_tuning import few_full_collections
 

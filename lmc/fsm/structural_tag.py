@@ -19,7 +19,8 @@ from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import ANY_TEXT, one_of, repeat, seq, text
-from lmc.fsm.regex import ANY, EMPTY, MAX_REPEAT, Chars, Concat, Node, NodeGraph, Ref, Repeat, Union, parse
+from lmc.fsm.nodes import ANY, EMPTY, Chars, Concat, Node, NodeGraph, Ref, Repeat, Union
+from lmc.fsm.regex import MAX_REPEAT, parse
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     kind: frozenset(fields.split())

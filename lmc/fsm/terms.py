@@ -20,7 +20,7 @@ from lmc.fsm.bytedfa import LONG
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.lengths import ShortestLengths, bytes_of
-from lmc.fsm.regex import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 from lmc.fsm.words import WordLists, WordRange
 
 Classes = tuple[int, ...]

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from lmc.fsm.regex import Chars, Concat, Node, Union
+from lmc.fsm.nodes import Chars, Concat, Node, Union
 
 _FEWEST = 32  # arms from which on a union of words is read as a list
 _CLASSES = 0xF0000  # from here on letters stand for classes of several characters

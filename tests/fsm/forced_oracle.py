@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lmc.fsm import forced
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.small_vocabulary import small
 

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from lmc.fsm.regex import Chars, Concat, Node, Repeat
+from lmc.fsm.nodes import Chars, Concat, Node, Repeat
 
 NAMES = "|".join(
     a + b

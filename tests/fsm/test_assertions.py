@@ -10,9 +10,8 @@ import pytest
 
 from lmc.errors import ConstraintError
 from lmc.fsm import charset
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.regex import parse
+from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.sources import lazily, machine_of
 
 PATTERNS = [

@@ -14,8 +14,8 @@ from lmc.backend.engine.tokenizer import _LLAMA3_SPLIT, _QWEN2_SPLIT
 from lmc.backend.engine.tokenizer import Tokenizer as Words
 from lmc.fsm.canonical import Canonical
 from lmc.fsm.canonical_rows import CanonicalRows
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.fsm.completion import completion
-from lmc.fsm.dfa import compile_regex
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.sources import automaton_of
 from tests.searching import search
 

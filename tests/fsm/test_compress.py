@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 
 from lmc.fsm.compress import chain_label, class_label, compress
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.draw import to_dot, to_html, to_text
-from lmc.fsm.regex import parse
+from lmc.fsm.regex import compile_regex, parse
 from tests.fsm.patterns import JUDGE, mutated, regexes, word_of
 from tests.searching import search
 

@@ -18,7 +18,8 @@ from lmc.fsm.dfa import build
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import repeat
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import ANY, NOTHING, parse
+from lmc.fsm.nodes import ANY, NOTHING
+from lmc.fsm.regex import parse
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.patterns import regexes

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 
 from lmc.errors import ConstraintError
-from lmc.fsm import arrays, dfa
+from lmc.fsm import arrays, dfa, regex
 from lmc.fsm.arrays import ArrayDFA
-from lmc.fsm.dfa import DEAD, build, compile_regex
-from lmc.fsm.regex import parse
+from lmc.fsm.dfa import DEAD, build
+from lmc.fsm.regex import compile_regex, parse
 from tests.fsm.patterns import (
     ASCII,
     CHARACTER,
@@ -232,7 +232,8 @@ def test_only_whole_characters_are_read():
 
 
 def test_what_grows_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(dfa, "MAX_STATES", 500)
+    for module in (dfa, regex):
+        monkeypatch.setattr(module, "MAX_STATES", 500)
     with pytest.raises(ConstraintError, match="more than 500 states"):
         compile_regex("(a|b)*a(a|b){20}")
     with pytest.raises(ConstraintError, match="more than 500 states"):

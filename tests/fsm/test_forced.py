@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from lmc.fsm import forced
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
-from lmc.fsm.regex import parse
+from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens

@@ -13,7 +13,8 @@ from lmc.fsm.grammar import cycles
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
-from lmc.fsm.regex import ANY, NOTHING, Repeat, parse
+from lmc.fsm.nodes import ANY, NOTHING, Repeat
+from lmc.fsm.regex import parse
 from lmc.fsm.sources import automaton_of, ebnf_of
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary

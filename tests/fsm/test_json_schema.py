@@ -25,7 +25,8 @@ from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_shapes import type_of
 from lmc.fsm.json_text import NOTHING, Bounds, integer, limited, number
-from lmc.fsm.regex import Chars, NodeGraph, parse, parts_of
+from lmc.fsm.nodes import Chars, NodeGraph, parts_of
+from lmc.fsm.regex import parse
 from lmc.fsm.sources import automaton_of, ebnf_of, lazily, machine_of
 from tests.fsm.random_schemas import VALUES, random_schema
 from tests.fsm.schemas import LATER, RECURSIVE, REFUSED, SCHEMAS

@@ -15,14 +15,14 @@ from lmc.errors import ConstraintError
 from lmc.fsm import lazy
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
-from lmc.fsm.dfa import build, compile_regex
+from lmc.fsm.dfa import build
 from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.regex import parse
+from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.sources import lazily, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton

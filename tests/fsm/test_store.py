@@ -13,7 +13,7 @@ import pytest
 
 from lmc.config import config, reset
 from lmc.fsm import store as store_module
-from lmc.fsm.dfa import compile_regex
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.store import Store, default_store
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary

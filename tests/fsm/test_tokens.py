@@ -17,9 +17,9 @@ from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
 from lmc.fsm import vocabulary as vocabulary_module
 from lmc.fsm.arrays import LONG, ArrayDFA, LazyArrays
-from lmc.fsm.dfa import DEAD, compile_regex
+from lmc.fsm.dfa import DEAD
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.regex import parse
+from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.runs import ClassRun
 from lmc.fsm.sources import begun, lazily
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton

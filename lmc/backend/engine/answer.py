@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.errors import ConstraintError, Loc
-from lmc.fsm.regex import shown
+from lmc.errors import ConstraintError, Loc, shown
 from lmc.fsm.search import finder
 from lmc.segments import Constraint, Part, SamplingParams
 

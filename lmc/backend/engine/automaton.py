@@ -20,7 +20,7 @@ from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
-from lmc.errors import ConstraintError, Loc
+from lmc.errors import ConstraintError, Loc, shown
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.canonical import Canonical
@@ -29,7 +29,6 @@ from lmc.fsm.dfa import DEAD
 from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lazy import LazyDFA, Machine
-from lmc.fsm.regex import shown
 from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
 from lmc.fsm.tokens import TokenAutomaton, TokenRow

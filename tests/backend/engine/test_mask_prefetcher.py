@@ -9,8 +9,8 @@ import pytest
 
 from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
-from lmc.fsm.dfa import compile_regex
 from lmc.fsm.forced import ForcedTokens
+from lmc.fsm.regex import compile_regex
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.small_vocabulary import small
