@@ -23,7 +23,7 @@ drawn    the same for rows that are sampled, with temperature 1, alone or beside
 steps    from these alone, any other is closed and drawn from as without constraints. Logits fall as in texts, with the logarithm of a
          token's rank; without constraints such a step takes `free`
 first    the same for a batch of different answers of one regex from their beginning, nothing built but the start's row, a tenth
-steps    of the best tokens refused. Between two steps foresight (a thread of its own) has `--pass-ms` of processor time,
+steps    of the best tokens refused. Between two steps the mask prefetcher (a thread of its own) has `--pass-ms` of processor time,
          less than a pass of the small model takes on a CPU; what it has not built by then, the step builds and is charged with:
          `built` says in how many steps rows or forced runs were built, and the slowest of these stands apart
 """
@@ -552,7 +552,7 @@ def first_steps(
     case: str, vocabulary: Vocabulary, encode: Callable[[str], list[int]], batch: int, refused: float, pass_ms: float, walks: int
 ) -> Step:
     """A batch of different answers of one regex from their beginning, nothing built but the start's row. Between the steps
-    foresight has `pass_ms` of processor time, as it would while the model computes. The same `walks` times, each with nothing
+    the prefetcher has `pass_ms` of processor time, as it would while the model computes. The same `walks` times, each with nothing
     built; of each step the least counts, for other work on the machine slows this down too."""
     taken = [_first_walk(case, vocabulary, encode, batch, refused, pass_ms) for _ in range(walks)]
     return _least("lmc", batch, refused, taken)
@@ -563,13 +563,13 @@ def _first_walk(
 ) -> list[_Taken]:
     rng = np.random.default_rng(1)
     regex = CASES[case][0]
-    foresight = MaskPrefetcher()
+    prefetcher = MaskPrefetcher()
     automaton = _Automaton(compile_regex(regex), vocabulary)
     forced = _Forced(automaton, encode)
     answers = [encode(sample_regex(regex, bytes([i]))) for i in range(batch)]
     greedy, ahead = _Batch(vocabulary, batch, rng), Prefetched(automaton, forced)
     automaton.mask(forced.run(automaton.start).state)
-    left = {AutomatonMatcher(automaton, forced, partial(foresight.request, ahead)): deque(answer) for answer in answers}
+    left = {AutomatonMatcher(automaton, forced, partial(prefetcher.request, ahead)): deque(answer) for answer in answers}
     taken: list[_Taken] = []
 
     def go_on(matcher: AutomatonMatcher) -> Sequence[int]:
@@ -584,7 +584,7 @@ def _first_walk(
     for matcher in left:
         check(matcher, go_on(matcher))
     while live := [matcher for matcher, answer in left.items() if answer]:
-        _while_a_pass_runs(foresight, pass_ms / 1e3)
+        _while_a_pass_runs(prefetcher, pass_ms / 1e3)
         tokens = [left[matcher].popleft() for matcher in live]
         best = [greedy.best(matcher, token, refused) for matcher, token in zip(live, tokens)]
         before = _made_here([automaton], [forced])
@@ -598,16 +598,16 @@ def _first_walk(
         taken.append(_Taken(ours, without * 1e6, built=_made_here([automaton], [forced]) - before))
         for matcher, run in zip(live, runs):
             check(matcher, run)
-    foresight.close()
+    prefetcher.close()
     return taken
 
 
-def _while_a_pass_runs(foresight: MaskPrefetcher, seconds: float) -> None:
+def _while_a_pass_runs(prefetcher: MaskPrefetcher, seconds: float) -> None:
     """Lets it work until it is done or has had so much processor time."""
-    thread = foresight.thread
+    thread = prefetcher.thread
     clock = time.pthread_getcpuclockid(thread.ident) if thread is not None and thread.ident is not None else None
     until = time.clock_gettime(clock) + seconds if clock is not None else 0.0
-    while clock is not None and not foresight.idle and time.clock_gettime(clock) < until:
+    while clock is not None and not prefetcher.idle and time.clock_gettime(clock) < until:
         time.sleep(0.0005)
 
 

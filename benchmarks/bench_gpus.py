@@ -34,7 +34,7 @@ import torch
 from benchmarks.bench_programs import bench, choose, count
 from benchmarks.workloads import Size
 from lmc.backend.engine.distributed.group import RankGroup, without_multicast
-from lmc.backend.engine.distributed.peer_memory import Part
+from lmc.backend.engine.distributed.peer_memory import PartialSum
 from lmc.backend.local import Engine
 from lmc.segments import Gen, SamplingParams, Text
 
@@ -99,7 +99,7 @@ def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
             "norm alone": lambda _, x=x, rest=residual: add_rms_norm(x, rest, weight, 1e-5),
         }
         if (peers := group.peers) is not None:
-            ways["lmc's kernel"] = lambda turn, x=x, rest=residual, peers=peers: Part(peers, turn, x).add_rms_norm(rest, weight, 1e-5)
+            ways["lmc's kernel"] = lambda turn, x=x, rest=residual, peers=peers: PartialSum(peers, turn, x).add_rms_norm(rest, weight, 1e-5)
         for name, way in ways.items():
             with torch.inference_mode():  # turns 0 and 1 follow each other
                 found[f"{rows} × {_COLUMNS}, {name}"] = microseconds(lambda way=way: [way(i % 2) for i in range(_SUMS)], _SUMS, 20) / 1e6

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from lmc.backend import recording
-from lmc.backend.recording import RecordedPass, RecordedRun, Recorder
+from lmc.backend.recording import EventRecorder, RecordedPass, RecordedRun
 from lmc.errors import Loc, ParameterError, ProgramError
 
 Event = dict[str, Any]
@@ -24,7 +24,7 @@ ENGINE = 1
 
 
 @contextmanager
-def trace(path: str | Path | TextIO) -> Iterator[Recorder]:
+def trace(path: str | Path | TextIO) -> Iterator[EventRecorder]:
     """Record all compiled runs in this block, of any thread, and write them to `path`, a file's name or an open text
     file, as a Chrome trace (JSON).
 
@@ -34,7 +34,7 @@ def trace(path: str | Path | TextIO) -> Iterator[Recorder]:
     """
     if recording.recorder is not None:
         raise ProgramError("lmc.trace(…) inside another one: only one can record at a time")
-    recorder = recording.recorder = Recorder()
+    recorder = recording.recorder = EventRecorder()
     try:
         yield recorder
     finally:
@@ -49,13 +49,13 @@ def trace(path: str | Path | TextIO) -> Iterator[Recorder]:
             raise ParameterError(f"cannot write {path}: {error.strerror}") from None
 
 
-def to_json(recorder: Recorder) -> str:
+def to_json(recorder: EventRecorder) -> str:
     """Return the trace as text, one event a line."""
     lines = ",\n".join(json.dumps(event) for event in events(recorder))
     return f'{{"displayTimeUnit": "ms", "otherData": {{"producer": "lmc"}}, "traceEvents": [\n{lines}\n]}}\n'
 
 
-def events(recorder: Recorder) -> list[Event]:
+def events(recorder: EventRecorder) -> list[Event]:
     """Return all events: names of processes and tracks first, then by time."""
     names: list[Event] = []
     found: list[Event] = []

@@ -11,7 +11,7 @@ import pytest
 import lmc
 from lmc.backend import recording
 from lmc.backend.base import Output, Result, Usage
-from lmc.backend.recording import RecordedPass, RecordedRun, Recorder
+from lmc.backend.recording import EventRecorder, RecordedPass, RecordedRun
 from lmc.runahead.ledger import Record
 from lmc.timeline import events
 
@@ -102,7 +102,7 @@ def test_what_was_asked_in_vain_has_a_track_of_its_own() -> None:
         result.finish(Output(("x",), ({},), Usage(prompt_tokens=3)))
         return Record((0, 0, "", ordinal), "gen", "x", None, result, ahead)
 
-    recorder = Recorder()
+    recorder = EventRecorder()
     records = (record("no", 0), record("wasted", 1), record("used", 1))
     recorder.runs.append(RecordedRun("f", 0, recorder.began, lambda: records))
     found = events(recorder)
@@ -126,7 +126,7 @@ def test_a_run_that_fails_is_recorded_too(tmp_path: Path) -> None:
 
 
 def test_passes_of_the_model_have_a_track_and_counters() -> None:
-    recorder = Recorder(began=10.0)
+    recorder = EventRecorder(began=10.0)
     recorder.batches += [
         RecordedPass(10.0 + i * 0.001, 10.0015 + i * 0.001, 8, 2, 8 - i, i, 0, 0, 90 - i, 100, 5, 0.0015) for i in range(4)
     ]

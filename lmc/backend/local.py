@@ -916,7 +916,7 @@ class Engine(LocalBackend):
                 encode=encode,
                 store=default_store(),
                 # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
-                foresight=MaskPrefetcher() if loaded.device.type == "cpu" else None,
+                prefetcher=MaskPrefetcher() if loaded.device.type == "cpu" else None,
                 canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
                 first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
             ),

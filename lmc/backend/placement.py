@@ -7,7 +7,7 @@ A target's work for a request is measured in tokens of prefill:
     + rest of its running requests         their own tokens of prompts, and twice those that they may generate
 
 so work spreads as soon as waiting costs more than recomputing a prefix. Targets are servers of a model (api/fleet.py)
-or replicas of an engine (replicas.py). A failed target is skipped for a while, and then tried with one request; its
+or replicas of an engine (replicas/). A failed target is skipped for a while, and then tried with one request; its
 cached prefixes are forgotten.
 """
 

@@ -50,7 +50,7 @@ class RecordedPass:
 
 
 @dataclass
-class Recorder:
+class EventRecorder:
     """Events since its creation. Parts of a run append to it from any thread."""
 
     began: float = field(default_factory=perf_counter)
@@ -58,5 +58,5 @@ class Recorder:
     batches: list[RecordedPass] = field(default_factory=list[RecordedPass])
 
 
-recorder: Recorder | None = None
+recorder: EventRecorder | None = None
 """The current recorder. Set by `lmc.trace`."""

@@ -45,7 +45,7 @@ def chat(
     max_tokens: MaxTokens = 1024,
     seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
-    """Chat with a model in the terminal.
+    """ChatSession with a model in the terminal.
 
     Answers are streamed, messages may have several lines, and the model may call tools; /help lists commands. With messages from a pipe or a file, the
     exit code is 1 if a request failed.
@@ -60,7 +60,7 @@ def chat(
     given = {"temperature": temperature, "max_new_tokens": max_tokens, "seed": seed}
     functions = _functions(tools) if tools is not None else []
     with closing(open_backend(backend or config().model or "smollm2")) as model:
-        talk = Chat(model, system, functions, {name: value for name, value in given.items() if value is not None})
+        talk = ChatSession(model, system, functions, {name: value for name, value in given.items() if value is not None})
         talk.talk(_messages())
     if talk.failed and not sys.stdin.isatty():
         raise typer.Exit(1)
@@ -97,7 +97,7 @@ def _messages() -> Iterator[str]:
             yield line
 
 
-class Chat:
+class ChatSession:
     """A conversation. `turns` are (role, text, call): the call of a tool's result, else None. `failed`: whether a
     request ended with an error."""
 

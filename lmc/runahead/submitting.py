@@ -31,7 +31,7 @@ class Pinned(NamedTuple):
     handle: Handle
 
 
-class Asked(Protocol):
+class EqualRequests(Protocol):
     """The requests of a run: its ledger (ledger.py)."""
 
     def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
@@ -52,7 +52,7 @@ class RunPlan:
         self.number = next(_numbers)
         self._pinned: dict[tuple[int, int, str], Pinned] = {}  # (id of the handle before, number of the pin, adapter): its own pins
 
-    def submit(self, ledger: Asked, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
+    def submit(self, ledger: EqualRequests, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
         hints = run.hints()
         annotation = self._at(address, ask, run)
@@ -71,7 +71,7 @@ class RunPlan:
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
 
-    def equal(self, ledger: Asked, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
+    def equal(self, ledger: EqualRequests, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
         """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if there is none."""
         same_as = self._at(address, ask, run).same_as
         equal = None if same_as is None else ledger.equal(address, same_as, before, ask, ahead=ahead)

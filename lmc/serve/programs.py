@@ -46,7 +46,7 @@ _MOST_ITEMS = 10_000  # of one batch
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class RunOptions(BaseModel):
+class QueryOptions(BaseModel):
     """Options of a run, from the query string: they are not arguments of the program."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -259,9 +259,9 @@ class Published(DescribedProgram):
 
     def _options(self, call: EndpointCall) -> Json:
         try:
-            options = RunOptions.model_validate(dict(call.query))
+            options = QueryOptions.model_validate(dict(call.query))
         except ValidationError as error:
-            raise of_validation(error, tuple(RunOptions.model_fields), call.query) from None
+            raise of_validation(error, tuple(QueryOptions.model_fields), call.query) from None
         return options.model_dump(exclude_none=True)
 
 

@@ -169,7 +169,7 @@ def test_what_was_forgotten_is_written_again_and_for_an_hour_where_that_pays(cac
     hour, other = caching(cache="1h")
     for one, stand_in in ((backend, model), (hour, other)):
         book = one._cache
-        book.firsts.clock = lambda stand_in=stand_in: stand_in.cache.now
+        book.warmup.clock = lambda stand_in=stand_in: stand_in.cache.now
 
         @lmc.function
         def slow(s, stand_in=stand_in):

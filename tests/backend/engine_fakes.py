@@ -400,7 +400,7 @@ class FakeMatcher:
         return bits_of([*range(48, 58), *([EOS] if self.count else [])])
 
     few = closing = place = None
-    surprise, horizon = 1.0, 0
+    forced_chance, horizon = 1.0, 0
 
     def allows(self, token: int) -> bool:
         return token in ids_of(self.bits)

@@ -251,7 +251,7 @@ def memory() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--every", type=int, default=1, help="each so manieth point")
+    parser.add_argument("--every", type=int, default=1, help="one of so many points")
     given = parser.parse_args()
     assert not any(name in sys.modules for name in ("torch", "transformers")), "the fork server has loaded torch"
     logging.getLogger("lmc.journal").setLevel(logging.ERROR)  # of dropped tails

@@ -1,4 +1,4 @@
-"""Processes that are killed: a batch whose process ends at random points, taken up again until it is finished; and what must hold then."""
+"""Processes that are killed: a batch whose process ends at random points, resumed until it is finished; and what must hold then."""
 
 from __future__ import annotations
 

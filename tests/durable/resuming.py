@@ -1,4 +1,4 @@
-"""Runs that are taken up again behind every record of their journals, in every execution; and what must hold then."""
+"""Runs that are resumed behind every record of their journals, in every execution; and what must hold then."""
 
 from __future__ import annotations
 

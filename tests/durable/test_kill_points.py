@@ -25,7 +25,7 @@ for what, names, how, every in json.loads(sys.argv[1]):
     print(json.dumps([seen.doubled, seen.lost, seen.wrong, seen.kills, loaded]))
 """
 KILLS = [("as it is", "plain asks", "power", 48), ("as it is", "gathers", "kill", 120), ("unsynced", "plain", "power", 6)]
-"""What is killed how at each how manieth point; `make nightly` takes all points of all programs."""
+"""(journal, program, death, every): one of `every` points of a program is its end; `make nightly` takes all points of all programs."""
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ class Anthropic(ApiBackend):
         return self._book.per_byte
 
     def server_info(self) -> dict[str, Any]:
-        return {**super().server_info(), **({"held": self._cache.firsts.held} if self._cache is not None else {})}
+        return {**super().server_info(), **({"held": self._cache.warmup.held} if self._cache is not None else {})}
 
     def check(self, ask: Gen | Select) -> None:
         if isinstance(ask, Select):

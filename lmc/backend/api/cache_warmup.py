@@ -31,10 +31,10 @@ _KNOWN = 1 << 14  # remembered prefixes
 class WarmupTurn:
     """A request that may go. `first`: others may be held for it until its answer has `begun`."""
 
-    __slots__ = ("_firsts", "_keys", "_life", "_own")
+    __slots__ = ("_keys", "_life", "_own", "_warmup")
 
-    def __init__(self, firsts: CacheWarmup, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]], life: float) -> None:
-        self._firsts, self._keys, self._own, self._life = firsts, tuple(keys), own, life  # own: prefixes that it leads
+    def __init__(self, warmup: CacheWarmup, keys: Sequence[bytes], own: Mapping[bytes, asyncio.Future[None]], life: float) -> None:
+        self._warmup, self._keys, self._own, self._life = warmup, tuple(keys), own, life  # own: prefixes that it leads
 
     @property
     def first(self) -> bool:
@@ -43,13 +43,13 @@ class WarmupTurn:
     def begun(self) -> None:
         """Record that the server has read the prompt. Requests that lead a part of it, perhaps stuck, hold nothing any
         longer."""
-        self._firsts.known(self._keys, self._life)
+        self._warmup.known(self._keys, self._life)
         self._keys = ()
         self.over()
 
     def over(self) -> None:
         """Stop holding others for it."""
-        self._firsts.left(self._own)
+        self._warmup.left(self._own)
         self._own = {}
 
 

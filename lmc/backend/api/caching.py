@@ -8,7 +8,7 @@ writing and input for the new part, and saves that between input and reading for
 mark depends only on their number: known from the plan (Hints.shared), or estimated from past requests. Marks before the
 last one are free; there are four.
 
-Requests that would read a prefix that another one is writing wait for it to begin (firsts.py), so that one writes and
+Requests that would read a prefix that another one is writing wait for it to begin (cache_warmup.py), so that one writes and
 the others read.
 """
 
@@ -233,7 +233,7 @@ class CacheBook:
 
     def __init__(self, rules: CacheRules, ttl: str) -> None:
         self.rules, self.ttl = rules, ttl
-        self.firsts = CacheWarmup()
+        self.warmup = CacheWarmup()
         self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # prefixes: when sent, and where a prompt ended with it
         self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
         self._bytes, self._tokens = 0, 0
@@ -252,25 +252,25 @@ class CacheBook:
         again    the request itself suggests that its conversation continues
         samples  number of equal requests sent with it
         """
-        now = self.firsts.clock()
+        now = self.warmup.clock()
         hour = self._keeps_hour(prompt, site, now)
         points = self._points(prompt, shared, site, again, samples, now)
         self._note(prompt, site, now)
         marked: list[int] = []
 
         def writes() -> list[bytes]:
-            hit = max((i for i, key in enumerate(prompt.keys) if self.firsts.is_known(key)), default=-1)
+            hit = max((i for i, key in enumerate(prompt.keys) if self.warmup.is_known(key)), default=-1)
             marked[:] = choose(points, hit, self.rules, hour)
             return [prompt.keys[i] for i in marked]
 
-        async with self.firsts.writing(prompt.keys, writes, 3600.0 if hour else 300.0) as turn:
+        async with self.warmup.writing(prompt.keys, writes, 3600.0 if hour else 300.0) as turn:
             yield Marked(tuple(marked), hour, turn)
 
     def answered(self, prompt: BlockedPrompt, marked: Marked, usage: Usage) -> None:
         """Record the server's report for a request: its tokens, and whether it has kept the marked prefixes."""
         self.counted(prompt, usage.prompt_tokens)
         if marked.blocks and not usage.written_tokens and not usage.cached_tokens:
-            self.firsts.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
+            self.warmup.forget([prompt.keys[i] for i in marked.blocks])  # too short, or not kept here
 
     def counted(self, prompt: BlockedPrompt, tokens: int) -> None:
         """Record the server's token count of a prompt."""
@@ -289,7 +289,7 @@ class CacheBook:
             reads[end] = max(reads.get(end, 0.0), found.to_come(again))
         reads[end] = max(reads.get(end, 0.0), samples - 1)
         seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
-        if seen >= 0 and not self.firsts.is_known(prompt.keys[seen]):
+        if seen >= 0 and not self.warmup.is_known(prompt.keys[seen]):
             reads[seen] = max(reads.get(seen, 0.0), 1.0)  # requested before, so it recurs, though no plan predicted it
         most, points = 0.0, list[Point]()
         for block in sorted((b for b in reads if b >= 0), reverse=True):

@@ -160,7 +160,7 @@ class Completions(ApiBackend):
         self._checked: set[SamplingParams] = set()
         self.cache_rules = AUTOMATIC if server == "openai" else None
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
-        self._firsts = CacheWarmup() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
+        self._warmup = CacheWarmup() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         self._book, self.wants_shared = book, book is not None
         super().__init__(
             name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
@@ -185,8 +185,8 @@ class Completions(ApiBackend):
         )
 
     def server_info(self) -> dict[str, Any]:
-        firsts = self._firsts if self._book is None else self._book.firsts
-        return {**super().server_info(), **({"held": firsts.held} if firsts is not None else {})}
+        warmup = self._warmup if self._book is None else self._book.warmup
+        return {**super().server_info(), **({"held": warmup.held} if warmup is not None else {})}
 
     # -- unsupported requests
 
@@ -269,10 +269,10 @@ class Completions(ApiBackend):
         before = tally.usage.prompt_tokens
         if self._book is not None and "cache_control" not in self._cannot:
             return await self._marked(self._book, request, read, watching if shown else None, ask, tally)
-        if self._firsts is None or tally.waves is not None:
+        if self._warmup is None or tally.waves is not None:
             reply = await self._sent(request, read, watching if shown else None, chat, tally)
         else:
-            async with self._firsts.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
+            async with self._warmup.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False)) as turn:
                 watch = watching if shown else UNWATCHED if turn.first and ask.params.n == 1 else None
                 reply = await self._sent(request, read, watch, chat, tally, turn.begun)
                 turn.begun()

@@ -33,7 +33,7 @@ _REFUSED = 3  # refused lists in a row, after which no more are tried
 _TURNS = 8  # most turns of the loop that a list waits for others to join
 
 
-class Part(Protocol):
+class MemberAnswer(Protocol):
     """One member's answer, assembled from its own events."""
 
     def add(self, body: Body) -> Body | None:
@@ -110,7 +110,7 @@ class Listed(Completions):
         """Return the JSON of one request for members of a kind, answered as a stream if there are several."""
         raise NotImplementedError
 
-    def part(self) -> Part:
+    def part(self) -> MemberAnswer:
         raise NotImplementedError
 
     def usage_in(self, body: Body) -> Usage | None:

@@ -1,7 +1,7 @@
 """Admission: the waiting requests that join the pass being built, and the prefixes they share with those in it.
 
 Longest cached prefix first, with a bound on waiting (waiting.py), as far as there is room in the pass and the batch,
-and slots that can be reserved (promises.py); a run's first request only if its run fits (runs.py). A request with the
+and slots that can be reserved (reservations.py); a run's first request only if its run fits (runs.py). A request with the
 same head as one in the pass becomes its *twin*, which samples from the same logits. (A head is the prompt and the
 tokens that a constraint forces after it.) Requests of siblings enter together, if they can.
 """
@@ -188,12 +188,12 @@ class Admission:
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """Make it a twin: it runs from the moment its leader's head is computed, which is the end of this pass."""
-        promises = self._held.reservations
-        need = promises.at_first(req) - req.head_len
+        reservations = self._held.reservations
+        need = reservations.at_first(req) - req.head_len
         if (refusal := self._refusal(req, need, req.head_len)) is not None:
             return refusal
         self._waiting.admitted(req, need)
-        promises.reserve(req, need)
+        reservations.reserve(req, need)
         self._runs.admitted(req, need, req.head_len, leader.node or self._held.tree.root)
         req.admitted_at = req.admitted_at or perf_counter()
         leader.twins.append(req)
@@ -222,11 +222,11 @@ class Admission:
         if age > _TOGETHER or len(group.waiting) > self._max_batch:
             return None
         shared = min(common_prefix(req.ids[: req.head_len], other.ids[: other.head_len]) for other in group.waiting)
-        promises = self._held.reservations
-        need = sum(promises.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
+        reservations = self._held.reservations
+        need = sum(reservations.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
         if need > self._held.pool.num_slots:
             return None
-        fits = promises.unreserved >= need and filling.batch + len(group.waiting) <= self._max_batch
+        fits = reservations.unreserved >= need and filling.batch + len(group.waiting) <= self._max_batch
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:

@@ -46,7 +46,7 @@ class ConstraintCompiler:
     tokens   bytes of each token id; special ids and EOS stand for no text
     encode   ids of plain text in the middle of a sequence; None: force nothing, sample every token
     store    storage of compiled automata between processes
-    foresight   builds what answers will need next; without it everything is built on first use
+    prefetcher   builds what answers will need next; without it everything is built on first use
     canonical   returns the tokenizer's impossible pairs of tokens, None if unknown; called once
     first       machine for the first answers of a constraint. From the second request on it is a whole
                 automaton, if small and quickly built: answers are the same, in tokens too, and states are precomputed
@@ -60,11 +60,11 @@ class ConstraintCompiler:
         vocab_size: int,
         encode: Encode | None = None,
         store: Store | None = None,
-        foresight: MaskPrefetcher | None = None,
+        prefetcher: MaskPrefetcher | None = None,
         canonical: Callable[[], Canonical | None] = lambda: None,
         first: Callable[[str, str], Machine] = begun,
     ) -> None:
-        self._foresight, self._canonical_of, self._first = foresight, canonical, first
+        self._prefetcher, self._canonical_of, self._first = prefetcher, canonical, first
         self._vocabulary_parts = tokens, frozenset(special_ids), eos, vocab_size
         self._encode, self._store = encode, store
         self._automata = SingleFlightCache(self._compiled, _weight, _LIMIT, self._drop)
@@ -92,7 +92,9 @@ class ConstraintCompiler:
             self._automata.forget(constraint)  # its current followers keep it
             compiled = self._automata.get(constraint)
         canonical = None if longer else compiled.canonical
-        return AutomatonMatcher(compiled.automaton, compiled.forced, self._want(compiled), compiled.surprises, compiled.check, compiled.steering, canonical)
+        return AutomatonMatcher(
+            compiled.automaton, compiled.forced, self._want(compiled), compiled.forced_chances, compiled.check, compiled.steering, canonical
+        )
 
     def _compiled(self, constraint: Constraint) -> _Compiled:
         return self._shared(constraint, self._restored(constraint) or self._built(constraint))
@@ -106,15 +108,15 @@ class ConstraintCompiler:
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
         growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex")
-        compiled = _Compiled(automaton, forced, canonical, Prefetched(automaton, forced, canonical), Surprises(), check, steering, growth)
+        compiled = _Compiled(automaton, forced, canonical, Prefetched(automaton, forced, canonical), ForcedChances(), check, steering, growth)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
 
     def _want(self, compiled: _Compiled) -> Callable[[int], None] | None:
-        if self._foresight is None:
+        if self._prefetcher is None:
             return None
-        return partial(self._foresight.request, compiled.ahead)
+        return partial(self._prefetcher.request, compiled.ahead)
 
     def _restored(self, constraint: Constraint) -> TokenAutomaton | None:
         tables = self._store.load(_key(constraint), self.vocabulary) if self._store is not None else None
@@ -152,8 +154,8 @@ class ConstraintCompiler:
 
     def close(self) -> None:
         """Store the rows that were built since their automata were stored; the compiler can still be used."""
-        if self._foresight is not None:
-            self._foresight.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
         for constraint, compiled in self._automata.items():
             self._keep(constraint, compiled)
 
@@ -202,7 +204,7 @@ class _Compiled(NamedTuple):
     forced: ForcedTokens | None
     canonical: CanonicalRows | None
     ahead: Prefetched
-    surprises: Surprises
+    forced_chances: ForcedChances
     check: Check | None
     steering: Steering | None
     growth: Growth
@@ -224,7 +226,7 @@ def _weight(compiled: _Compiled) -> int:
     return compiled.automaton.nbytes + (_MOST_LAZY if isinstance(compiled.automaton.dfa, LazyArrays) else 1024)
 
 
-class Surprises:
+class ForcedChances:
     """Frequency of forced tokens after a sampled one, by the window of the state it was sampled in. An estimate: being
     wrong costs time, never text."""
 
@@ -251,7 +253,7 @@ class AutomatonMatcher:
     `bits` raises the error, then and from there on, and nothing else that the sampler asks does, since others' tokens are in its batch.
 
     want        called with each state, after all forced tokens, in which the answer waits for a token
-    surprises   of all answers to this constraint
+    forced_chances   of all answers to this constraint
     check       check of complete texts, if the automaton allows more than the constraint
     steering    shortest ends, if answers are steered to one as their limit nears
     canonical   restricts legal tokens to those of canonical answers
@@ -262,7 +264,7 @@ class AutomatonMatcher:
         automaton: TokenAutomaton,
         forced: ForcedTokens | None = None,
         want: Callable[[int], None] | None = None,
-        surprises: Surprises | None = None,
+        forced_chances: ForcedChances | None = None,
         check: Check | None = None,
         steering: Steering | None = None,
         canonical: CanonicalRows | None = None,
@@ -270,7 +272,7 @@ class AutomatonMatcher:
         self._check, self._steering, self._canonical = check, steering, canonical
         self._narrowed: tuple[tuple[int, int | None], TokenRow] | None = None
         self._automaton, self._forced, self._want = automaton, forced, want
-        self._surprises = surprises or Surprises()
+        self._forced_chances = forced_chances or ForcedChances()
         self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
         self.state = self._sampled_in = automaton.start
         self._recent, self.refused = no_tokens(), 0
@@ -310,8 +312,8 @@ class AutomatonMatcher:
         return (self._automaton, self.state) if self._is_small and self._canonical is None else None
 
     @property
-    def surprise(self) -> float:
-        return self._surprises.expected(self._window(self.state)) if self._forced is not None else 0.0
+    def forced_chance(self) -> float:
+        return self._forced_chances.expected(self._window(self.state)) if self._forced is not None else 0.0
 
     def _window(self, state: int) -> int:
         return self._automaton.dfa.window_of(state)
@@ -360,7 +362,7 @@ class AutomatonMatcher:
             tokens = self._forced.behind(self._recent, state)
             state = run.path[len(tokens) - 1] if tokens else state
         if self._forced is not None and self._recent:  # a token was sampled
-            self._surprises.learn(self._window(self._sampled_in), bool(tokens))
+            self._forced_chances.learn(self._window(self._sampled_in), bool(tokens))
         if self._want is not None:
             self._want(state)
         return tokens

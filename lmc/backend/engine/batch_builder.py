@@ -122,8 +122,8 @@ class BatchBuilder:
     def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:
         """Return drafts with slots that are unreserved and need no eviction; these are reserved now, and kept as far as
         they are drawn."""
-        promises, found = self._held.reservations, dict[Request, np.ndarray]()
-        free, spare = self._held.pool.free_count - sum(counts.values()), promises.unreserved
+        reservations, found = self._held.reservations, dict[Request, np.ndarray]()
+        free, spare = self._held.pool.free_count - sum(counts.values()), reservations.unreserved
         for req, draft in drafts.items():
             n = counts[req]
             lacks = max(0, n + len(draft) - req.reserved)
@@ -131,7 +131,7 @@ class BatchBuilder:
                 continue
             free, spare = free - len(draft), spare - lacks
             if lacks:
-                promises.extend(req, lacks)
+                reservations.extend(req, lacks)
             req.ids[req.length : req.length + len(draft)] = draft
             req.draft = len(draft)
             found[req] = draft
@@ -158,14 +158,14 @@ class BatchBuilder:
     def _choices(self, req: Request) -> None:
         """Add rows of the choices' trie, run by run; they see the prompt, and those above them, also in this very
         pass."""
-        trie, promises = req.trie, self._held.reservations
+        trie, reservations = req.trie, self._held.reservations
         while req.next_row < len(trie.ids):
             first = req.next_row
-            n = min(trie.run(first), self.room, promises.unreserved + req.reserved)
+            n = min(trie.run(first), self.room, reservations.unreserved + req.reserved)
             if n <= 0:
                 break  # the next pass has room again
             slots = self._alloc(n)
-            promises.consume(req, min(req.reserved, n))
+            reservations.consume(req, min(req.reserved, n))
             req.row_slots[first : first + n] = slots
             above, prompt = trie.above(first), trie.prompt_length(first)
             context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))

@@ -39,7 +39,7 @@ class Matcher(Protocol):
         ...
 
     @property
-    def surprise(self) -> float:
+    def forced_chance(self) -> float:
         """Return the probability that tokens are forced after the next one, 0 to 1."""
         ...
 

@@ -24,7 +24,7 @@ from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, Spelling
+    from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, TokenBytes
 
 _MOST_BYTES = 64 << 20  # of automata and rows; beyond it no rows are built, and LRU automata are evicted
 
@@ -33,9 +33,9 @@ class Kernels(NamedTuple):
     """Kernels of kernels/automata.py and, for answers that the host follows, `close_bits` of kernels/mask.py; or the
     references there."""
 
-    close: Callable[[torch.Tensor, AnswerStates, Spelling], None]
-    fill: Callable[[torch.Tensor, AnswerStates, Spelling], None]
-    advance: Callable[[AnswerStates, torch.Tensor, Spelling], torch.Tensor]
+    close: Callable[[torch.Tensor, AnswerStates, TokenBytes], None]
+    fill: Callable[[torch.Tensor, AnswerStates, TokenBytes], None]
+    advance: Callable[[AnswerStates, torch.Tensor, TokenBytes], torch.Tensor]
     close_bits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -46,7 +46,7 @@ class DeviceAutomata:
         self._kernels = kernels
         self._held: WeakKeyDictionary[TokenAutomaton, _Resident] = WeakKeyDictionary()
         self._clock = 0
-        self._spelling: Spelling | None = None
+        self._spelling: TokenBytes | None = None
         self._before: torch.Tensor | None = None  # int32: the states after the last drawn tokens
         self._places: dict[Request, int] = {}  # index in it
 
@@ -82,10 +82,10 @@ class DeviceAutomata:
 
     def warm_up(self, logits: torch.Tensor, size: int) -> None:
         """Compile the kernels, by an answer behind which nothing may come: `logits` [1, V] are closed. size: of the vocabulary."""
-        from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, Spelling
+        from lmc.backend.engine.kernels.automata import AnswerStates, Automaton, TokenBytes
 
         zeros = lambda n, dtype: torch.zeros(n, dtype=dtype, device=logits.device)
-        spelling = Spelling(zeros(16, torch.uint8), zeros(size, torch.int32), zeros(size, torch.int32))
+        spelling = TokenBytes(zeros(16, torch.uint8), zeros(size, torch.int32), zeros(size, torch.int32))
         automaton = Automaton(zeros(256, torch.int32), zeros(2, torch.int32), zeros(2, torch.int64))
         answers = AnswerStates.of([0], [0], [automaton], zeros(1, torch.int32))
         words = (size + 31) // 32
@@ -184,10 +184,10 @@ def on_device(automaton: TokenAutomaton, like: torch.Tensor) -> Automaton:
     return Automaton(to_device(dfa.deltas.copy(), like), to_device(dfa.rows[:-1] + dfa.final, like), masks)
 
 
-def spelling(vocabulary: Vocabulary, like: torch.Tensor) -> Spelling:
+def spelling(vocabulary: Vocabulary, like: torch.Tensor) -> TokenBytes:
     """Copy the spelling to the device of `like`."""
-    from lmc.backend.engine.kernels.automata import END, Spelling
+    from lmc.backend.engine.kernels.automata import END, TokenBytes
 
     text, begins, lengths = vocabulary.spelled
     lengths[list(vocabulary.eos)] = END
-    return Spelling(*(to_device(array, like) for array in (text.copy(), begins, lengths)))
+    return TokenBytes(*(to_device(array, like) for array in (text.copy(), begins, lengths)))

@@ -45,7 +45,7 @@ def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
     return Match(text, int(at[-1]) + 1, length, source, text is end)
 
 
-class Guess(NamedTuple):
+class ModelGuess(NamedTuple):
     """The tokens that a smaller model predicts for an answer from `at` on."""
 
     at: int

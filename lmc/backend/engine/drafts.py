@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from lmc.backend.engine.draft_sources import LONGEST, Guess, Match, occurrence
+from lmc.backend.engine.draft_sources import LONGEST, Match, ModelGuess, occurrence
 from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
 
@@ -164,7 +164,7 @@ _STEP = 0.25  # until steps have told
 _GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
 
 
-class Budget:
+class DraftBudget:
     """What drafts may still cost, in the unit of costs: a share of the passes, and what drafts have gained. So where they do not pay they cost
     that share and no more, however wrong the odds are.
 
@@ -239,7 +239,7 @@ class Drafts:
         self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
-        self._budget = Budget()
+        self._budget = DraftBudget()
 
     # -- text so far -----------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class Drafts:
         found = self.model.guess(wanted)
         self.costs.learn_step(answers, max(wanted.values()), perf_counter() - began)
         for req, ids in found.items():
-            req.guess_of = Guess(req.length, ids)
+            req.guess_of = ModelGuess(req.length, ids)
         return found
 
     def is_promising(self, requests: Iterable[Request]) -> bool:

@@ -63,7 +63,7 @@ _TURN = 0.0005
 does not make it wait as long."""
 _LOOK = 0.1
 """Seconds after which `close` checks whether a pass is still computing."""
-_SURPRISED = 0.5
+_MOST_FORCED = 0.5
 """Share of answers that may lose a pass to forced tokens before a pass is waited for (measured;
 docs/performance.md)."""
 _FULL = 2048
@@ -168,7 +168,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
-        self._untold: list[Request] = []  # requests whose answers may have unreported text
+        self._pending_deltas: list[Request] = []  # requests whose answers may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
@@ -179,7 +179,7 @@ class EngineCore:
         self._resting.set()
         self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
-        self._untold.clear()
+        self._pending_deltas.clear()
         for req in list(self._live):
             req.error, req.done = self.broken, True
             _tell(req)
@@ -475,19 +475,19 @@ class EngineCore:
         try:
             work, flight = self._begin()
         finally:
-            self._speak()  # while the device computes
+            self._emit_deltas()  # while the device computes
         if work is None:
             if self._flying is not None:
                 self._land()
             else:
                 self._compute(self.scheduler.wait_for_copies)
                 self._finish_ready(())
-            return self._speak()
+            return self._emit_deltas()
         if flight is not None:
             self.scheduler.commit(work)
             self._land()
             self._flying = work, flight
-            return self._speak()
+            return self._emit_deltas()
         began = time.perf_counter()
         output = self._compute(lambda: self._runner.run(work))
         seconds = time.perf_counter() - began
@@ -497,7 +497,7 @@ class EngineCore:
         self.scheduler.commit(work)
         self._land()
         self._deliver(work, output)
-        self._speak()
+        self._emit_deltas()
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
@@ -527,7 +527,7 @@ class EngineCore:
         will gain."""
         samples = flying.samples
         free = all(req.runs_free for _, req in samples) and not self.scheduler.drafts.is_promising(req for _, req in samples)
-        if free and sum(req.surprise for _, req in samples) <= _SURPRISED * len(samples):
+        if free and sum(req.forced_chance for _, req in samples) <= _MOST_FORCED * len(samples):
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
@@ -590,7 +590,7 @@ class EngineCore:
             except Exception as error:
                 self._drop(req, _as_backend_error(error))
             else:
-                self._untold.append(req)
+                self._pending_deltas.append(req)
                 if len(work.samples) <= MOST_DRAFTING and not req.done:
                     self.scheduler.drafts.follow(req)
         for req in work.drafts:
@@ -615,10 +615,10 @@ class EngineCore:
                 assert req.expect() == behind
                 self._push(req, behind, *checked[draft.first + i])
 
-    def _speak(self) -> None:
+    def _emit_deltas(self) -> None:
         """Emit the text of delivered tokens."""
-        untold, self._untold = self._untold, []
-        for req in untold:
+        pending, self._pending_deltas = self._pending_deltas, []
+        for req in pending:
             if not req.done and req.answer is not None and req.answer.late:
                 self._guarded(req, req.answer.speak)
 
@@ -755,7 +755,7 @@ class EngineCore:
 
     def _fail_all(self, error: BaseException | None) -> None:
         """Fail every request and start with an empty pool: after an exception its contents cannot be trusted."""
-        self._speak()
+        self._emit_deltas()
         failed, self._live, self._flying = list(self._live), {}, None
         if self.broken is None:  # otherwise its contents are on a device that refuses everything
             self.scheduler.reset()

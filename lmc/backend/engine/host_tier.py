@@ -143,8 +143,8 @@ class HostTier:
     failed           copies that could not be made: their tokens are recomputed
     """
 
-    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, promises: Reservations) -> None:
-        self._mover, self._tree, self._pool, self.rates, self._promises = mover, tree, pool, rates, promises
+    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, reservations: Reservations) -> None:
+        self._mover, self._tree, self._pool, self.rates, self._reservations = mover, tree, pool, rates, reservations
         self._host, self._slots = RadixCache(), SlotAllocator(mover.ready)
         self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree
         self._kept: Counter[Node] = Counter()  # copies that are locked for runs
@@ -200,7 +200,7 @@ class HostTier:
 
     def _save_all(self, *, leased: bool) -> None:
         """Save what was remembered, if enough of the pool is in use, and as long as there is room."""
-        room = self._promises.unreserved if leased else self._pool.free_count
+        room = self._reservations.unreserved if leased else self._pool.free_count
         if room > (1 - _IN_USE) * self._pool.num_slots:
             return
         while self._unsaved:
@@ -220,7 +220,7 @@ class HostTier:
             return True
         if any(save.node is node for save in self._saves):
             return True
-        if self._tree.unlocked(node) > self._promises.unreserved:  # what was promised may have to go where it is
+        if self._tree.unlocked(node) > self._reservations.unreserved:  # what was promised may have to go where it is
             return True
         self._host.lock(found)
         slots = self._alloc(n)

@@ -65,7 +65,7 @@ class MaskPrefetcher:
     def _wake(self) -> None:
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lmc-foresight", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="lmc-mask-prefetcher", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lmc.backend.base import ProgramRun
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.draft_sources import Guess, Match
+    from lmc.backend.engine.draft_sources import Match, ModelGuess
     from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.leases import Lease, OpenRun
     from lmc.backend.engine.radix_cache import Node
@@ -162,7 +162,7 @@ class Request:
     awaited: bool = False  # its last token is being sampled: a place is kept for it
     draft: int = 0  # slots behind `device_len` that hold a draft (drafts.py)
     match: Match | None = None  # where its text occurred before,
-    guess_of: Guess | None = None  # what a smaller model expects it to have,
+    guess_of: ModelGuess | None = None  # what a smaller model expects it to have,
     followed: int = 0  # of so many tokens
     vain: int = 0  # tokens in a row without such a place,
     idle: int = 0  # and tokens for which none is looked for
@@ -313,11 +313,11 @@ class Request:
         return self.ending is not None and self.first_scored >= self.length
 
     @property
-    def surprise(self) -> float:
+    def forced_chance(self) -> float:
         """Return the probability that the token being sampled makes the next sample useless, 0 to 1."""
         if not self.awaited or self.done or self.answer is None or self.answer.matcher is None:
             return 0.0
-        return self.answer.matcher.surprise if self.runs_free else 1.0
+        return self.answer.matcher.forced_chance if self.runs_free else 1.0
 
     @property
     def is_landing(self) -> bool:

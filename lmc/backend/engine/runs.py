@@ -62,10 +62,10 @@ class Runs:
     """leases: what a run will use again is kept for it. priced: runs may begin in the room of those that are away, unless the host has that. now: seconds."""
 
     def __init__(
-        self, tree: RadixCache, promises: Reservations, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
+        self, tree: RadixCache, reservations: Reservations, capacity: int, *, leases: bool, now: Callable[[], float], host: HostTier | None = None,
         priced: bool = False,
     ) -> None:  # fmt: skip
-        self._tree, self._promises, self._capacity, self._leases, self._now = tree, promises, capacity, leases, now
+        self._tree, self._reservations, self._capacity, self._leases, self._now = tree, reservations, capacity, leases, now
         self._load = Load() if priced else None
         self._host, self._away_tokens = host, 0  # of all parked leases
         self._runs: dict[int, OpenRun] = {}
@@ -309,7 +309,7 @@ class Runs:
 
     def _lack(self, need: int, peak: int, peaks: Peaks | None) -> int:
         """Slots that will be lacking until its end for a run that needs so much now, and comes to need its peak, beside all open ones; 0 or less: none."""
-        room = self._promises.unreserved + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
+        room = self._reservations.unreserved + (max(0, self._host.capacity - self._away_tokens) if self._host is not None else 0)
         if peak <= room - self.growth:  # even if all peak at the same time
             return 0
         if self._forecast is None:
@@ -529,7 +529,7 @@ class Runs:
         load = self._price
         if load is None or req.guess or (row := load.row) is None:
             return []
-        found, price, lack = list[Lease](), 0.0, need - self._promises.unreserved
+        found, price, lack = list[Lease](), 0.0, need - self._reservations.unreserved
         for seconds, lease in self._by_next_use():
             if lease.run is req.owner:
                 continue
@@ -538,7 +538,7 @@ class Runs:
             price += row * lease.own / seconds
             if price > load.gain:
                 return []
-            if lack <= 0 and self._tree.freed_by(one.node for one in found) >= need - self._promises.unreserved:
+            if lack <= 0 and self._tree.freed_by(one.node for one in found) >= need - self._reservations.unreserved:
                 return found
         return []
 
@@ -570,13 +570,13 @@ class Runs:
     def make_room(self, need: int, leases: Iterable[Lease]) -> bool:
         """End leases in order until so many slots are unreserved; none if that is not enough."""
         ending = list(dict.fromkeys(leases))
-        if self._promises.unreserved + self._tree.freed_by(lease.node for lease in ending) < need:
+        if self._reservations.unreserved + self._tree.freed_by(lease.node for lease in ending) < need:
             return False
         for lease in ending:
-            if (lack := need - self._promises.unreserved) <= 0:
+            if (lack := need - self._reservations.unreserved) <= 0:
                 break
             self._break(lease, lack)
-        assert self._promises.unreserved >= need, "what ended leases give back was miscounted"
+        assert self._reservations.unreserved >= need, "what ended leases give back was miscounted"
         return True
 
     def break_any(self) -> bool:

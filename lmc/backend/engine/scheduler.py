@@ -1,10 +1,10 @@
 """The scheduler: which rows run in the next pass, in which slots.
 
     requests short of slots reserve more, else the last are preempted ─► decoding rows ─► rows of prompts ─► admission
-                                                                                                               │
-    waiting.py ── who is next ──► admission.py ── who joins ──► filling.py ── rows in slots ──► holdings.py ◄──┘
+                                                                                                                │
+    waiting.py ── next ──► admission.py ── joins ──► batch_builder.py ── rows in slots ──► slot_ownership.py ◄──┘
 
-Waiting requests are admitted longest cached prefix first, with a bound on waiting, and promised slots (promises.py);
+Waiting requests are admitted longest cached prefix first, with a bound on waiting, and reserved slots (reservations.py);
 runs of programs as wholes, which keep what they will use again (runs.py). Passes are filled so that no request waits
 for long behind a long prompt (pace.py). Requests that need more slots reserve more. If there are none, the last in the
 plan's order are preempted: their KV stays cached while there is room, and they go first as soon as there is room for

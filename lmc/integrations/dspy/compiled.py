@@ -244,7 +244,7 @@ def _silent(x: Any) -> Any:
 
 def _tool(tool: dspy.Tool) -> Any:
     """Return the stand-in for a tool."""
-    made = _plain(followed.Tool)
+    made = _plain(followed.FollowedTool)
     made.parsed = lmc.pure(lambda arguments: tool._validate_and_parse_args(**arguments))
     made.func = tool.func if isinstance(tool.func, HostFunction) else (lmc.pure if tool.name == "finish" else lmc.host)(tool.func)
     return made

@@ -77,7 +77,7 @@ class ReAct:
         return given
 
 
-class Tool:
+class FollowedTool:
     """Stand-in for a `dspy.Tool`. `func` is its own function: what a pure one gave ahead is what DSPy's call of it gets."""
 
     func: Any

@@ -116,7 +116,7 @@ def test_an_answer_that_stops_costs_one_row_more():
 def test_constrained_answers_ahead_are_those_of_a_loop_that_waits(names, monkeypatch):
     """Also where nobody waits for what may be forced."""
     expected, _ = answers(FakeRunner, [[name] for name in names])
-    monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", 1.0)
+    monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", 1.0)
     found, core = answers(FakeAheadRunner, [[name] for name in names])
     assert found == expected
     assert core.runner.launched == len(core.runner.passes)
@@ -165,7 +165,7 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(4, 12))]
         cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
         slots, chunk, max_batch = rng.choice([145, 160, 180]), rng.choice([6, 12, 64]), rng.choice([2, 5, 32])
-        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", rng.choice([0.0, 0.3, 1.0]))
+        monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", rng.choice([0.0, 0.3, 1.0]))
         assert said(FakeAheadRunner) == said(FakeRunner), seed
     assert sum(preempted) > 0
 
@@ -206,7 +206,7 @@ def test_what_is_forced_takes_the_place_of_a_sample(monkeypatch):
     """A pass more for each forced run, and no row more but one behind the last token, which nobody takes."""
     passes, texts = {}, set()
     for share in (0.0, 1.0):
-        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", share)
+        monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", share)
         engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
         handle = engine.submit(None, [Text(("go ",)), gen(80, constraint=FORCES)])
         while core.turn():

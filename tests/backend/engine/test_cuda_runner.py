@@ -185,7 +185,7 @@ def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
     import lmc
     from lmc.segments import Constraint, Gen, SamplingParams, Text
 
-    monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", 1.0)  # also where much is forced
+    monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", 1.0)  # also where much is forced
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     raw.save(str(tmp_path / "tokenizer.json"))

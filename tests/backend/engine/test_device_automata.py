@@ -311,7 +311,7 @@ def test_an_engine_a_step_ahead_gives_the_same_answers(k, folder, share, monkeyp
     """The model on a CPU as if it worked by itself, with the references for kernels."""
     import lmc
 
-    monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", share)
+    monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", share)
     with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=2048, canonical=False) as engine:
         expected = answers_of(engine)
         engine._core._runner = ahead = ahead_runner(engine._core._runner, k.slow)

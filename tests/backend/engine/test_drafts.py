@@ -76,7 +76,7 @@ def test_random_answers_are_those_without_drafts(monkeypatch):
         chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.choice([rng.randint(1, 7), rng.randint(9, 16)]))]
         cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
         slots, chunk, max_batch = rng.choice([145, 160, 800]), rng.choice([6, 12, 64]), rng.choice([2, 7, 32])
-        monkeypatch.setattr("lmc.backend.engine.engine._SURPRISED", rng.choice([0.0, 0.3, 1.0]))
+        monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", rng.choice([0.0, 0.3, 1.0]))
         expected = said(Copies, "off")
         drafts = rng.choice([1, 2, 5, 16, "auto"])
         for runs in RUNS:

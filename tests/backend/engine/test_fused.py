@@ -109,7 +109,7 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
 def test_rows_with_adapters_give_the_references_numbers(name):
     """Some rows with one, some with another, some with none; the last layer has some of the rows alone."""
     pytest.importorskip("triton")
-    from lmc.backend.engine.models.adapters import Adapters, Factors, Part
+    from lmc.backend.engine.models.adapters import AdaptedRows, Adapters, Factors
     from lmc.backend.engine.models.fused import FusedLlama
     from lmc.backend.engine.models.lora import _sizes
 
@@ -121,7 +121,7 @@ def test_rows_with_adapters_give_the_references_numbers(name):
         adapter = {}
         for kind in kinds[: 2 if config.num_experts else 4]:
             rows, columns = _sizes(kind, config)
-            parts = [Part(sum(rows[:i]), noise(n, rank)) for i, n in enumerate(rows) if i != 1]
+            parts = [AdaptedRows(sum(rows[:i]), noise(n, rank)) for i, n in enumerate(rows) if i != 1]
             adapter |= {(layer, kind): Factors(noise(rank * len(parts), columns), tuple(parts)) for layer in range(config.num_layers)}
         every.append(adapter)
     model = llama.build(weights, config)

@@ -117,14 +117,14 @@ def test_products_of_groups(k, dtype, rows, count, experts):
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_experts_by_groups_are_those_one_by_one(k, normed):
-    from lmc.backend.engine.models.experts import Experts, Grouped
+    from lmc.backend.engine.models.experts import Experts, GroupedExperts
     from lmc.backend.engine.models.linear import Dense
 
     gate_up, down = noise(6, 2 * 40, 64, dtype=torch.float32, seed=1) * 0.2, noise(6, 64, 40, dtype=torch.float32, seed=2)
     experts = Experts(Dense(noise(6, 64, dtype=torch.float32)), [*map(Dense, gate_up)], [*map(Dense, down)], 2, normed, (gate_up, down))
     for rows in (1, 7, 120):
         x = noise(rows, 64, dtype=torch.float32, seed=5)
-        torch.testing.assert_close(Grouped(experts)(x), experts(x), atol=1e-3, rtol=1e-4)
+        torch.testing.assert_close(GroupedExperts(experts)(x), experts(x), atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

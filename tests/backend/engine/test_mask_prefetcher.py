@@ -24,16 +24,16 @@ def begun(regex: str) -> Prefetched:
     return Prefetched(automaton, ForcedTokens(automaton, encode))
 
 
-def followed(ahead: Prefetched, seed: int, foresight: MaskPrefetcher | None) -> list[int]:
-    """The tokens of an answer at random; with foresight, nothing may be built while the answer asks."""
-    want = (lambda state: foresight.request(ahead, state)) if foresight is not None else None
+def followed(ahead: Prefetched, seed: int, prefetcher: MaskPrefetcher | None) -> list[int]:
+    """The tokens of an answer at random; with a prefetcher, nothing may be built while the answer asks."""
+    want = (lambda state: prefetcher.request(ahead, state)) if prefetcher is not None else None
     matcher = AutomatonMatcher(ahead.automaton, ahead.forced, want)
     tokens, rng = list(matcher.forced()), random.Random(seed)
     for token in tokens:
         matcher.accept(token)
     while not matcher.done:
-        if foresight is not None:
-            foresight.wait_idle()
+        if prefetcher is not None:
+            prefetcher.wait_idle()
             assert ahead.forced is not None and matcher.state in ahead.automaton.known
         bits = matcher.bits
         legal = [i for i in range(len(ahead.automaton.vocabulary.tokens)) if bits[i // 32] >> (i % 32) & 1]
@@ -41,7 +41,7 @@ def followed(ahead: Prefetched, seed: int, foresight: MaskPrefetcher | None) -> 
         if token in ahead.automaton.vocabulary.eos:
             break
         matcher.accept(token)
-        assert foresight is None or matcher.done or matcher.state in ahead.forced._runs
+        assert prefetcher is None or matcher.done or matcher.state in ahead.forced._runs
         run = () if matcher.done else matcher.forced()
         for forced in run:
             matcher.accept(forced)
@@ -50,55 +50,55 @@ def followed(ahead: Prefetched, seed: int, foresight: MaskPrefetcher | None) -> 
 
 
 def test_what_answers_need_is_built_before_they_ask_and_they_say_the_same():
-    with_, without, foresight = begun(FORM), begun(FORM), MaskPrefetcher()
+    with_, without, prefetcher = begun(FORM), begun(FORM), MaskPrefetcher()
     for seed in range(4):
-        assert followed(with_, seed, foresight) == followed(without, seed, None)
-    foresight.close()
+        assert followed(with_, seed, prefetcher) == followed(without, seed, None)
+    prefetcher.close()
 
 
 def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lmc.backend.engine.mask_prefetcher._LINGERS", 0.0)
-    foresight, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
-    foresight.request(ahead, 0)
-    while (thread := foresight.thread) is not None:
+    prefetcher, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
+    prefetcher.request(ahead, 0)
+    while (thread := prefetcher.thread) is not None:
         thread.join(timeout=30)
     assert 0 in ahead.automaton.known
     state = ahead.automaton.dfa.step(0, b"aaaa")
-    foresight.request(ahead, state)
-    foresight.wait_idle()
+    prefetcher.request(ahead, state)
+    prefetcher.wait_idle()
     assert state in ahead.automaton.known
-    foresight.close()
+    prefetcher.close()
 
 
 def test_closing_drops_what_is_not_begun():
-    foresight = MaskPrefetcher()
+    prefetcher = MaskPrefetcher()
     for n in range(9):
-        foresight.request(begun(f"[a-z]{{1,{n + 1}}}"), 0)
-    foresight.close()
-    assert foresight.idle
+        prefetcher.request(begun(f"[a-z]{{1,{n + 1}}}"), 0)
+    prefetcher.close()
+    assert prefetcher.idle
 
 
 def test_a_row_that_the_vocabulary_cannot_begin_is_the_answers_error():
     automaton = TokenAutomaton(compile_regex("abc"), Vocabulary([b"</s>", b"a", b"ab", b"xbc"], [0]))
-    foresight = MaskPrefetcher()
-    foresight.request(Prefetched(automaton, None), automaton.next(0, 1))
-    foresight.request(Prefetched(automaton, None), 0)
-    foresight.wait_idle()
+    prefetcher = MaskPrefetcher()
+    prefetcher.request(Prefetched(automaton, None), automaton.next(0, 1))
+    prefetcher.request(Prefetched(automaton, None), 0)
+    prefetcher.wait_idle()
     assert list(automaton.known) == [0]
-    foresight.close()
+    prefetcher.close()
 
 
 def test_a_failure_is_logged_and_answers_go_on(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    foresight, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
+    prefetcher, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
     with monkeypatch.context() as broken:
         broken.setattr(TokenAutomaton, "build", lambda *_: 1 / 0)
-        foresight.request(ahead, 0)
-        foresight.wait_idle()
-    assert "building ahead failed" in caplog.text and foresight.thread is None
-    foresight.request(ahead, 1)
-    foresight.wait_idle()
+        prefetcher.request(ahead, 0)
+        prefetcher.wait_idle()
+    assert "building ahead failed" in caplog.text and prefetcher.thread is None
+    prefetcher.request(ahead, 1)
+    prefetcher.wait_idle()
     assert 1 in ahead.automaton.known
-    foresight.close()
+    prefetcher.close()
 
 
 def test_many_threads_walk_for_each_row_once(monkeypatch: pytest.MonkeyPatch):

@@ -768,7 +768,7 @@ class AnythingAhead(Anything):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ahead = mock.patch("lmc.backend.engine.engine._SURPRISED", 1.0)
+        self.ahead = mock.patch("lmc.backend.engine.engine._MOST_FORCED", 1.0)
         self.ahead.start()
 
     def teardown(self):

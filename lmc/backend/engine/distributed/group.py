@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.distributed.peer_memory import Part, PeerMemory
+from lmc.backend.engine.distributed.peer_memory import PartialSum, PeerMemory
 from lmc.backend.engine.models.fp8 import Quantized
 from lmc.backend.engine.models.linear import Linear
 
@@ -187,11 +187,11 @@ class Summed:
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.sum(self.local(x).contiguous())
 
-    def product(self, x: Tensor | Quantized, multiply: Callable[[Linear, Tensor | Quantized], Tensor]) -> Tensor | Part:
+    def product(self, x: Tensor | Quantized, multiply: Callable[[Linear, Tensor | Quantized], Tensor]) -> Tensor | PartialSum:
         """Return x times the matrix; of few rows, where GPUs write to each other's memory, this rank's part, to be summed by
         whoever reads it."""
         part, peers = multiply(self.local, x).contiguous(), self._group.peers
-        return self._group.sum(part) if peers is None or len(part) > peers.rows else Part(peers, self._turn, part)
+        return self._group.sum(part) if peers is None or len(part) > peers.rows else PartialSum(peers, self._turn, part)
 
     def over(self, local: Linear) -> Summed:
         """Wrap another way to multiply by this part."""

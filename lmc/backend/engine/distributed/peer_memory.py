@@ -93,7 +93,7 @@ class PeerMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialSum:
     """This rank's part of a sum, `x` [T, C]. `turn`: sums take turns 0 and 1."""
 
     memory: PeerMemory

@@ -21,12 +21,12 @@ from torch import Tensor
 from lmc.backend.engine.transfer import to_device
 from lmc.fsm.minimise import DEAD
 
-END = -1  # in `Spelling.lengths`: the token ends an answer
+END = -1  # in `TokenBytes.lengths`: the token ends an answer
 _BLOCK = 1024
 _WIDTH = 5  # of `Answers.table`
 
 
-class Spelling(NamedTuple):
+class TokenBytes(NamedTuple):
     """The bytes of a vocabulary's tokens, on a device.
 
     text      uint8 [bytes], of all tokens one after another
@@ -85,7 +85,7 @@ class AnswerStates(NamedTuple):
 # -- references ---------------------------------------------------------------------------------------------------
 
 
-def behind_reference(state: int, automaton: Automaton, spelling: Spelling) -> Tensor:
+def behind_reference(state: int, automaton: Automaton, spelling: TokenBytes) -> Tensor:
     """Return int64 [size]: the state after each token of the vocabulary, DEAD where it is not legal."""
     text, begins, lengths = spelling.text.long(), spelling.begins.long(), spelling.lengths.long()
     rows, deltas = automaton.rows.long(), automaton.deltas.long()
@@ -99,14 +99,14 @@ def behind_reference(state: int, automaton: Automaton, spelling: Spelling) -> Te
     return behind
 
 
-def close_reference(logits: Tensor, answers: AnswerStates, spelling: Spelling) -> None:
+def close_reference(logits: Tensor, answers: AnswerStates, spelling: TokenBytes) -> None:
     """Set -inf in `logits` [R, V] wherever a token is not legal after an answer; V may exceed the vocabulary's size."""
     for row, state, automaton in answers.known:
         legal = _padded(behind_reference(state, automaton, spelling) >= 0, logits.shape[1])
         logits[row].masked_fill_(~legal, -torch.inf)
 
 
-def fill_reference(bits: Tensor, states: AnswerStates, spelling: Spelling) -> None:
+def fill_reference(bits: Tensor, states: AnswerStates, spelling: TokenBytes) -> None:
     """Return the rows of bits of states: int32 [n, ⌈size / 32⌉], the lowest first. From then on they are looked up
     there."""
     weights = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32, device=bits.device)
@@ -116,7 +116,7 @@ def fill_reference(bits: Tensor, states: AnswerStates, spelling: Spelling) -> No
         automaton.masks[state] = bits[row].data_ptr()
 
 
-def advance_reference(answers: AnswerStates, tokens: Tensor, spelling: Spelling) -> Tensor:
+def advance_reference(answers: AnswerStates, tokens: Tensor, spelling: TokenBytes) -> Tensor:
     """Return int32 [n]: the state of each answer after its token of `tokens` [R] int64, DEAD where that is missing or
     not legal."""
     behind: list[int] = []
@@ -217,21 +217,21 @@ def _advance(behind, tokens, table, before, text, begins, lengths, WIDTH: tl.con
         tl.store(behind + answer, -1)
 
 
-def close(logits: Tensor, answers: AnswerStates, spelling: Spelling) -> None:
+def close(logits: Tensor, answers: AnswerStates, spelling: TokenBytes) -> None:
     """As `close_reference`; `logits` contiguous. Asynchronous, and can be captured."""
     columns, size = logits.shape[1], len(spelling.lengths)
     launch = _close[(len(answers.table), triton.cdiv(columns, _BLOCK))]
     launch(logits, answers.table, answers.before, *spelling, columns, size, _WIDTH, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
 
 
-def fill(bits: Tensor, states: AnswerStates, spelling: Spelling) -> None:
+def fill(bits: Tensor, states: AnswerStates, spelling: TokenBytes) -> None:
     """As `fill_reference`; no state twice."""
     size = len(spelling.lengths)
     launch = _fill[(len(states.table), triton.cdiv(size, _BLOCK))]
     launch(bits, states.table, states.before, *spelling, bits.shape[1], size, _WIDTH, _BLOCK, num_warps=4)  # pyright: ignore[reportCallIssue]
 
 
-def advance(answers: AnswerStates, tokens: Tensor, spelling: Spelling) -> Tensor:
+def advance(answers: AnswerStates, tokens: Tensor, spelling: TokenBytes) -> Tensor:
     """As `advance_reference`. Asynchronous, and can be captured."""
     behind = torch.empty(len(answers.table), dtype=torch.int32, device=tokens.device)
     launch = _advance[(len(behind),)]

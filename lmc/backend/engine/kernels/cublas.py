@@ -1,7 +1,7 @@
 """cuBLASLt, the library of matrix products, with access to all its algorithms.
 
 PyTorch takes the first algorithm that cuBLAS proposes for a size. Often another of its proposals, or one for a nearby
-size, is some per cent faster; which one must be measured (products.py).
+size, is some per cent faster; which one must be measured (gemm_tuning.py).
 
     https://docs.nvidia.com/cuda/cublas/ (cublasLtMatmul, cublasLtMatmulAlgoGetHeuristic)
 """

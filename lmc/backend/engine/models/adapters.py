@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class Part(NamedTuple):
+class AdaptedRows(NamedTuple):
     """Rows of a merged matrix that an adapter changes: from `first` on, by `up` [rows, rank] and so many rows of `down`."""
 
     first: int
@@ -29,7 +29,7 @@ class Factors(NamedTuple):
     """An adapter's factors of one merged matrix: the A's of its parts stacked, `down` [ranks, in], and their B's."""
 
     down: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[AdaptedRows, ...]
 
 
 Adapter = Mapping[tuple[int, str], Factors]
@@ -37,21 +37,21 @@ Adapter = Mapping[tuple[int, str], Factors]
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class RowsByAdapter:
     """The rows of a pass by adapter: pairs of an adapter's number, from 1 on, and its rows; None: all rows."""
 
     numbers: Tensor  # [T] int64, 0 for none
     groups: tuple[tuple[int, Tensor | None], ...]
 
     @classmethod
-    def of(cls, numbers: Tensor) -> Grouped:
+    def of(cls, numbers: Tensor) -> RowsByAdapter:
         found = [int(n) for n in numbers.unique().tolist() if n]
         if len(found) == 1 and bool((numbers == found[0]).all()):
             return cls(numbers, ((found[0], None),))
         return cls(numbers, tuple((n, torch.nonzero(numbers == n)[:, 0]) for n in found))
 
-    def only(self, rows: Tensor) -> Grouped:
-        return Grouped.of(self.numbers[rows])
+    def only(self, rows: Tensor) -> RowsByAdapter:
+        return RowsByAdapter.of(self.numbers[rows])
 
 
 class Adapters:
@@ -62,9 +62,9 @@ class Adapters:
         self._factors: dict[tuple[int, str], list[Factors | None]] = {}
         for key in {key for adapter in adapters for key in adapter}:
             every = [adapter.get(key) for adapter in adapters]
-            self._factors[key] = [f and Factors(f.down.to(device, dtype), tuple(Part(p.first, p.up.to(device, dtype)) for p in f.parts)) for f in every]
+            self._factors[key] = [f and Factors(f.down.to(device, dtype), tuple(AdaptedRows(p.first, p.up.to(device, dtype)) for p in f.parts)) for f in every]
 
-    def add(self, layer: int, matrix: str, x: Tensor, y: Tensor, rows: Grouped) -> Tensor:
+    def add(self, layer: int, matrix: str, x: Tensor, y: Tensor, rows: RowsByAdapter) -> Tensor:
         """Adds to the product `y` [T, rows of the matrix] of `x` [T, in], in place, what the adapters of the rows do."""
         every = self._factors.get((layer, matrix))
         for number, own in () if every is None else rows.groups:
@@ -83,9 +83,9 @@ class Adapters:
         return y
 
     @staticmethod
-    def grouped(numbers: Tensor) -> Grouped:
+    def grouped(numbers: Tensor) -> RowsByAdapter:
         """The rows of a pass, by their adapters [T] int64."""
-        return Grouped.of(numbers)
+        return RowsByAdapter.of(numbers)
 
     def stacked(self) -> Stacked:
         return Stacked(self._factors, self.count)
@@ -95,7 +95,7 @@ class _Stack(NamedTuple):
     """Of one merged matrix: A's of all parts and adapters [parts · adapters · rank, in], and for each part its first row and B's [rows, adapters · rank]."""
 
     down: Tensor
-    parts: tuple[Part, ...]
+    parts: tuple[AdaptedRows, ...]
     rank: int
 
 
@@ -138,4 +138,4 @@ def _stack(every: Sequence[Factors | None]) -> _Stack:
             down[place[first], number, :n] = factors.down[at : at + n]
             ups[first][:, number, :n] = up
             at += n
-    return _Stack(down.flatten(0, 2), tuple(Part(first, ups[first].flatten(1)) for first in sorted(rows)), rank)
+    return _Stack(down.flatten(0, 2), tuple(AdaptedRows(first, ups[first].flatten(1)) for first in sorted(rows)), rank)

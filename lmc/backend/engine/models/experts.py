@@ -60,7 +60,7 @@ def experts_of(fused: Mapping[str, Tensor], layer: str, config: ModelConfig, *, 
     return Experts(own, [kept(w) for w in gate_up], [kept(w) for w in down], config.experts_per_token, config.normed_experts, stacked)
 
 
-class Grouped:
+class GroupedExperts:
     """The same by kernels, without reading the routing on the host."""
 
     def __init__(self, experts: Linear) -> None:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore, PictureRows
 from lmc.backend.engine.distributed.group import Summed
-from lmc.backend.engine.distributed.peer_memory import Part
+from lmc.backend.engine.distributed.peer_memory import PartialSum
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.kv_fp8 import Stored
-from lmc.backend.engine.models.experts import Grouped
+from lmc.backend.engine.models.experts import GroupedExperts
 from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
@@ -85,10 +85,10 @@ class FusedLlama:
         assert isinstance(x, Tensor), "nothing that multiplies reads the last norm"
         return x
 
-    def _normed(self, x: Tensor | Part | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
+    def _normed(self, x: Tensor | PartialSum | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
         """Return norm(residual + x), as the matrix that reads it is best given it; `residual` becomes the sum in place."""
         eps = self.config.norm_eps
-        if isinstance(x, Part):
+        if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, weight, eps)
         if mask is None and _in_fp8(reader):
             return Quantized(*add_rms_norm_quantized(x, residual, weight, eps), residual.dtype)
@@ -99,11 +99,11 @@ class FusedLlama:
         y = self._multiply(matrix, x)
         return y if mask is None or self.adapters is None or isinstance(x, Quantized) else self.adapters.add(index, kind, x, y, mask)
 
-    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Part:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | PartialSum:
         """The same with a matrix whose columns may be sharded; then there are no adapters."""
         return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
 
-    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | Part:
+    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | PartialSum:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
             both = self._times(index, "gate_up", gate_up, x, mask)
@@ -114,7 +114,7 @@ class FusedLlama:
 
     @staticmethod
     def _grouped(experts: Linear) -> Linear:
-        grouped = Grouped(local(experts))
+        grouped = GroupedExperts(local(experts))
         return grouped if local(experts) is experts else experts.over(grouped)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _turned(self, positions: Tensor, rows: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:

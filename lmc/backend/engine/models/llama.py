@@ -19,7 +19,7 @@ from torch import Tensor
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
 from lmc.backend.engine.kv_fp8 import Stored
-from lmc.backend.engine.models.adapters import Adapters, Grouped
+from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
@@ -110,11 +110,11 @@ class LlamaModel:
         values.index_copy_(0, slots, v.to(values.dtype))
         return q
 
-    def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: Grouped | None) -> Tensor:
+    def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: RowsByAdapter | None) -> Tensor:
         """The product `y` of a matrix with `x`, with what the rows' adapters add."""
         return y if rows is None or self.adapters is None else self.adapters.add(index, matrix, x, y, rows)
 
-    def _mlp(self, index: int, x: Tensor, rows: Grouped | None) -> Tensor:
+    def _mlp(self, index: int, x: Tensor, rows: RowsByAdapter | None) -> Tensor:
         layer = self.layers[index]
         x = self._rms(x, layer.post_norm)
         if layer.gate_up is None or layer.down is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.memory import check_fits
-from lmc.backend.engine.models.adapters import Adapter, Adapters, Factors, Part
+from lmc.backend.engine.models.adapters import AdaptedRows, Adapter, Adapters, Factors
 from lmc.backend.engine.models.claims import Claims
 from lmc.backend.engine.models.llama import PARTS, LlamaModel, pair_rows
 from lmc.backend.engine.models.loader import json_of, safetensors_of
@@ -146,10 +146,10 @@ def _sizes(matrix: str, c: ModelConfig) -> tuple[tuple[int, ...], int]:
 def _merged(matrix: str, pairs: Mapping[int, _Pair], c: ModelConfig, scale: float) -> Factors:
     """Beside a merged matrix, whose rows of q and k are kept in rotary pairs."""
     rows, _ = _sizes(matrix, c)
-    parts: list[Part] = []
+    parts: list[AdaptedRows] = []
     for part, pair in sorted(pairs.items()):
         up = pair["B"] * scale
         if matrix == "qkv" and part < 2:
             up = pair_rows(up, (c.num_heads, c.num_kv_heads)[part])
-        parts.append(Part(sum(rows[:part]), up))
+        parts.append(AdaptedRows(sum(rows[:part]), up))
     return Factors(torch.cat([pairs[part]["A"] for part in sorted(pairs)]), tuple(parts))

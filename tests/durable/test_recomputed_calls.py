@@ -1,4 +1,4 @@
-"""Calls of Python's own that are made again when a run is resumed: what only computes, makes plain objects, or looks at frames."""
+"""Calls of Python's own that are recomputed when a run is resumed: what only computes, makes plain objects, or looks at frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durable runs whose tools change what they are handed: a run that is taken up has it as the tool left it."""
+"""Durable runs whose tools change their arguments: a run that is resumed has them as the tool left them."""
 
 from __future__ import annotations
 
