@@ -26,7 +26,7 @@ unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (about a minute),
 
 conformance: $(VENV)/.dev $(VENV)/.model  ## 300 random programs in every execution, and the other random searches, on all cores
 	$(PY) -m tests.conformance --programs 300
-	LMC_SEARCH=0.4 $(PYTEST) -q -n auto -m search
+	LMC_SEARCH=0.25 $(PYTEST) -q -n auto -m search
 
 nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, the other random searches at full length, 2,000 wrong model files, every kill point of journals; SEED=n for others
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search

@@ -1,4 +1,4 @@
-"""Random searches: a handful of examples in the unit tier, a share of them in `make conformance` (LMC_SEARCH=0.4), all in `make nightly` (LMC_SEARCH=1).
+"""Random searches: a handful of examples in the unit tier, a share of them in `make conformance` (LMC_SEARCH=0.25), all in `make nightly` (LMC_SEARCH=1).
 
 The number says how many times longer: LMC_SEARCH=100 looks at a hundred times as many, and at others in every run.
 Of long tables `make conformance` looks at what the unit tier leaves out.

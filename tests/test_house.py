@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -48,3 +49,13 @@ def test_the_picture_has_every_package(house: ModuleType, graph: nx.DiGraph):
     folders = {p.parent.relative_to(DOCS.parent / "lmc").as_posix() for p in house.modules().values()}
     assert folders > {"frontend", "ir", "backend/engine"}
     assert all(f">{'lmc/*.py' if folder == '.' else folder}</text>" in svg for folder in folders)
+
+
+def test_what_the_code_refers_to_exists():
+    """Modules that are named in brackets, and pages of the documentation."""
+    root = DOCS.parent
+    known = {p.name for folder in ("lmc", "tests", "benchmarks", "experiments", "docs") for p in (root / folder).rglob("*.py")}
+    for path in sorted((root / "lmc").rglob("*.py")):
+        text = path.read_text("utf-8")
+        assert {m for m in re.findall(r"\(([a-z_0-9]+\.py)[),;]", text) if m not in known} == set(), path
+        assert {m for m in re.findall(r"(?<![\w/])docs/[\w/-]+\.\w+", text) if not (root / m).exists()} == set(), path

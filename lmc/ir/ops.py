@@ -19,7 +19,7 @@ class OpSpec:
 
     operands  type of each operand in order; "*T" as the last means any number of T; "const" is a literal
     results   types of the results in order
-    trait     its treatment by passes (design.md §2.2)
+    trait     its treatment by passes
     stages    where it may appear; `traced`: emitted by the evaluator, `planned`: after passes
     """
 

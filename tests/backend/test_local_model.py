@@ -60,7 +60,7 @@ def test_greedy_in_a_mixed_batch_equals_a_plain_loop(engine):
         asked = engine.tokenizer.encode((prompt,))
         assert ids[: len(asked)] == asked
         rows = reference(engine, ids)[len(asked) - 1 : -1]
-        for row, token in zip(rows, ids[len(asked) :], strict=True):  # teacher forcing (semantics.md §1)
+        for row, token in zip(rows, ids[len(asked) :], strict=True):  # teacher forcing
             assert float(row.max() - row[token]) <= 0.1
 
 

@@ -67,7 +67,7 @@ MISTAKES: dict[int, tuple[str, dict[str, str]]] = {
          "test_a_decorator_under_lmc_function test_a_decorator_over_lmc_function helpers_under_decorators test_a_bound_method_is_a_program"}),
     32: ("gathered forks ask at once", {"frontend/test_suspending.py": "test_tasks_of_a_program_ask_at_once", "conformance/test_written.py": "gathered_forks"}),
 }  # fmt: skip
-"""Number (semantics §1): what it is, and its tests: functions and cases, by file."""
+"""Number: what it is, and its tests: functions and cases, by file."""
 
 
 def test_each_mistake_has_tests() -> None:

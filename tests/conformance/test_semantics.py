@@ -1,4 +1,4 @@
-"""The mistakes of other systems (semantics.md §1): each item is a program on which somebody was wrong."""
+"""The mistakes of other systems: each item is a program on which somebody was wrong."""
 
 from __future__ import annotations
 

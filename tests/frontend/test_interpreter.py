@@ -1,4 +1,4 @@
-"""The interpreter: what programs mean. Numbers in names are those of the list of known mistakes (docs: what must hold, §1)."""
+"""The interpreter: what programs mean. Numbers in names are those of the mistakes in tests/conformance/test_mistakes.py."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_a_longer_token_behind_spaces_that_are_cut_by_it_is_seen():
     assert run and all(tuple(f.encode(f"{head}{char}  x"))[: len(run)] == run for char in "é—😀")
 
 
-# -- the traps of semantics.md §3 --------------------------------------------------------------------------------------
+# -- traps ------------------------------------------------------------------------------------------------------------
 
 
 def test_order_before_orderId_is_not_certain():

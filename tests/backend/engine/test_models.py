@@ -55,7 +55,7 @@ def their_logits(model, ids):
 
 
 def worst_margin(logits, tokens):
-    """How far below the reference's best token ours are: at most 0.1 by semantics.md §1."""
+    """How far below the reference's best token ours are: at most 0.1."""
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return float((logits.max(1).values - chosen).max())
 

@@ -1,7 +1,7 @@
 """GGUF: a reader of the file format (mmap, struct); dequantization is in blocks.py.
 
 The format: magic, version, counts, key/value metadata, tensor infos, aligned tensor data
-(github.com/ggml-org/ggml, docs/gguf.md). Everything a file claims is checked against its size.
+(gguf.md of github.com/ggml-org/ggml). Everything a file claims is checked against its size.
 """
 
 from __future__ import annotations
