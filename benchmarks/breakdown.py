@@ -279,7 +279,7 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
         put(runner, "launch", launched(runner.launch))
     else:
         put(runner, "run", computed(runner.run))
-    for name, part in (("_take", "take in"), ("_deliver", "deliver"), ("_speak", "speak"), ("_rest", "rest"), ("step", "step")):
+    for name, part in (("_take", "take in"), ("_deliver", "deliver"), ("_emit_deltas", "speak"), ("_rest", "rest"), ("step", "step")):
         on_loop(core, name, part)
     on_loop(scheduler, "commit", "commit")
     on_callers(core, "give_way", "give way")

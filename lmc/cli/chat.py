@@ -45,7 +45,7 @@ def chat(
     max_tokens: MaxTokens = 1024,
     seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
-    """ChatSession with a model in the terminal.
+    """Chat with a model in the terminal.
 
     Answers are streamed, messages may have several lines, and the model may call tools; /help lists commands. With messages from a pipe or a file, the
     exit code is 1 if a request failed.
