@@ -229,7 +229,7 @@ def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
     host, n = Host(words), 160
     ask = Gen(SamplingParams(max_new_tokens=192, temperature=0.0), Constraint("regex", CHARACTER))
     whole: list[float] = []
-    parts: dict[str, list[float]] = {"schedule": [], "deliver": [], "commit": [], "_speak": []}
+    parts: dict[str, list[float]] = {"schedule": [], "deliver": [], "commit": [], "_emit_deltas": []}
     for rep in range(2 * reps + 1):
         prompts = [text(Random(f"{rep} {i}"), 60) for i in range(n)]
         handles = [host.engine.submit(None, [Text((prompt,)), ask]) for prompt in prompts]
@@ -245,7 +245,7 @@ def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
                 host.timed(host.scheduler, "schedule") as schedule,
                 host.timed(host.core, "_deliver") as deliver,
                 host.timed(host.scheduler, "commit") as commit,
-                host.timed(host.core, "_speak") as speak,
+                host.timed(host.core, "_emit_deltas") as speak,
             ):
                 host.drain()
             passes = host.core.counters().passes - passes
