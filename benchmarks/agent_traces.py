@@ -49,7 +49,7 @@ class Trace:
         return len(self.prompt.split()) + sum(turn.tokens + len(turn.found.split()) for turn in self.turns)
 
     def rest(self, begun: int) -> Trace:
-        """What is left to do behind so many turns, whose text it begins with."""
+        """Return the work that is left behind so many turns, whose text it begins with."""
         done = " ".join([self.prompt, *(turn.found for turn in self.turns[:begun])])
         return Trace(self.number, done, self.turns[begun:], self.share)
 
@@ -99,7 +99,7 @@ def _between(low: float, x: float, high: float) -> int:
 
 @dataclass(eq=False)
 class Tools:
-    """What the programs are given to act by. sleep: until so many seconds are over. done: told the share of a job with each turn."""
+    """The means by which programs act. sleep: until so many seconds are over. done: told the share of a job with each turn."""
 
     sleep: Callable[[float], None]
     done: Callable[[float], None]

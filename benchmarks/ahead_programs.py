@@ -26,7 +26,7 @@ def _number(text: str) -> int:
 
 
 def answers(prompt: str, ask: Any) -> str:
-    """What the mock of an API answers: by name and prompt, never by order."""
+    """Answers of the mock of an API: by name and prompt, never by order."""
     k = _number(prompt[-400:] + (ask.name or ""))
     match ask.name:
         case "plan":

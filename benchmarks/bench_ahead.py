@@ -1,4 +1,4 @@
-"""What asking ahead is worth, and what it costs: ten programs written one thing after another, beside an expert's `asyncio.gather`.
+"""Worth and cost of asking ahead: ten programs written one thing after another, beside an expert's `asyncio.gather`.
 
     python -m benchmarks.bench_ahead [--temperature 0,default] [--scale 0.1] [--backend engine:PATH]
     python -m benchmarks.bench_ahead --cost [--latencies 1,5,20,200] [--programs 1,48]
@@ -36,13 +36,13 @@ from lmc.waiting import Signal, is_set
 ANSWER_S, SPREAD, PREFILL_S = 0.3, 0.3, 2.5e-5
 """Seconds of an answer of the mock, the share by which they differ, and seconds more for each byte of the prompt (10,000 tokens a second)."""
 RETRIEVAL_SHARE = 1 / 3
-"""What the retriever takes, as a share of an answer."""
+"""Time of the retriever, as a share of an answer."""
 MODES = ("interpreter", "off", "certain", "likely", "expert")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What one program took in one mode. `ratio` is to the expert's time, `more` the share of tokens beyond the interpreter's."""
+    """The time of one program in one mode. `ratio` is to the expert's time, `more` the share of tokens beyond the interpreter's."""
 
     workload: str
     mode: str

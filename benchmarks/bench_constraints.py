@@ -331,7 +331,7 @@ DRAWN: dict[str, Params] = {
 
 @dataclass(frozen=True)
 class Step:
-    """What constraints add to a step of a batch, in microseconds a step."""
+    """The time that constraints add to a step of a batch, in microseconds a step."""
 
     library: str
     batch: int

@@ -282,7 +282,7 @@ def _row(case: Case, system: str, found: list[tuple[float, float]], base: float)
 
 
 def where() -> dict[str, str]:
-    """What the figures belong to."""
+    """Return the machine and versions that the figures belong to."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,

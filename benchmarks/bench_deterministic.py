@@ -1,4 +1,4 @@
-"""What `deterministic=True` costs: the same answers with and without it, in turns; processor seconds, which other processes change less than wall time.
+"""The cost of `deterministic=True`: the same answers with and without it, in turns; processor seconds, which other processes change less than wall time.
 
     python -m benchmarks.bench_deterministic [--model smollm2] [--batches 1,7,64] [--tokens 32] [--reps 3]
 """

@@ -75,7 +75,7 @@ MODULES: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one module cost in one way, for all examples together."""
+    """The cost of one module in one way, for all examples together."""
 
     module: str
     way: str

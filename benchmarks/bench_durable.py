@@ -32,7 +32,7 @@ POINTS = [f"{when} {what} {n}" for n in range(ROUNDS + 1) for what in ("ask", "p
 
 
 class World:
-    """What happens outside of the agent: payments, and what the model was asked. Ends the process at one point."""
+    """The world outside of the agent: payments, and what the model was asked. Ends the process at one point."""
 
     def __init__(self, directory: Path, kill: str) -> None:
         self.paid, self.asked, self.kill = directory / "paid", directory / "asked", kill

@@ -33,7 +33,7 @@ CHARACTER = (
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked of a topic, the form of the answer, and worked examples: a model that is shown no form does not
+    """A question about a topic, the form of its answer, and worked examples: a model that is shown no form does not
     know it, and then a constraint decides more than the model does."""
 
     wording: str

@@ -176,7 +176,7 @@ class Host:
 
 
 def clock_us() -> float:
-    """What reading the clock costs."""
+    """Return the cost of reading the clock."""
     return spent(lambda: [time.thread_time_ns() for _ in range(2000)]) / 2000
 
 

@@ -1,4 +1,4 @@
-"""What a journal costs: processor and wall time with and without it, in turns, the time to take up a finished batch, and the size of its file.
+"""The cost of a journal: processor and wall time with and without it, in turns, the time to take up a finished batch, and the size of its file.
 
     python benchmarks/bench_journal.py [--programs 1000] [--finished 10000] [--collector]
 """
@@ -104,7 +104,7 @@ def finished(programs: int, rounds: int) -> tuple[list[tuple[float, float]], int
 
 
 def taken_up(directory: str, programs: int) -> tuple[tuple[float, float], int]:
-    """What a batch with this journal took, and how much was asked."""
+    """Time of a batch with this journal, and the number of its requests."""
     program, items, backend = lmc.compile(judge), essays(programs), lmc.Mock()
     return measured(lambda: program.batch(items, backend=backend, seed=1, journal=directory)), len(backend.call_log)
 

@@ -55,7 +55,7 @@ class Row:
 
 
 def variants() -> tuple[str, ...]:
-    """What is compared: names of sets of passes."""
+    """The sets of passes that are compared, by name."""
     names = dict.fromkeys(p.name for p in pipeline_for(Target()) if p.name != "lower-chat")
     return (ALL, *(f"without {name}" for name in names), UNOPTIMIZED, AGGRESSIVE)
 
@@ -97,7 +97,7 @@ def measured(workload: Workload, name: str, variant: str, program: lmc.Program, 
 
 
 def saves(row: Row, best: Row) -> str:
-    """What all passes save over this row, by counter; "" for nothing."""
+    """Return the savings of all passes over this row, by counter; "" for nothing."""
     counters = {"calls": "calls", "computed": "prefilled", "generated": "generated", "passes": "model_passes"}
     more = {name: getattr(row, field) - getattr(best, field) for name, field in counters.items()}
     return ", ".join(f"{n:+d} {name}" for name, n in more.items() if n)

@@ -262,7 +262,7 @@ def _shown(item: dict[str, Any], frames: int) -> list[Any]:
 
 
 def prompts_of(item: Item) -> tuple[str, list[str]]:
-    """What the programs ask on one picture: the common beginning, and what the questions append."""
+    """The requests of the programs on one picture: their common beginning, and what each appends."""
     return f"USER: <image>\n{item['caption']}", [f"\n{question} ASSISTANT:" for question in QUESTIONS]
 
 
@@ -342,7 +342,7 @@ def _flush(flush: Callable[[], Any]) -> None:
 
 
 def on_a_cpu(engine: lmc.Engine) -> list[str]:
-    """What one picture costs, as one tile and as all that the processor makes of it."""
+    """The cost of one picture, as one tile and as all that the processor makes of it."""
     from benchmarks.workloads import Random, picture
 
     @lmc.function

@@ -123,7 +123,7 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "own": {}, "schedule=lpm": {"schedule": "lpm"}, "schedule=fcfs": {"schedule": "fcfs"}, "schedule=random": {"schedule": "random"},
     "cache=table": {"cache": "table"}, "cache=off": {"cache": "off"}, "eviction=lru": {"eviction": "lru"}, "admission=fit": {"admission": "fit"},
 }  # fmt: skip
-"""What an engine goes by: its own way, and with one thing otherwise (the paper's Figure 8c)."""
+"""Policies of an engine: its own, and with one thing otherwise (the paper's Figure 8c)."""
 
 
 def runner(mode: str, workload: Workload, backend: Any) -> Callable[[list[Any]], list[Any]]:
@@ -268,7 +268,7 @@ def where() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """What the processor calls itself; its architecture where the system does not say."""
+    """Return the processor's name; its architecture where the system does not say."""
     info = Path("/proc/cpuinfo")
     named = re.search(r"^model name\s*:\s*(.+)$", info.read_text("utf-8"), re.MULTILINE) if info.is_file() else None
     return named[1].strip() if named else platform.processor() or platform.machine()

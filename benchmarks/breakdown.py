@@ -26,7 +26,7 @@ from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.local import LocalBackend
 
 KINDS = ("tower", "pictures", "prompts", "answers")
-"""What the device runs: the vision tower; passes with rows of pictures; with other rows of prompts; with rows of answers alone."""
+"""Kinds of work of the device: the vision tower; passes with rows of pictures; with other rows of prompts; with rows of answers alone."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[str, bool]]:
-    """What a module imports of lmc, and whether under TYPE_CHECKING only."""
+    """Yield the modules of lmc that a module imports, and whether under TYPE_CHECKING only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing_only = {id(n) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
                    for statement in test.body for n in ast.walk(statement)}  # fmt: skip

@@ -118,7 +118,7 @@ class Ledger:
 
 
 def content(prompt: Prompt) -> list[Any]:
-    """What makes prompts equal, however their text was cut into appends. An answer stands for itself: what precedes it was compared before."""
+    """Return what equal prompts share, however their text was cut into appends. An answer stands for itself: what precedes it was compared before."""
     return ["".join(parts) if is_text else list(parts) for is_text, parts in groupby(prompt, lambda part: isinstance(part, str))]
 
 

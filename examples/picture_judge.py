@@ -40,7 +40,7 @@ def gradient(width: int = 64, height: int = 48) -> bytes:
 
 
 def scripted(prompt: str, ask: Any, images: list[bytes | str]) -> str | None:
-    """What the mock says: it is sure of pictures alone."""
+    """Answer as the mock: it is sure of pictures alone."""
     return {"related": "yes" if images else "no", "judgment": "Well put.", "grade": "B+"}.get(ask.name)
 
 

@@ -30,7 +30,7 @@ ALL = "nothing: all points were measured"
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "arrivals": ("arrivals",), "percentiles to the first token": ("first p50",), "percentiles to the last answer": ("total p50",), "accuracy": ("accuracy", "score"),
 }  # fmt: skip
-"""What every experiment should say of its programs, and the columns that do: where none of them is, the page says so, with the reason (Experiment.lacks)."""
+"""Columns that every experiment should have of its programs, and the columns that do: where none of them is, the page says so, with the reason (Experiment.lacks)."""
 SYNTHETIC: Mapping[str, str] = {"accuracy": "the text is synthetic, no answer to it is right; `same` compares answers with the reference's"}
 ONE_PROGRAM: Mapping[str, str] = {name: "one program at a time, and `seconds` is its whole time" for name in COLUMNS if name != "accuracy"}
 
@@ -41,7 +41,7 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True)
 class Setup:
-    """What an experiment runs on.
+    """The device, model and backend of an experiment.
 
     n      items of a workload at most; 0: as many as the workload has by itself
     scale  factor on the lengths of prompts and answers
@@ -74,7 +74,7 @@ class Setup:
         return lmc.Engine(self.backend, device=self.device, load_format=self.load_format, **{"max_tokens": self.pool, **options})
 
     def card(self) -> Row:
-        """What the device is called, where it is a GPU."""
+        """Return the device's name, where it is a GPU."""
         if not self.device.startswith("cuda"):
             return {}
         import torch
@@ -205,7 +205,7 @@ class NotAResult(Exception):
 
 @dataclass
 class Found:
-    """What an experiment has found so far: rows by point, and why others are missing."""
+    """The findings of an experiment so far: rows by point, and why others are missing."""
 
     setup: Row
     info: Row
@@ -272,12 +272,12 @@ INSTALLED = ": `make clients` installs it, for `.venv-api/bin/python -m experime
 
 
 def _listed(rows: Row | Iterable[Row]) -> list[Row]:
-    """What a point gives: one row, or several."""
+    """Return the rows of a point: one, or several."""
     return [cast(Row, rows)] if isinstance(rows, dict) else [*rows]
 
 
 OPTIONS: Mapping[str, str] = {"data": "FOLDER"}
-"""What stands in a command for a value that is of one machine."""
+"""Stands in a command for a value that is of one machine."""
 
 
 def command(name: str, setup: Mapping[str, Any] | None) -> str:
@@ -291,7 +291,7 @@ def command(name: str, setup: Mapping[str, Any] | None) -> str:
 
 
 def missing(wanted: Experiment, found: Found) -> list[str]:
-    """What these figures do not say: points that were not measured and why, columns that are not there, and neither were peers and devices."""
+    """Return what these figures lack: points that were not measured and why, columns that are not there, and neither were peers and devices."""
     by_reason = dict[str, list[str]]()
     for key, why in found.unmeasured.items():
         by_reason.setdefault(why, []).append(key)

@@ -52,7 +52,7 @@ SECTIONS = {"sections": [{"name": name, "description": f"All about {name.lower()
 
 
 def says(prompt: str) -> str | None:
-    """What is said behind a prompt that wants a form; None: text that depends on the prompt alone."""
+    """Return the answer behind a prompt that wants a form; None: text that depends on the prompt alone."""
     if "Respond with the corresponding output fields" in prompt:
         asked = prompt.rpartition("Respond with the corresponding output fields")[2]
         names = [name for name in re.findall(r"\[\[ ## (\w+) ## \]\]", asked) if name != "completed"]
@@ -113,7 +113,7 @@ PROGRAMS = (
 
 
 class Load:
-    """What is asked of a server: delays every answer, and counts the prompts that are under way at once.
+    """The requests to a server: delays every answer, and counts the prompts that are under way at once.
 
     together  answers wait until so many prompts are under way, but for the first `behind`: for tests, which measure no time
     """
@@ -165,7 +165,7 @@ def ran(program: Program, way: str, load: Load) -> Ran:
 
 
 def prompts(body: Body) -> list[str]:
-    """What a request shows the model; SGLang's may have several prompts."""
+    """Return the prompts of a request; SGLang's may have several prompts."""
     if "messages" in body:
         return [json.dumps([body.get("system"), [[m["role"], _said(m)] for m in body["messages"]]])]
     return [body["text"]] if isinstance(body["text"], str) else body["text"]

@@ -103,7 +103,7 @@ def _pictures(setup: Setup, cache: str) -> Row:
 
 @contextmanager
 def _seeing(setup: Setup) -> Generator[tuple[str, Setup]]:
-    """What sees pictures: the model that is measured, or a small one in the place of the small model."""
+    """The model that sees pictures: the one that is measured, or a small one in the place of the small model."""
     if setup.backend != Setup.backend:
         yield setup.backend, setup
         return

@@ -152,7 +152,7 @@ def order(setup: Setup) -> Generator[Point]:
 
 
 def _roomy(setup: Setup, workload: Workload, engine: Any) -> tuple[int, MeasuredMode]:
-    """What two items need together, in tokens, and all items on an engine with room for them."""
+    """Return the memory that two items need together, in tokens, and all items on an engine with room for them."""
     way, items = compiled(workload.program), workload.items(setup.count(workload.n), setup.seed)
     two = measure(way, items[:2], engine).counters
     return int(1.1 * two.unique_tokens) + two.generated_tokens + 256, measure(way, items, engine)

@@ -152,7 +152,7 @@ def _optimized(setup: Setup, name: str, way: str) -> Row:
 
 
 def formatted(prompt: str, ask: Any) -> str:
-    """What a model would say that keeps to DSPy's format: notes repeat their passage, answers their notes, and all else is a sentence that depends on the prompt."""
+    """Answer as a model that keeps to DSPy's format: notes repeat their passage, answers their notes, and all else is a sentence that depends on the prompt."""
     given = dict(re.findall(r"\[\[ ## (\w+) ## \]\]\n(.*?)\n", prompt))
     other = f"Answer {zlib.crc32(prompt.encode()) % 1000} in few words."
     values = {"note": given.get("passage", ""), "answer": given.get("notes", "")}

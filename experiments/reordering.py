@@ -22,7 +22,7 @@ TEMPLATES: Mapping[str, tuple[str, str]] = {
     "question": ("Passage:\n", "\nAnswer from the passage above only.\nIf it does not say, answer that it does not.\nAnswer:"),
     "extraction": ("You work for a clinic.\nNote:\n", "\nExtract all drugs with their doses.\nReturn one drug a line.\nDrugs:"),
 }  # fmt: skip
-"""What stands before the argument, and behind it."""
+"""The text before the argument, and behind it."""
 
 
 def program(before: str, behind: str, tokens: int) -> Any:

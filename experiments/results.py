@@ -56,7 +56,7 @@ PAPER = (
     Figure("Appendix A: data parallelism with a cache-aware router", "scaling", "needs several GPUs"),
     Figure("Appendix D.2: moving arguments behind constants", "reordering", "our templates, and fixed rules in place of a model that is asked"),
 )  # fmt: skip
-"""What the paper measures, and what repeats it."""
+"""The figures of the paper, and the experiments that repeat them."""
 OWN = ("run-ahead", "compiling (interpreted)", "drafts (off by themselves)")
 """Ablations of what the paper does not have."""
 READING = Figure("ours: no run-ahead, on programs that read as they go", "run-ahead")
@@ -105,7 +105,7 @@ def _recomputed(rows: list[Row], policy: str) -> float:
 
 
 def _ordered(rows: list[Row], policy: str) -> str:
-    """What the order of the engine is worth, in a pool for about two programs."""
+    """Return the worth of the engine's order, in a pool for about two programs."""
     count = sum(row["policy"] == policy for row in rows)
     return f"With it: {_recomputed(rows, policy):.2f} × prompt tokens computed ({count} workloads in a pool for two programs)"
 
@@ -121,13 +121,13 @@ def _matters(rows: list[Row]) -> bool:
 
 
 def _worth(rows: list[Row]) -> str:
-    """What a part is worth, over the workloads that were run without it."""
+    """Return the worth of a part, over the workloads that were run without it."""
     times = median(row["cpu times"] for row in rows)
     return f"Without it: {_over(rows, 'computed'):.2f} × prompt tokens computed, {_over(rows, 'passes'):.2f} × passes, {times:.2f} × CPU time ({len(rows)} workloads)"
 
 
 def _waits(rows: list[Row]) -> str:
-    """What run-ahead is worth on programs of `run-ahead`, at temperature 0."""
+    """Return the worth of run-ahead on programs of `run-ahead`, at temperature 0."""
     seconds = {(row["program"], row["mode"]): row["seconds"] for row in rows if row["temperature"] == "0"}
     times = [seconds[program, "off"] / of for (program, mode), of in seconds.items() if mode == "certain"]
     return f"Without it: {median(times):.2f} × the time, {min(times):.2f} to {max(times):.2f} ({len(times)} programs)"

@@ -35,7 +35,7 @@ _BETWEEN = re.compile(r",(?=\w*://)")
 _NO_MODEL = re.compile(r"[?#\s]|:/|//")
 """Text that no model's name contains: it indicates a misplaced URL."""
 _NEARLY = re.compile("[:/]")
-"""What a URL has without its scheme: host:port, host/path."""
+"""A URL without its scheme: host:port, host/path."""
 
 
 def open_backend(name: str) -> Any:

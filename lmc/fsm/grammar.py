@@ -208,7 +208,7 @@ def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
 
 
 class _Survey:
-    """What the parts of a grammar are, found in one visit of each.
+    """Properties of the parts of a grammar, found in one visit of each.
 
     named   by rule, the rules that it names, and marks
     chars   the sets of characters in all trees

@@ -41,7 +41,7 @@ _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
 class EndedRun(Protocol):
-    """What is kept of a run for reports: its ledger (ledger.py)."""
+    """A run as it is kept for reports: its ledger (ledger.py)."""
 
     run: Run
     stream: str

@@ -189,7 +189,7 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
 
 @dataclass
 class _Elsewhere(BaseRoute):
-    """What no route answers: behind the gate, like all others, so that nobody without a key learns which routes there are."""
+    """Answer a request for which there is no route: behind the gate, like all others, so that nobody without a key learns which routes there are."""
 
     routes: Sequence[Route]
     gate: Callable[[Endpoint], Gate]

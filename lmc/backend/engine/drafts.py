@@ -165,7 +165,7 @@ _GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost m
 
 
 class DraftBudget:
-    """What drafts may still cost, in the unit of costs: a share of the passes, and what drafts have gained. So where they do not pay they cost
+    """The cost that drafts may still have, in the unit of costs: a share of the passes, and what drafts have gained. So where they do not pay they cost
     that share and no more, however wrong the odds are.
 
     A token that a draft gave an answer is a pass gained once all answers that run beside it have got as many: those that are ahead wait for

@@ -87,7 +87,7 @@ class PromptPicture:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a chat template writes around an image or a video.
+    """The text that a chat template writes around an image or a video.
 
     before, after  around one that follows other content
     replaces       the end of the role's prefix that is missing before one that begins its message; single characters and

@@ -1,4 +1,4 @@
-"""What program runs keep in the pool: open runs, and their leases on prefixes."""
+"""Memory that program runs keep in the pool: open runs, and their leases on prefixes."""
 
 from __future__ import annotations
 

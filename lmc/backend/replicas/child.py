@@ -1,4 +1,4 @@
-"""What runs in the process of a replica: one engine, served over a pipe until the other side goes."""
+"""The process of a replica: one engine, served over a pipe until the other side goes."""
 
 from __future__ import annotations
 
