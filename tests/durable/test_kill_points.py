@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.searching import APART
+
+pytestmark = [*APART]
+
 _SCRIPT = """
 import json, logging, sys, tempfile
 from pathlib import Path
@@ -24,7 +28,7 @@ for what, names, how, every in json.loads(sys.argv[1]):
     loaded = [name for name in ("torch", "transformers") if name in sys.modules]
     print(json.dumps([seen.doubled, seen.lost, seen.wrong, seen.kills, loaded]))
 """
-KILLS = [("as it is", "plain asks", "power", 48), ("as it is", "gathers", "kill", 120), ("unsynced", "plain", "power", 6)]
+KILLS = [("as it is", "plain asks", "power", 24), ("as it is", "gathers", "kill", 60), ("unsynced", "plain", "power", 6)]
 """(journal, program, death, every): one of `every` points of a program is its end; `make nightly` takes all points of all programs."""
 
 
