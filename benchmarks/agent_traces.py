@@ -1,6 +1,7 @@
 """Traces of agents, as published statistics of coding agents describe them, and the program that replays one: it reads, answers and calls tools.
 
-An agent takes a median of 32 turns (the middle half 23 to 43). Its context ends at 12,000 to 140,000 tokens, evenly on a logarithmic scale; answers have about 400 tokens,
+An agent takes a median of 32 turns (the middle half 23 to 43). Its context ends at 12,000 to 140,000 tokens, evenly on a logarithmic scale; answers have about
+400 tokens,
 tools take 0.1 to 30 s, evenly on a logarithmic scale, and 44 % of agents hand parts of their work to subagents. `scale` divides tokens and seconds,
 not turns. All agents have the same instructions in front, as those of one product do. Lengths are in words, of which each is about a token.
 """

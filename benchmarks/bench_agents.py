@@ -1,7 +1,8 @@
 """Replays agents whose tools take time in a pool that is too small for them: what memory that belongs to programs is worth, beside plain LRU.
 
     python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda            # half an hour on one H200
-    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda --policies own:1:2:4:8,lru:1:4 --window 34 --warm-up 12      # below six minutes
+    python -m benchmarks.bench_agents --model DIR --load-format dummy --device cuda --policies own:1:2:4:8,lru:1:4 --window 34 --warm-up 12      # below six
+    minutes
     python -m benchmarks.bench_agents --scale 64 --pool 12500 --window 30 --costs h200 --seeds 11,12,13                      # on a clock of its own, no model
 
 A closed loop: so many agents are in flight that their final contexts need `over` times the pool, and when one ends the next begins. Those that fit begin in the
@@ -97,8 +98,10 @@ class Log:
         spent, seconds = last - first, end - begin
         jobs = sum(share for at, share in self.events if begin < at <= end)
         more = lambda name: int(now.get(name, 0)) - int(then.get(name, 0))
-        return Row(policy, over, seed, agents, seconds, 3600 * jobs / seconds if seconds else 0.0, sum(begin < at <= end for at in self.ended), spent.prefill_optimality,
-                   spent.prefilled_tokens, spent.unique_tokens, spent.generated_tokens, now["held_back"], more("broken_leases"), more("host_in"), int(now.get("host_tokens", 0)))  # fmt: skip
+        return Row(policy, over, seed, agents, seconds, 3600 * jobs / seconds if seconds else 0.0, sum(begin < at <= end for at in self.ended),
+            spent.prefill_optimality,
+                   spent.prefilled_tokens, spent.unique_tokens, spent.generated_tokens, now["held_back"], more("broken_leases"), more("host_in"),
+                   int(now.get("host_tokens", 0)))  # fmt: skip
 
 
 def in_flight(pool: int, scale: float, over: float) -> int:
@@ -337,10 +340,13 @@ _WITHOUT_END = 1 << 40
 # -- the table -----------------------------------------------------------------------------------------------------
 
 COLUMNS: tuple[tuple[str, int, Callable[[Row], str]], ...] = (
-    ("policy", 10, lambda r: r.policy), ("over", 5, lambda r: f"{r.over:g}"), ("seed", 5, lambda r: str(r.seed)), ("agents", 7, lambda r: str(r.agents)), ("s", 7, lambda r: f"{r.seconds:.1f}"),
-    ("jobs/h", 8, lambda r: f"{r.jobs_per_hour:.0f}"), ("of best", 8, lambda r: "" if r.of_best is None else f"{r.of_best:.0%}"), ("ended", 6, lambda r: str(r.ended)),
+    ("policy", 10, lambda r: r.policy), ("over", 5, lambda r: f"{r.over:g}"), ("seed", 5, lambda r: str(r.seed)), ("agents", 7, lambda r: str(r.agents)),
+    ("s", 7, lambda r: f"{r.seconds:.1f}"),
+    ("jobs/h", 8, lambda r: f"{r.jobs_per_hour:.0f}"), ("of best", 8, lambda r: "" if r.of_best is None else f"{r.of_best:.0%}"),
+    ("ended", 6, lambda r: str(r.ended)),
     ("optimality", 11, lambda r: f"{r.optimality:.4f}"), ("prefilled", 10, lambda r: str(r.prefilled)), ("unique", 10, lambda r: str(r.unique)),
-    ("generated", 10, lambda r: str(r.generated)), ("held back", 10, lambda r: str(r.held_back)), ("broken", 7, lambda r: str(r.broken)), ("host in", 9, lambda r: str(r.host_in)),
+    ("generated", 10, lambda r: str(r.generated)), ("held back", 10, lambda r: str(r.held_back)), ("broken", 7, lambda r: str(r.broken)),
+    ("host in", 9, lambda r: str(r.host_in)),
     ("on host", 8, lambda r: str(r.on_host)),
 )  # fmt: skip
 

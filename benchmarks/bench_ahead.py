@@ -130,9 +130,13 @@ def bench(workload: Workload, make: Callable[[float], Any], *, scale: float, tem
 
 def table(rows: Sequence[Row]) -> str:
     """One line a program and mode, then the geometric means over the interpreter."""
-    lines = [f"{'program':20} {'mode':12} {'s':>8} {'requests':>8} {'tokens':>8} {'asked':>6} {'used':>5} {'wasted':>6} {'tokens +':>8} {'× expert':>8} {'× faster':>8}"]
+    lines = [
+        f"{'program':20} {'mode':12} {'s':>8} {'requests':>8} {'tokens':>8} {'asked':>6} {'used':>5} {'wasted':>6} {'tokens +':>8} {'× expert':>8} "
+        f"{'× faster':>8}"
+    ]
     lines += [
-        f"{r.workload:20} {r.mode:12} {r.seconds:8.3f} {r.requests:8} {r.tokens:8} {r.asked:6} {r.used:5} {r.wasted:6} {r.more:8.1%} {r.ratio:8.2f} {r.speedup:8.2f}"
+        f"{r.workload:20} {r.mode:12} {r.seconds:8.3f} {r.requests:8} {r.tokens:8} {r.asked:6} {r.used:5} {r.wasted:6} {r.more:8.1%} {r.ratio:8.2f} "
+        f"{r.speedup:8.2f}"
         for r in rows
     ]
     for mode in MODES[1:]:
@@ -141,8 +145,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-GOALS = """Goals: without undecided exits (all but the last two) certain ≤ 1.15 × expert and ≤ 5 % more tokens; self-consistency likely ≤ 1.15 × expert with no more
-requests; over the interpreter certain ≥ 2.5 × and likely ≥ 3 ×."""
+GOALS = """Goals: without undecided exits (all but the last two) certain ≤ 1.15 × expert and ≤ 5 % more tokens; self-consistency likely ≤ 1.15 × expert with
+no more requests; over the interpreter certain ≥ 2.5 × and likely ≥ 3 ×."""
 
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
@@ -259,7 +263,10 @@ def compare(workload: Workload, latency_ms: float, programs: int, cold: bool, re
 
 def cost_table(rows: Sequence[Compared]) -> str:
     """One line a case, with the limits; then what is over them."""
-    lines = [f"{'program':20} {'ms':>4} {'n':>3} {'':5} {'interpreted s':>13} {'compiled s':>10} {'wall × (≤ 1.05)':>22} {'cpu ms':>8} {'compiled':>8} {'limit':>8} {'µs/ask':>7}"]
+    lines = [
+        f"{'program':20} {'ms':>4} {'n':>3} {'':5} {'interpreted s':>13} {'compiled s':>10} {'wall × (≤ 1.05)':>22} {'cpu ms':>8} {'compiled':>8} "
+        f"{'limit':>8} {'µs/ask':>7}"
+    ]
     for r in rows:
         wall = r.ratios("wall")
         cpu = [median(pair[i].cpu for pair in r.pairs) for i in (0, 1)]
@@ -306,7 +313,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for temperature in given.temperature.split(","):
             rows = [
                 row for w in workloads
-                for row in bench(w, make, scale=given.scale, temperature=None if temperature == "default" else float(temperature), reps=given.reps, warm=given.warm)
+                for row in bench(w, make, scale=given.scale, temperature=None if temperature == "default" else float(temperature), reps=given.reps,
+                    warm=given.warm)
             ]  # fmt: skip
             print(f"\ntemperature {temperature}\n{table(rows)}")
             found += rows

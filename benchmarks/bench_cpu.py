@@ -323,7 +323,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(*(f"{k:9}{v}" for k, v in about.items()), sep="\n")
     print(f"{'load':9}{seconds:.2f} s; matrices {loaded.weights}")
     judge = reference_model()
-    ours = {"transformers": transformers_generate(judge), "lmc model": bare_loop(loaded), "lmc engine": engine(loaded), "lmc, int4": engine(loaded, quantization="int4")}
+    ours = {
+        "transformers": transformers_generate(judge),
+        "lmc model": bare_loop(loaded),
+        "lmc engine": engine(loaded),
+        "lmc, int4": engine(loaded, quantization="int4"),
+    }
     systems: dict[str, System] = {name: (generate, time.process_time) for name, generate in ours.items()}
     peer = LlamaCpp(options.llama_cpp, torch.get_num_threads()) if options.llama_cpp else None
     if peer is not None:

@@ -79,15 +79,29 @@ def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, kee
     off, on = found["off"][-1], found["on"][-1]
     seconds = [statistics.median(ran.seconds for ran in found[which]) for which in ("off", "on")]
     spent = on.spent
-    return Row(shape.name, len(shape.items), spent.generated_tokens, off.spent.passes, spent.passes, spent.drafted_tokens, spent.accepted_tokens, *seconds, off.texts == on.texts)
+    return Row(
+        shape.name,
+        len(shape.items),
+        spent.generated_tokens,
+        off.spent.passes,
+        spent.passes,
+        spent.drafted_tokens,
+        spent.accepted_tokens,
+        *seconds,
+        off.texts == on.texts,
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = ["| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | on s | speed-up | predicted s | same texts |", "|---" * 13 + "|"]
+    lines = [
+        "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | on s | speed-up | predicted s | same texts |",
+        "|---" * 13 + "|",
+    ]
     for r in rows:
         share = f"{r.accepted} ({r.accepted / r.drafted:.0%})" if r.drafted else "0"
         lines.append(
-            f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | {r.s:.3f} | "
+            f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | "
+            f"{r.s:.3f} | "
             f"{r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
         )
     return "\n".join(lines)

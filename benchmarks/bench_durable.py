@@ -3,7 +3,8 @@
     python -m venv /tmp/durable && /tmp/durable/bin/pip install -e . dbos langgraph langgraph-checkpoint-sqlite
     /tmp/durable/bin/python -m benchmarks.bench_durable
 
-The agent asks its model, pays somebody, three times, and asks once more. Its process is killed (SIGKILL) before and behind each ask and each payment; then it is
+The agent asks its model, pays somebody, three times, and asks once more. Its process is killed (SIGKILL) before and behind each ask and each payment; then it
+is
 called again until it ends. What happened is in two files that no framework knows of. A row each:
 
     doubled      payments made twice;  lost  payments that were never made, of agents that ended
@@ -88,7 +89,15 @@ def with_lmc(world: World, directory: Path, looks_first: bool) -> Any:
 def with_dbos(world: World, directory: Path, looks_first: bool) -> Any:
     from dbos import DBOS, SetWorkflowID
 
-    DBOS(config={"name": "agent", "system_database_url": f"sqlite:///{directory / 'dbos.sqlite'}", "log_level": "CRITICAL", "application_version": "1", "executor_id": "one"})
+    DBOS(
+        config={
+            "name": "agent",
+            "system_database_url": f"sqlite:///{directory / 'dbos.sqlite'}",
+            "log_level": "CRITICAL",
+            "application_version": "1",
+            "executor_id": "one",
+        }
+    )
 
     @DBOS.step()
     def ask(n: int) -> str:
@@ -147,7 +156,18 @@ AGENTS = {"lmc": with_lmc, "DBOS": with_dbos, "LangGraph": with_langgraph}
 
 
 def called(agent: str, directory: Path, looks_first: bool, kill: str = "") -> tuple[int, str]:
-    command = [sys.executable, "-m", "benchmarks.bench_durable", "--work", agent, "--in", str(directory), "--kill", kill, *(["--looks-first"] if looks_first else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench_durable",
+        "--work",
+        agent,
+        "--in",
+        str(directory),
+        "--kill",
+        kill,
+        *(["--looks-first"] if looks_first else []),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parent.parent)
     if done.returncode not in (0, -signal.SIGKILL):
         raise RuntimeError(done.stderr)

@@ -237,7 +237,8 @@ class Canonical:
     right: float  # of the tasks
 
 
-CAPITALS = "France Paris, Japan Tokyo, Italy Rome, Spain Madrid, Egypt Cairo, Russia Moscow, Germany Berlin, Austria Vienna, Norway Oslo, Cuba Havana, Kenya Nairobi, Greece Athens"
+CAPITALS = ("France Paris, Japan Tokyo, Italy Rome, Spain Madrid, Egypt Cairo, Russia Moscow, Germany Berlin, Austria Vienna, Norway Oslo, Cuba Havana, Kenya "
+            "Nairobi, Greece Athens")
 NAMES = "Christopher Abernathy Montgomery Wilhelmina Bartholomew Konstantin Oyelaran Szymborska Featherstone Guadalupe Hieronymus Marguerite"
 
 

@@ -3,7 +3,8 @@
     python -m benchmarks.bench_fp8                      # the shapes of Llama-3.1-8B; --hidden 576 --intermediate 1536 --kv 192: SmolLM2
 
 Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16, FP8 with a scale a row and an
-output (CUTLASS) and by lmc's kernel for few rows, FP8 with one scale (cuBLASLt) and the scales in a kernel behind it, each without and with fast accumulation; and the
+output (CUTLASS) and by lmc's kernel for few rows, FP8 with one scale (cuBLASLt) and the scales in a kernel behind it, each without and with fast accumulation;
+and the
 quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm.
 """
 
@@ -59,7 +60,9 @@ def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -
         return lambda: [torch._scaled_mm(rows, m.weight.t(), scale_a=scales, scale_b=m.scale, out_dtype=x.dtype, use_fast_accum=fast) for m in small]
 
     def by_one(fast: bool) -> Callable[[], object]:
-        return lambda: [torch._scaled_mm(rows, m.weight.t(), scale_a=one, scale_b=one, out_dtype=x.dtype, use_fast_accum=fast).mul_(scales * m.scale) for m in small]
+        return lambda: [
+            torch._scaled_mm(rows, m.weight.t(), scale_a=one, scale_b=one, out_dtype=x.dtype, use_fast_accum=fast).mul_(scales * m.scale) for m in small
+        ]
 
     few = FewRows(x.device)
     return {
@@ -99,7 +102,11 @@ def main() -> None:
                 continue
             found = {way: microseconds(work, count) for way, work in ways(x, dense, small).items()}
             right = small[0].reference(x.float())
-            errors = [float((work()[0].float() - right).norm() / right.norm()) for way, work in ways(x, dense[:1], small[:1]).items() if way in ("few", "row", "row fast", "one fast") and (way != "few" or rows <= MOST)]  # pyright: ignore[reportIndexIssue]
+            errors = [
+                float((work()[0].float() - right).norm() / right.norm())
+                for way, work in ways(x, dense[:1], small[:1]).items()
+                if way in ("few", "row", "row fast", "one fast") and (way != "few" or rows <= MOST)
+            ]  # pyright: ignore[reportIndexIssue]
             print(f"| {name} {n} × {k} | {rows} | {' | '.join(f'{found[t]:.1f}' for t in titles)} | {' | '.join(f'{e:.1e}' for e in errors)} |", flush=True)
 
 

@@ -61,7 +61,9 @@ def uncollected() -> Generator[None]:
         gc.enable()
 
 
-def cost(programs: int, rounds: int, around: Callable[[], AbstractContextManager[Any]]) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int, int]:
+def cost(
+    programs: int, rounds: int, around: Callable[[], AbstractContextManager[Any]]
+) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int, int]:
     """Processor and wall seconds without and with a journal, in turns, each within `around`; bytes of the file; answers in it."""
     program, items = lmc.compile(judge), essays(programs)
     program.batch(items[:50], backend=lmc.Mock(), seed=1)
@@ -127,7 +129,8 @@ def main() -> None:
     for n, kind in enumerate(("processor time", "wall time")):
         print(f"  {kind}: {compared([x[n] for x in without], [x[n] for x in with_journal], given.programs)}")
     took, size, asked = finished(given.finished, given.rounds // 3)
-    print(f"a finished batch of {given.finished} taken up again: {spread([x[0] for x in took], 2)} s of processor time ({spread([x[1] for x in took], 2)} s in all); "
+    print(f"a finished batch of {given.finished} taken up again: {spread([x[0] for x in took], 2)} s of processor time ({spread([x[1] for x in took], 2)} s "
+          f"in all); "
           f"{asked} requests; {size / 1e6:.1f} MB")  # fmt: skip
 
 

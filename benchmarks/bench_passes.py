@@ -105,7 +105,20 @@ def saves(row: Row, best: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     """A table in Markdown."""
-    head = ("backend", "workload", "passes", "calls", "groups", "computed", "unique", "optimal", "cached", "generated", "passes of the model", "saved by what is missing")
+    head = (
+        "backend",
+        "workload",
+        "passes",
+        "calls",
+        "groups",
+        "computed",
+        "unique",
+        "optimal",
+        "cached",
+        "generated",
+        "passes of the model",
+        "saved by what is missing",
+    )
     best = {(r.backend, r.workload): r for r in rows if r.passes == ALL}
     cells = [
         (r.backend, r.workload, r.passes, r.calls, r.groups or "", r.prefilled, r.unique, f"{r.optimality:.4f}", r.cached, r.generated,

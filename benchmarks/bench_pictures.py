@@ -92,7 +92,9 @@ def _clip(config: dict[str, Any], size: int) -> tuple[Any, Any]:
     from transformers import CLIPVisionConfig
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    return CLIPVisionConfig(**config, image_size=size, patch_size=14), CLIPImageProcessorPil(size={"shortest_edge": size}, crop_size={"height": size, "width": size})
+    return CLIPVisionConfig(**config, image_size=size, patch_size=14), CLIPImageProcessorPil(
+        size={"shortest_edge": size}, crop_size={"height": size, "width": size}
+    )
 
 
 def _llava(vision: dict[str, Any], size: int, text: dict[str, Any]) -> tuple[Any, Any, str]:
@@ -134,8 +136,10 @@ def filming(config: Any, processor: Any, template: str) -> tuple[Any, Any, str]:
 
     side = config.vision_config.image_size
     grid = [[side, 2 * side], [2 * side, side], [2 * side, 2 * side]]
-    of_video = LlavaNextVideoConfig(vision_config=config.vision_config, text_config=config.text_config, image_token_id=IMAGE, video_token_id=VIDEO, image_grid_pinpoints=grid,
-                                    image_seq_length=config.image_seq_length, vision_feature_select_strategy="default", vision_feature_layer=-2, **ENDS)  # fmt: skip
+    of_video = LlavaNextVideoConfig(vision_config=config.vision_config, text_config=config.text_config, image_token_id=IMAGE, video_token_id=VIDEO,
+        image_grid_pinpoints=grid,
+                                    image_seq_length=config.image_seq_length, vision_feature_select_strategy="default", vision_feature_layer=-2,
+                                    **ENDS)  # fmt: skip
     return of_video, LlavaNextImageProcessorPil(size={"shortest_edge": side}, crop_size=processor.crop_size, image_grid_pinpoints=grid), template
 
 
@@ -187,13 +191,15 @@ def for_sglang(shape: str, path: Path) -> str:
     hf = json.loads(config.read_text())
     text, vision = hf["text_config"], hf["vision_config"]
     own = {"architectures": ["LlavaLlamaForCausalLM"], "hidden_size": text["hidden_size"], "mm_hidden_size": vision["hidden_size"],
-           "mm_vision_tower": "of vision_config", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch", "mm_patch_merge_type": "flat", "image_aspect_ratio": "pad", "torch_dtype": "float16"}  # fmt: skip
+           "mm_vision_tower": "of vision_config", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch", "mm_patch_merge_type": "flat",
+           "image_aspect_ratio": "pad", "torch_dtype": "float16"}  # fmt: skip
     config.write_text(json.dumps({**text, **hf, **own}, indent=1))
     package = path / "with_tower"
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()
     (package / "llava.py").write_text(WITH_TOWER)
-    return (f"PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path {config.parent.resolve()} "
+    return (f"PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path "
+            f"{config.parent.resolve()} "
             "--load-format dummy --attention-backend flashinfer --sampling-backend flashinfer")  # fmt: skip
 
 
@@ -211,7 +217,8 @@ def on_engine(engine: lmc.Engine, workload: Workload, items: list[dict[str, Any]
             for state in program.batch(items, temperature=0):
                 state.sync()
             parts, spent = found(), engine.counters() - before
-        rows.append(Measured("lmc.Engine", len(items), parts.seconds, len(items) / parts.seconds, len(items) * len(QUESTIONS) / parts.seconds, frames * len(items) / parts.seconds,
+        rows.append(Measured("lmc.Engine", len(items), parts.seconds, len(items) / parts.seconds, len(items) * len(QUESTIONS) / parts.seconds,
+            frames * len(items) / parts.seconds,
                              spent.images - spent.image_hits, spent.tower_seconds, spent.prefill_optimality, parts))  # fmt: skip
     return rows
 
@@ -228,7 +235,11 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
     side = config.vision_config.image_size
     processor = CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path / "tokenizer.json"), padding_side="left", pad_token="<unk>", bos_token="<s>")
-    seen = "<video>" * (frames * config.image_seq_length // config.spatial_pool_stride**2) if hasattr(config, "video_token_id") else "<image>" * config.image_seq_length
+    seen = (
+        "<video>" * (frames * config.image_seq_length // config.spatial_pool_stride**2)
+        if hasattr(config, "video_token_id")
+        else "<image>" * config.image_seq_length
+    )
     prompts = [(item, f"<s>USER: {seen}\n{item['caption']}\n{question} ASSISTANT:") for item in items for question in QUESTIONS]
     length = size.tokens(64)
 
@@ -248,7 +259,9 @@ def on_transformers(path: Path, device: str, items: list[dict[str, Any]], size: 
     if device == "cuda":
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    return Measured(f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, frames * len(items) / seconds, len(prompts))
+    return Measured(
+        f"transformers, batches of {batch}", len(items), seconds, len(items) / seconds, len(prompts) / seconds, frames * len(items) / seconds, len(prompts)
+    )
 
 
 def _shown(item: dict[str, Any], frames: int) -> list[Any]:
@@ -357,7 +370,10 @@ def on_a_cpu(engine: lmc.Engine) -> list[str]:
         state = look.run(picture(Random(1), 1024, 768), detail, backend=engine, temperature=0)
         state.sync()
         seconds, used, spent = time.perf_counter() - start, time.process_time() - used, engine.counters() - before
-        lines.append(f"detail={detail!r}: {spent.images} tile{'s' * (spent.images > 1)}, {spent.prompt_tokens} tokens, answer of 16 tokens in {seconds:.2f} s, of which the tower {spent.tower_seconds:.2f} s; {used:.2f} s of processor time")
+        lines.append(
+            f"detail={detail!r}: {spent.images} tile{'s' * (spent.images > 1)}, {spent.prompt_tokens} tokens, answer of 16 tokens in {seconds:.2f} s, of "
+            f"which the tower {spent.tower_seconds:.2f} s; {used:.2f} s of processor time"
+        )
     return lines
 
 

@@ -309,7 +309,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dp", type=int, default=1, help="replicas of the engine")
     parser.add_argument("--drafts", default="off", help="of the engine: off, auto or a number; on synthetic text and random weights they say nothing")
     parser.add_argument("--workloads", default="all", help="all, host, or names separated by commas")
-    parser.add_argument("--modes", default=",".join(MODES), help="of interpreter, threads (the interpreter with a thread for each program), compiled, opt0, without-PASS, ablation (each pass off, and opt0)")
+    parser.add_argument(
+        "--modes",
+        default=",".join(MODES),
+        help="of interpreter, threads (the interpreter with a thread for each program), compiled, opt0, without-PASS, ablation (each pass off, and opt0)",
+    )
     parser.add_argument("--ablate", action="store_true", help="compiled, on an engine of each policy: " + ", ".join(POLICIES))
     parser.add_argument("--max-tokens", type=int, help="size of the engine's KV pool (default: its own), to make memory short")
     parser.add_argument("--reference", action="store_true", help="this is the reference machine and model: print limits and goals beside")
@@ -332,12 +336,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--ablate is for a model in this process: --backend smollm2, or a model's path")
     rows: list[Row] = []
     for policy, given in POLICIES.items() if options.ablate else [("", {})]:
-        backend = open_backend(options.backend, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens,
-                               quantization=options.quantization, kv_dtype=options.kv_dtype, tp=options.tp, dp=options.dp, drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts, **given)
+        backend = open_backend(
+            options.backend,
+            device=options.device,
+            load_format=options.load_format,
+            max_tokens=options.max_tokens,
+            quantization=options.quantization,
+            kv_dtype=options.kv_dtype,
+            tp=options.tp,
+            dp=options.dp,
+            drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts,
+            **given,
+        )
         try:
             for workload in choose(options.workloads, Size(options.scale)):
                 print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)
-                found = bench(workload, backend, ["compiled"] if policy else modes, options.n(workload.n) if options.n else workload.n, options.reps, options.seed)
+                found = bench(
+                    workload, backend, ["compiled"] if policy else modes, options.n(workload.n) if options.n else workload.n, options.reps, options.seed
+                )
                 rows += [replace(row, mode=policy or row.mode) for row in found]
         finally:
             backend.close()

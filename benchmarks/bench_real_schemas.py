@@ -75,7 +75,9 @@ def main() -> None:
     cases = [(path.stem, json.loads(path.read_bytes())) for path in files[: given.sample]]
     for name, case in cases:
         if not isinstance(case, dict) or not {"schema", "tests"} <= case.keys():
-            arguments.error(f"{given.data / name}.json is not a schema with its tests; give the folder maskbench/data of a clone of guidance-ai/jsonschemabench")
+            arguments.error(
+                f"{given.data / name}.json is not a schema with its tests; give the folder maskbench/data of a clone of guidance-ai/jsonschemabench"
+            )
     vocabulary, encode = tekken(given.tekken) if given.tekken else small_vocabulary()
     print(where())
     print(f"{len(cases)} schemas, seed {given.seed}, {vocabulary.size:,} tokens")
@@ -223,7 +225,8 @@ class Found:
         compiles, cold = [took for took, _ in self.compiles], [took for took, _ in self.cold]
         return (
             f"{name:14} {self.refused:8} {part(compiles, 0.5):8.1f} {part(compiles, 0.99):8.1f} {part(compiles, 1):8.1f}  "
-            f"{part(cold, 0.5):7.1f} {part(cold, 0.99):7.0f} {part(cold, 1):7.0f}  {part(self.warm, 0.5):6.1f} {part(self.warm, 0.99):6.0f} {part(self.warm, 1):6.0f}  "
+            f"{part(cold, 0.5):7.1f} {part(cold, 0.99):7.0f} {part(cold, 1):7.0f}  {part(self.warm, 0.5):6.1f} {part(self.warm, 0.99):6.0f} "
+            f"{part(self.warm, 1):6.0f}  "
             f"{part(self.answers, 0.99):8.0f}  {self.rejected:5} of {self.valid:4} {self.accepted:6} of {self.invalid:4}"
         )
 

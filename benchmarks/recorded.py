@@ -69,7 +69,9 @@ def chat() -> Recorded:
         for question in questions:
             s += f"\nUser: {question}\nAssistant:" + answer("reply")
 
-    said = [paragraphs(path, 200, 900) for path in (TEXTS / "studies.txt", TEXTS / "gettysburg.txt", ROOT / "docs" / "memory.md", ROOT / "docs" / "run-ahead.md")]
+    said = [
+        paragraphs(path, 200, 900) for path in (TEXTS / "studies.txt", TEXTS / "gettysburg.txt", ROOT / "docs" / "memory.md", ROOT / "docs" / "run-ahead.md")
+    ]
     items = [
         {"questions": [f"What does part {i + 1} say, in its own words?" for i in range(len(part))], "answers": [("reply", " " + p) for p in part]}
         for part in (each[:4] for each in said) if part
@@ -95,7 +97,8 @@ def react() -> Recorded:
         items.append({
             "question": f"What are {a} and {b}?",
             "observations": [of_a, of_b],
-            "answers": [("thought", thoughts[0]), ("action", f" lookup[{a}]"), ("thought", thoughts[1]), ("action", f" lookup[{b}]"), ("answer", f" {a}: {of_a} {b}: {of_b}")],
+            "answers": [("thought", thoughts[0]), ("action", f" lookup[{a}]"), ("thought", thoughts[1]), ("action", f" lookup[{b}]"),
+                ("answer", f" {a}: {of_a} {b}: {of_b}")],
         })  # fmt: skip
     return Recorded("react", agent, items)
 
@@ -149,7 +152,12 @@ def edit() -> Recorded:
         s += f"Rename {old} to {new} in this file and write the whole of it.\n```python\n{code}```\nThe edited file:\n```python\n" + answer("file")
 
     engine = ROOT / "lmc" / "backend" / "engine"
-    renamed = {"lengths.py": ("Lengths", "AnswerLengths"), "transfer.py": ("to_device", "send"), "pace.py": ("Pace", "Tempo"), "staging.py": ("Stage", "Staging")}
+    renamed = {
+        "lengths.py": ("Lengths", "AnswerLengths"),
+        "transfer.py": ("to_device", "send"),
+        "pace.py": ("Pace", "Tempo"),
+        "staging.py": ("Stage", "Staging"),
+    }
     items = []
     for name, (old, new) in renamed.items():
         code = (engine / name).read_text(encoding="utf-8")[:2400]

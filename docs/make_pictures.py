@@ -108,7 +108,13 @@ def programs() -> str:
     picture = Picture(800, top + len(pairs) * (2 * bar + gap) + 6, "Time of published programs: as they are, and on lmc")
     picture.text(20, 28, "Seconds of a published program (shorter is better)", "text title")
     info = found["info"]
-    picture.text(20, 48, f"A stand-in of a server takes 0.3 s for every answer; medians of {pairs[0][0]['reps']} runs, {info['date'].split()[0]}, {info['machine']}, commit {info['commit']}", "faint small")
+    picture.text(
+        20,
+        48,
+        f"A stand-in of a server takes 0.3 s for every answer; medians of {pairs[0][0]['reps']} runs, {info['date'].split()[0]}, {info['machine']}, commit "
+        f"{info['commit']}",
+        "faint small",
+    )
     if note := info.get("note"):
         picture.text(20, 66, note, "faint small")
     for at, name, kind in ((572, "as published", "vllm"), (700, "on lmc", "lmc")):

@@ -13,7 +13,14 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "CODE_OF_CONDUCT.md": "code-of-conduct.md", "benchmarks/README.md": "benchmarks/index.md", "experiments/README.md": "experiments/index.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CODE_OF_CONDUCT.md": "code-of-conduct.md",
+    "benchmarks/README.md": "benchmarks/index.md",
+    "experiments/README.md": "experiments/index.md",
+}
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
 CODE_SPAN = re.compile(r"`[^`]*`")
 FENCE = re.compile(r"^(```[a-z]+) [\w-]+$", re.MULTILINE)

@@ -254,7 +254,7 @@ def batch_forks(graph: Graph) -> Mapping[Address, Any]:
 # -- 6. A program, three ways ------------------------------------------------------------------------------------------
 
 
-def run(program: Callable[..., Any], model: Model, args: tuple[Any, ...], run_ahead: Callable[[Ledger], object], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
+def run(program: Callable[..., Any], model: Model, args: Iterable[Any], run_ahead: Callable[[Ledger], Any], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
     ledger = Ledger(model, run_ahead, plan)
     result = program(State(ledger), *args)  # Python itself runs the function, once
     ledger.wasted += len(ledger.guesses)

@@ -14,29 +14,43 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 CELLS = [
-    "# lmc in a notebook\n\nEach cell runs as it stands. The model is a mock: it answers at once, with the same text every time. For the small real one, leave out `set_default_backend`.",
-    "import lmc\n\nlmc.set_default_backend(lmc.Mock())\n\n@lmc.function\ndef city(s, country: str) -> str:\n    s += lmc.user(f\"What is the capital of {country}?\")\n    s += lmc.assistant(lmc.gen(\"answer\", max_tokens=16))\n    return s[\"answer\"]\n\ncity(\"Peru\")",
+    "# lmc in a notebook\n\nEach cell runs as it stands. The model is a mock: it answers at once, with the same text every time. For the small real one, "
+    "leave out `set_default_backend`.",
+    'import lmc\n\nlmc.set_default_backend(lmc.Mock())\n\n@lmc.function\ndef city(s, country: str) -> str:\n    s += lmc.user(f"What is the capital of '
+    '{country}?")\n    s += lmc.assistant(lmc.gen("answer", max_tokens=16))\n    return s["answer"]\n\ncity("Peru")',
     "A state shows its conversation, with coloured answers and the cost of each below it. A compiled program is a line that opens to show its plan.",
     "program = lmc.compile(city)\nprogram",
     "A stream grows in its cell:",
-    "program.stream(\"Chile\")",
+    'program.stream("Chile")',
     "A batch shows its progress:",
-    "states = program.batch([{\"country\": c} for c in (\"Peru\", \"Chile\", \"Cuba\")], progress=True)\n[state.ret_value for state in states]",
+    'states = program.batch([{"country": c} for c in ("Peru", "Chile", "Cuba")], progress=True)\n[state.ret_value for state in states]',
     "Define the function again, and compile it again: the new one runs.",
-    "@lmc.function\ndef city(s, country: str) -> str:\n    s += lmc.user(f\"Name a river in {country}.\")\n    s += lmc.assistant(lmc.gen(\"answer\", max_tokens=16))\n    return s[\"answer\"]\n\nassert \"river\" in lmc.compile(city)(\"Peru\").text()\nassert \"Name a river\" in lmc.compile(city).dump_ir()",
+    '@lmc.function\ndef city(s, country: str) -> str:\n    s += lmc.user(f"Name a river in {country}.")\n    s += lmc.assistant(lmc.gen("answer", '
+    'max_tokens=16))\n    return s["answer"]\n\nassert "river" in lmc.compile(city)("Peru").text()\nassert "Name a river" in lmc.compile(city).dump_ir()',
     "Async programs are awaited in a cell:",
-    "@lmc.function\nasync def facts(s, country: str) -> str:\n    s += f\"About {country}: \" + lmc.gen(\"fact\", max_tokens=16)\n    return s[\"fact\"]\n\n(await lmc.compile(facts).acall(\"Peru\")).ret_value",
+    '@lmc.function\nasync def facts(s, country: str) -> str:\n    s += f"About {country}: " + lmc.gen("fact", max_tokens=16)\n    return s["fact"]\n\n(await '
+    'lmc.compile(facts).acall("Peru")).ret_value',
     "Typed answers are objects:",
-    "from typing import Literal\n\n@lmc.function\ndef label(s, text: str):\n    s += f\"{text}\\nSentiment: \" + lmc.gen(\"label\", dtype=Literal[\"good\", \"bad\"])\n    return s.parsed(\"label\")\n\nassert label(\"Lovely.\").ret_value in (\"good\", \"bad\")",
+    'from typing import Literal\n\n@lmc.function\ndef label(s, text: str):\n    s += f"{text}\\nSentiment: " + lmc.gen("label", dtype=Literal["good", '
+    '"bad"])\n    return s.parsed("label")\n\nassert label("Lovely.").ret_value in ("good", "bad")',
     "A module that was edited is loaded again:",
-    "import importlib\nimport sys\nimport tempfile\nfrom pathlib import Path\n\nfolder = Path(tempfile.mkdtemp())\nsys.path.insert(0, str(folder))\nsource = 'import lmc\\n\\n@lmc.function\\ndef ask(s):\\n    s += \"{}\" + lmc.gen(\"x\", max_tokens=4)\\n'\n(folder / \"edited_program.py\").write_text(source.format(\"one\"))\nimport edited_program\n\nassert '\"one\"' in lmc.compile(edited_program.ask).dump_ir()\n(folder / \"edited_program.py\").write_text(source.format(\"another\"))\nimportlib.reload(edited_program)\nassert '\"another\"' in lmc.compile(edited_program.ask).dump_ir()\nlmc.compile(edited_program.ask)().text()[:7]",
+    'import importlib\nimport sys\nimport tempfile\nfrom pathlib import Path\n\nfolder = Path(tempfile.mkdtemp())\nsys.path.insert(0, str(folder))\nsource = '
+    '\'import lmc\\n\\n@lmc.function\\ndef ask(s):\\n    s += "{}" + lmc.gen("x", max_tokens=4)\\n\'\n(folder / '
+    '"edited_program.py").write_text(source.format("one"))\nimport edited_program\n\nassert \'"one"\' in lmc.compile(edited_program.ask).dump_ir()\n(folder / '
+    '"edited_program.py").write_text(source.format("another"))\nimportlib.reload(edited_program)\nassert \'"another"\' in '
+    'lmc.compile(edited_program.ask).dump_ir()\nlmc.compile(edited_program.ask)().text()[:7]',
 ]
 
 
 def notebook() -> dict[str, Any]:
     """The notebook before it is executed. A cell that begins with prose is markdown."""
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": [_cell(number, text) for number, text in enumerate(CELLS)], "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 5}
+    return {
+        "cells": [_cell(number, text) for number, text in enumerate(CELLS)],
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def _cell(number: int, text: str) -> dict[str, Any]:

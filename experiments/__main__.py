@@ -32,9 +32,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", type=int, metavar="TOKENS", help="size of an engine's KV pool (default: a part of the free memory)")
     parser.add_argument("--reps", type=int, default=own.reps, help=f"repetitions (default {own.reps})")
     parser.add_argument("--seed", type=int, default=own.seed, help="of the synthetic text")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME", help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable")
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a backend that runs the same programs beside, such as sglang:http://127.0.0.1:30000; repeatable",
+    )
     parser.add_argument("--data", metavar="FOLDER", help="data sets of `quality`")
-    parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/experiments"), help="where JSON and pages go; what is there is not measured again (default build/experiments)"
+    )
     parser.add_argument("--note", default="", help="what a reader should know of the circumstances, such as what else the machine does")
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--report", action="store_true", help="write docs/results.md, and the pictures of the README, from docs/results/*.json")

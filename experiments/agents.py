@@ -18,9 +18,12 @@ WARM_UP, WINDOW = 7.5, 30.0
 @experiment(
     "memory", "How many agents an hour, when they need more memory than there is?", Plot("Jobs an hour", "over-subscription", "jobs/h", "policy", kind="lines"),
     Plot("Prompt tokens that were new, over those computed", "over-subscription", "optimality", "policy", kind="lines"),
-    reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what they do on an H200, "
-    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes, and a host tier; device: without that; fit: only those begin that fit; lru: requests by themselves.",
-    lacks={"percentiles to the first token": "agents have no end in the window, which counts shares of jobs", "percentiles to the last answer": "agents have no end in the window, which counts shares of jobs",
+    reads="A closed loop of agents with recorded lengths and tool times (median 23 to 43 turns, tools 0.1 to 30 s). On a CPU no model runs: passes cost what "
+          "they do on an H200, "
+    "on a clock of its own. over-subscription: what all agents' contexts need at their ends, over the pool. own: runs have memory as wholes, and a host tier; "
+    "device: without that; fit: only those begin that fit; lru: requests by themselves.",
+    lacks={"percentiles to the first token": "agents have no end in the window, which counts shares of jobs",
+        "percentiles to the last answer": "agents have no end in the window, which counts shares of jobs",
            "accuracy": "no model runs: answers have recorded lengths, and no text"},
 )  # fmt: skip
 def memory(setup: Setup) -> Generator[Point]:
@@ -39,5 +42,6 @@ def _point(setup: Setup, policy: str, over: float) -> Row:
         log = replay(engine, jobs, agents, 15.0, 60.0) if on_device else simulate(engine, jobs, agents, WARM_UP, WINDOW)
         engine.check()
         row = log.row(policy, over, agents)
-    return {"policy": policy, "arrivals": "closed loop", "over-subscription": over, "agents": agents, "jobs/h": row.jobs_per_hour, "optimality": row.optimality, "computed": row.prefilled,
+    return {"policy": policy, "arrivals": "closed loop", "over-subscription": over, "agents": agents, "jobs/h": row.jobs_per_hour, "optimality": row.optimality,
+        "computed": row.prefilled,
             "new": row.unique, "generated": row.generated, "leases broken": row.broken, "from host": row.host_in}  # fmt: skip

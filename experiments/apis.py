@@ -28,7 +28,8 @@ ANSWERS = {"name": " The Wood", "author": " A. Writer", "year": " 1927", "genre"
 
 @experiment(
     "look-ahead", "How many calls does an API take for a chain of answers with constant text between them?", Plot("Calls an item", "way", "requests/item"),
-    reads="Six fields, one after another, against a stand-in of a completions server that answers with the whole card when it is let. accuracy: cards with all fields as they are. All but the times, "
+    reads="Six fields, one after another, against a stand-in of a completions server that answers with the whole card when it is let. accuracy: cards with "
+          "all fields as they are. All but the times, "
     "which are the stand-in's, are counters.",
     paper="Section 3: API speculative execution (GPT-4 example)", on_device=False,
 )  # fmt: skip
@@ -53,5 +54,6 @@ def _cards(setup: Setup) -> Iterator[Row]:
             with closing(lmc.OpenAI("stand-in", is_chat_model=False, base_url=url, api_key="none")) as backend:
                 found = measure(way, items, backend)
             spent, right = found.counters, repr({f: ANSWERS[f].strip() for f in FIELDS})
-            yield {"way": name, **measured([found], reference := reference or [found]), "requests": spent.calls, "requests/item": spent.calls / len(items), "prompt tokens": spent.prompt_tokens,
+            yield {"way": name, **measured([found], reference := reference or [found]), "requests": spent.calls, "requests/item": spent.calls / len(items),
+                "prompt tokens": spent.prompt_tokens,
                    "generated": spent.generated_tokens, "accuracy": sum(value == right for _, value in found.texts) / len(items)}  # fmt: skip

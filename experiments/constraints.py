@@ -19,7 +19,8 @@ from lmc.measuring import MeasuredMode, compiled, measure
 
 @experiment(
     "forced-tokens", "What do tokens give that leave no choice, and are not sampled?", Plot("Passes a token", "forced", "passes/token", per="workload"),
-    reads="Constrained answers with forced tokens and with every token sampled. The texts are the same but where the model alone would have cut a fixed text into other tokens.",
+    reads="Constrained answers with forced tokens and with every token sampled. The texts are the same but where the model alone would have cut a fixed text "
+          "into other tokens.",
     paper="Figure 4, Section 6.3: compressed finite state machine", lacks=SYNTHETIC,
 )  # fmt: skip
 def forced_tokens(setup: Setup) -> Generator[Point]:
@@ -36,13 +37,15 @@ def _forced(setup: Setup, workload: Workload) -> Iterator[Row]:
             measure(way, workload.items(1, setup.seed - 1), engine)
             runs = [measure(way, workload.items(setup.count(workload.n), setup.seed + rep), engine) for rep in range(setup.reps)]
         spent, reference = runs[-1].counters, reference or runs
-        yield {"workload": workload.name, "forced": "on" if forced else "off", **measured(runs, reference), "generated": spent.generated_tokens, "forced tokens": spent.forced_tokens,
+        yield {"workload": workload.name, "forced": "on" if forced else "off", **measured(runs, reference), "generated": spent.generated_tokens,
+            "forced tokens": spent.forced_tokens,
                "passes": spent.passes, "passes/token": spent.passes / spent.generated_tokens}  # fmt: skip
 
 
 @experiment(
     "automata-reuse", "What does it give to keep a compiled constraint?", Plot("Seconds of the first answer", "automaton", "seconds"),
-    reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same engine. "
+    reads="The first constrained answer of an engine: with an empty store of automata, with what another engine has left on disk, and again on the same "
+          "engine. "
     "What is on disk is the automaton; the masks of its states, most of a first answer's cost, are made by each engine.",
     paper="Section 6.3: preprocessing of the finite state machine is reused", lacks={**ONE_PROGRAM, **SYNTHETIC},
 )  # fmt: skip

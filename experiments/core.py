@@ -28,9 +28,11 @@ NOT_REACHED = "not reached yet: the same command goes on"
 ALL = "nothing: all points were measured"
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "arrivals": ("arrivals",), "percentiles to the first token": ("first p50",), "percentiles to the last answer": ("total p50",), "accuracy": ("accuracy", "score"),
+    "arrivals": ("arrivals",), "percentiles to the first token": ("first p50",), "percentiles to the last answer": ("total p50",),
+    "accuracy": ("accuracy", "score"),
 }  # fmt: skip
-"""Columns that every experiment should have of its programs, and the columns that do: where none of them is, the page says so, with the reason (Experiment.lacks)."""
+"""Columns that every experiment should have of its programs, and the columns that do: where none of them is, the page says so, with the reason
+(Experiment.lacks)."""
 SYNTHETIC: Mapping[str, str] = {"accuracy": "the text is synthetic, no answer to it is right; `same` compares answers with the reference's"}
 ONE_PROGRAM: Mapping[str, str] = {name: "one program at a time, and `seconds` is its whole time" for name in COLUMNS if name != "accuracy"}
 
@@ -189,7 +191,8 @@ def measured(runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode] = (
     ordered = sorted(runs, key=lambda run: run.seconds)
     pairs = [(a, b) for one, other in zip(runs, reference) for a, b in zip(one.texts, other.texts, strict=True)]
     return {
-        "arrivals": arrivals, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(run.seconds for run in runs), "least": ordered[0].seconds, "most": ordered[-1].seconds,
+        "arrivals": arrivals, "n": len(runs[0].texts), "reps": len(runs), "seconds": median(run.seconds for run in runs), "least": ordered[0].seconds,
+        "most": ordered[-1].seconds,
         **spreads(ordered[(len(ordered) - 1) // 2]), "same": sum(a == b for a, b in pairs) / len(pairs) if pairs else None,
     }  # fmt: skip
 
@@ -230,7 +233,15 @@ class Found:
         part.replace(path)  # what is there is whole
 
 
-def run(wanted: Experiment, setup: Setup, out: Path, *, fresh: bool = False, note: str = "", say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True)) -> Found:
+def run(
+    wanted: Experiment,
+    setup: Setup,
+    out: Path,
+    *,
+    fresh: bool = False,
+    note: str = "",
+    say: Callable[[str], object] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> Found:
     """Measure the points of an experiment that `out` does not hold for this setup and commit yet.
 
     fresh  measure all of them

@@ -42,7 +42,8 @@ class Program:
 # -- what the model says -------------------------------------------------------------------------------------------------
 
 DSPY_VALUES = {
-    "title": "The World Cup of 2002", "section_subheadings": json.dumps({h: [f"{h} first", f"{h} second"] for h in ("Hosts", "Groups", "Finals", "Legacy", "Records")}),
+    "title": "The World Cup of 2002",
+    "section_subheadings": json.dumps({h: [f"{h} first", f"{h} second"] for h in ("Hosts", "Groups", "Finals", "Legacy", "Records")}),
     "email_type": "other", "urgency": "medium", "key_entities": '["an order", "a customer"]', "important_dates": '["December 15"]', "action_required": "True",
     "action_items": '["answer it", "file it"]', "new_notes": '["a note"]', "titles": '["Aldery"]',
 }  # fmt: skip
@@ -63,7 +64,10 @@ def says(prompt: str) -> str | None:
     if "<tasks>" in prompt:
         return f"<tasks>\n{TASKS}</tasks>"
     if "customer support agent" in prompt:
-        called = {"item_132612938": ("execute_refund", {"item_id": "item_132612938", "reason": "too small"}), "boots": ("look_up_item", {"search_query": "black boots"})}
+        called = {
+            "item_132612938": ("execute_refund", {"item_id": "item_132612938", "reason": "too small"}),
+            "boots": ("look_up_item", {"search_query": "black boots"}),
+        }
         name, arguments = next((call for said, call in called.items() if said in prompt), ("", {}))
         return "Your boots are refunded." if "refunded" in prompt else json.dumps({"name": name, "arguments": arguments})
     return None
@@ -203,10 +207,14 @@ def changed(program: Program) -> tuple[int, int]:
 
 
 @experiment(
-    "elsewhere", "What do programs that others have published gain on lmc?", Plot("Seconds", "program", "seconds", "way"), Plot("Dollars", "program", "dollars", "way"),
-    reads=f"Ten published programs, rebuilt from their descriptions (examples/elsewhere): with the package they were written for, and on lmc, against one stand-in of a server that takes "
-    f"{LATENCY} s for every answer and has the prices of a small model (${PRICES.prompt} and ${PRICES.completion} a million tokens; its tokens are bytes). lines: of the original; "
-    "gone, new: lines that differ; at once: requests under way together, at most; same: it gave what the original gave, and showed the model the same prompts. All but the seconds "
+    "elsewhere", "What do programs that others have published gain on lmc?", Plot("Seconds", "program", "seconds", "way"),
+    Plot("Dollars", "program", "dollars", "way"),
+    reads=f"Ten published programs, rebuilt from their descriptions (examples/elsewhere): with the package they were written for, and on lmc, against one "
+          f"stand-in of a server that takes "
+    f"{LATENCY} s for every answer and has the prices of a small model (${PRICES.prompt} and ${PRICES.completion} a million tokens; its tokens are bytes). "
+    f"lines: of the original; "
+    "gone, new: lines that differ; at once: requests under way together, at most; same: it gave what the original gave, and showed the model the same "
+    "prompts. All but the seconds "
     "are counters.",
     on_device=False, lacks={**ONE_PROGRAM, "accuracy": "the stand-in's answers are neither right nor wrong; `same` compares them with the original's"},
 )  # fmt: skip
@@ -227,9 +235,11 @@ def _beside(program: Program, reps: int) -> list[Row]:
     for way, found in runs.items():
         times, run, own = sorted(one.seconds for one in found), found[0], way == "original"
         rows.append({
-            "program": program.name, "source": program.source, "way": "original" if own else "lmc", "package": ", ".join(program.packages) if own else "lmc", "lines": len(lines(program, way)), "gone": None if own else gone,
+            "program": program.name, "source": program.source, "way": "original" if own else "lmc", "package": ", ".join(program.packages) if own else "lmc",
+            "lines": len(lines(program, way)), "gone": None if own else gone,
             "new": None if own else new, "reps": reps, "seconds": median(times), "least": times[0], "most": times[-1], "requests": run.usage.calls,
-            "at once": max(one.at_once for one in found), "prompt": run.usage.prompt_tokens, "generated": run.usage.completion_tokens, "dollars": PRICES.of(run.usage),
+            "at once": max(one.at_once for one in found), "prompt": run.usage.prompt_tokens, "generated": run.usage.completion_tokens,
+            "dollars": PRICES.of(run.usage),
             "same": all((one.answer, one.prompts) == (first.answer, first.prompts) for one in found),
         })  # fmt: skip
     return rows

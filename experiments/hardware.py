@@ -24,7 +24,8 @@ def _devices(setup: Setup) -> int:
 
 @experiment(
     "scaling", "How much faster are more GPUs?", Plot("Programs a second", "gpus", "programs/s", "workload · how", kind="lines"),
-    reads="tp: each layer on all GPUs; dp: an engine on each GPU, with as many times the items.", paper="Figure 7: larger models with tensor parallelism", lacks=SYNTHETIC,
+    reads="tp: each layer on all GPUs; dp: an engine on each GPU, with as many times the items.", paper="Figure 7: larger models with tensor parallelism",
+    lacks=SYNTHETIC,
 )  # fmt: skip
 def scaling(setup: Setup) -> Generator[Point]:
     _devices(setup)
@@ -46,7 +47,8 @@ def _scaled(setup: Setup, workload: Workload, how: str, gpus: int) -> Row:
 
 
 @experiment(
-    "energy", "How many joules does a program take?", Plot("Joules a program", "workload", "J/program"), reads="The GPU's own counter (NVML), idle power included, over a compiled batch.",
+    "energy", "How many joules does a program take?", Plot("Joules a program", "workload", "J/program"), reads="The GPU's own counter (NVML), idle power "
+                                                                                                               "included, over a compiled batch.",
     lacks=SYNTHETIC,
 )  # fmt: skip
 def energy(setup: Setup) -> Generator[Point]:
@@ -79,7 +81,8 @@ def _joules(setup: Setup, workload: Workload) -> Row:
 
 @experiment(
     "pictures", "How many pictures a second, with several questions about each?", Plot("Programs a second", "cache", "programs/s"),
-    reads="One picture a program, and six questions by fork. The vision tower looks at a picture once. The small model sees no pictures: in its place stands a LLaVA of three layers with "
+    reads="One picture a program, and six questions by fork. The vision tower looks at a picture once. The small model sees no pictures: in its place stands "
+          "a LLaVA of three layers with "
     "random weights, made here; figures of its speed mean little, counters hold.", paper="Table 2: LLaVA, multi-modal benchmarks", lacks=SYNTHETIC,
 )  # fmt: skip
 def pictures(setup: Setup) -> Generator[Point]:
@@ -97,7 +100,8 @@ def _pictures(setup: Setup, cache: str) -> Row:
         measure(way, workload.items(1, setup.seed - 1), engine)
         runs = [measure(way, items, engine) for _ in range(setup.reps)]
         found, spent = measured(runs, [measure(interpreted(workload.program), items, engine)]), runs[-1].counters
-    return {"model": model, "cache": cache, **found, "programs/s": len(items) / found["seconds"], "prompt": spent.prompt_tokens, "computed": spent.prefilled_tokens,
+    return {"model": model, "cache": cache, **found, "programs/s": len(items) / found["seconds"], "prompt": spent.prompt_tokens,
+        "computed": spent.prefilled_tokens,
             "images": spent.images, "image hits": spent.image_hits, "tower s": spent.tower_seconds, "optimality": spent.prefill_optimality}  # fmt: skip
 
 

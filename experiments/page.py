@@ -30,8 +30,13 @@ def page(wanted: Experiment, found: Found) -> str:
     figures = f"<h2 id=figures>Figures</h2><div class=scroll><table class=small><tr>{head}</tr>{body}</table></div>" if rows else ""
     absent = f"<h2 id=missing>Not measured</h2>{pages.facts(missing(wanted, found) or [ALL])}"
     noted = f"<p><strong>{escape(found.info['note'])}</strong></p>" if found.info.get("note") else ""
-    about = [command(wanted.name, found.setup)] + [f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()]
-    return pages.page(wanted.name, f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{noted}{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}")
+    about = [command(wanted.name, found.setup)] + [
+        f"{key}: {value}" for key, value in (found.info | {k: v for k, v in found.setup.items() if v not in (None, "", [], ())}).items()
+    ]
+    return pages.page(
+        wanted.name,
+        f"{STYLE}<h1>{escape(wanted.question)}</h1><p>{escape(wanted.reads)}</p>{noted}{plots}{figures}{absent}<h2 id=setup>Setup</h2>{pages.facts(about)}",
+    )
 
 
 def _is_text(value: str) -> bool:
@@ -45,7 +50,10 @@ def _is_text(value: str) -> bool:
 def drawn(plot: Plot, rows: Sequence[Row]) -> str:
     """A plot, or several where it has one for each value of a column."""
     groups = list(dict.fromkeys(row.get(plot.per) for row in rows)) if plot.per else [None]
-    return "".join(_one(plot, [row for row in rows if not plot.per or row.get(plot.per) == group], f"{plot.title}: {group}" if plot.per else plot.title) for group in groups)
+    return "".join(
+        _one(plot, [row for row in rows if not plot.per or row.get(plot.per) == group], f"{plot.title}: {group}" if plot.per else plot.title)
+        for group in groups
+    )
 
 
 def _one(plot: Plot, rows: Sequence[Row], title: str) -> str:
@@ -58,13 +66,16 @@ def _one(plot: Plot, rows: Sequence[Row], title: str) -> str:
     draw = _lines if plot.kind == "lines" else _bars
     marks = draw(plot, series, ticks, most)
     axis = "".join(
-        f'<line class=axis x1={LEFT} x2={WIDTH} y1={_y(most * share, most):.1f} y2={_y(most * share, most):.1f} /><text x={LEFT - 6} y={_y(most * share, most) + 4:.1f} text-anchor=end>'
+        f'<line class=axis x1={LEFT} x2={WIDTH} y1={_y(most * share, most):.1f} y2={_y(most * share, most):.1f} /><text x={LEFT - 6} '
+        f'y={_y(most * share, most) + 4:.1f} text-anchor=end>'
         f"{cell(float(most * share))}</text>" for share in (0, 0.5, 1))  # fmt: skip
-    names = "".join(f'<text x={_x(i, len(ticks)):.1f} y={HEIGHT - 22 + 14 * (i % 2)} text-anchor=middle>{escape(pages.short(cell(tick), max(11, 220 // len(ticks))))}<title>{escape(cell(tick))}</title></text>'
+    names = "".join(f'<text x={_x(i, len(ticks)):.1f} y={HEIGHT - 22 + 14 * (i % 2)} '
+                    f'text-anchor=middle>{escape(pages.short(cell(tick), max(11, 220 // len(ticks))))}<title>{escape(cell(tick))}</title></text>'
                     for i, tick in enumerate(ticks))  # fmt: skip
     keys = "".join(f"<span class='key s{i % len(COLOURS)}'></span>{escape(name)}" for i, name in enumerate(series)) if len(series) > 1 else ""
     said = f"{title}: {plot.y} by {plot.x}"
-    return f'<h2>{escape(title)}</h2><div class=plot><svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img aria-label={pages.quoted(said)}>{axis}{names}{marks}</svg><p>{keys}</p></div>'
+    return (f'<h2>{escape(title)}</h2><div class=plot><svg viewBox="0 0 {WIDTH} {HEIGHT}" role=img '
+            f'aria-label={pages.quoted(said)}>{axis}{names}{marks}</svg><p>{keys}</p></div>')
 
 
 def _series(plot: Plot, row: Row) -> str:
@@ -96,6 +107,9 @@ def _lines(plot: Plot, series: dict[str, list[Row]], ticks: list[Any], most: flo
     for i, (name, rows) in enumerate(series.items()):
         points = sorted((ticks.index(row[plot.x]), row[plot.y]) for row in rows)
         path = " ".join(f"{_x(at, len(ticks)):.1f},{_y(y, most):.1f}" for at, y in points)
-        dots = "".join(f"<circle class=s{i % len(COLOURS)} cx={_x(at, len(ticks)):.1f} cy={_y(y, most):.1f} r=3><title>{escape(name)}: {cell(float(y))}</title></circle>" for at, y in points)
+        dots = "".join(
+            f"<circle class=s{i % len(COLOURS)} cx={_x(at, len(ticks)):.1f} cy={_y(y, most):.1f} r=3><title>{escape(name)}: {cell(float(y))}</title></circle>"
+            for at, y in points
+        )
         found.append(f'<polyline class=s{i % len(COLOURS)} points="{path}"/>{dots}')
     return "".join(found)

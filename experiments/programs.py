@@ -30,7 +30,8 @@ def systems(setup: Setup) -> Generator[tuple[str, Opened]]:
 def timed(line: Line) -> Row:
     """The columns of a comparison."""
     return {
-        "way": line.way, "arrivals": "one by one" if line.way in ONE_AFTER_ANOTHER else "at once", "n": line.items, "reps": line.reps, "seconds": line.seconds, "least": line.least, "most": line.most, "cpu s": line.cpu, "programs/s": line.items / line.seconds,
+        "way": line.way, "arrivals": "one by one" if line.way in ONE_AFTER_ANOTHER else "at once", "n": line.items, "reps": line.reps, "seconds": line.seconds,
+        "least": line.least, "most": line.most, "cpu s": line.cpu, "programs/s": line.items / line.seconds,
         **spreads(line), "requests": line.requests, "prompt": line.prompt_tokens, "computed": line.computed_tokens, "generated": line.generated_tokens,
         "passes": line.passes, "same": line.same,
     }  # fmt: skip
@@ -51,7 +52,8 @@ def by_system(setup: Setup, ways: tuple[str, ...], *, one: bool = False) -> Gene
 
 @experiment(
     "throughput", "How many programs a second, as a batch?", Plot("Programs a second, compiled", "workload", "programs/s", "system · way"),
-    reads="Ten shapes of programs. first: an item's first answer; total: its last, both from the start of the batch. computed: prompt tokens that no cache held. "
+    reads="Ten shapes of programs. first: an item's first answer; total: its last, both from the start of the batch. computed: prompt tokens that no cache "
+          "held. "
     "same: items with the interpreter's texts.", paper="Figure 5", beside=True, lacks=SYNTHETIC,
 )  # fmt: skip
 def throughput(setup: Setup) -> Generator[Point]:
@@ -93,26 +95,36 @@ VARIANTS: Mapping[str, Variant] = {
     "order (first come first served)": Variant(without={"schedule": "fcfs"}), "order (random)": Variant(without={"schedule": "random"}),
     "programs (longest prefix first)": Variant(without={"schedule": "lpm"}), "next use (least recently used)": Variant(without={"eviction": "lru"}),
     "forced tokens": Variant(without={"forced": False}), "drafts (off by themselves)": Variant(own={"drafts": "auto"}),
-    "run-ahead": Variant(way=lambda workload: compiled(workload.program, ahead="off")), "compiling (interpreted)": Variant(way=lambda workload: interpreted(workload.program)),
+    "run-ahead": Variant(way=lambda workload: compiled(workload.program, ahead="off")),
+    "compiling (interpreted)": Variant(way=lambda workload: interpreted(workload.program)),
     "parallelism (one after another)": Variant(way=lambda workload: lambda items, backend: workload.program.run_batch(
         list(items), backend=backend, temperature=0, num_threads=1)),
-    **{f"pass {name.removeprefix('without-')}": Variant(way=lambda workload, name=name: lambda items, backend: ablated(workload, backend, name)(list(items))) for name in ABLATIONS},
+    **{f"pass {name.removeprefix('without-')}": Variant(way=lambda workload, name=name: lambda items,
+        backend: ablated(workload, backend, name)(list(items))) for name in ABLATIONS},
 }  # fmt: skip
 
 
 @experiment(
     "ablations", "What is each part worth?", Plot("Passes of the model without it, over those with it", "without", "passes times", per="workload"),
-    Plot("CPU time without it, over that with it", "without", "cpu times", per="workload"), Plot("Time without it, over the time with it", "without", "times", per="workload"),
-    reads="Compiled batches with a part and without it, in turns, on two engines of one process. times: seconds without over seconds with it; cpu times: the same of CPU time, which other "
+    Plot("CPU time without it, over that with it", "without", "cpu times", per="workload"),
+    Plot("Time without it, over the time with it", "without", "times", per="workload"),
+    reads="Compiled batches with a part and without it, in turns, on two engines of one process. times: seconds without over seconds with it; cpu times: the "
+          "same of CPU time, which other "
     "work on the machine moves less; passes vary with what happens to come together; same: items with the same text.", paper="Figure 8c", lacks=SYNTHETIC,
 )  # fmt: skip
 def ablations(setup: Setup) -> Generator[Point]:
     with closing(Opened(setup.engine)) as base:
         for name, variant in VARIANTS.items():
             with ExitStack() as stack:
-                own, without = [stack.enter_context(closing(Opened(lambda options=options: setup.engine(**options)))) if options else base for options in (variant.own, variant.without)]
+                own, without = [
+                    stack.enter_context(closing(Opened(lambda options=options: setup.engine(**options)))) if options else base
+                    for options in (variant.own, variant.without)
+                ]
                 for workload in _workloads(setup, (*SHARED, "json")):
-                    yield Point(f"{workload.name} {name}", lambda workload=workload, name=name, own=own, without=without: _ablated(setup, workload, name, own(), without()))
+                    yield Point(
+                        f"{workload.name} {name}",
+                        lambda workload=workload, name=name, own=own, without=without: _ablated(setup, workload, name, own(), without()),
+                    )
 
 
 def _ablated(setup: Setup, workload: Workload, name: str, engine: Any, other: Any) -> Row:
@@ -139,8 +151,10 @@ def _ablated(setup: Setup, workload: Workload, name: str, engine: Any, other: An
 
 
 @experiment(
-    "order", "How near is the order of the engine to the best one?", Plot("Prompt tokens that had to be computed, over those that were", "workload", "optimality", "policy"),
-    reads="A pool with room for about two programs, so that the order decides what is computed twice. unique: tokens of the trie of all prompts. same: items with the text that they have "
+    "order", "How near is the order of the engine to the best one?",
+    Plot("Prompt tokens that had to be computed, over those that were", "workload", "optimality", "policy"),
+    reads="A pool with room for about two programs, so that the order decides what is computed twice. unique: tokens of the trie of all prompts. same: items "
+          "with the text that they have "
     "with room for all. All but the times are counters.", paper="Theorem 3.1, Section 6.3", lacks=SYNTHETIC,
 )  # fmt: skip
 def order(setup: Setup) -> Generator[Point]:
@@ -148,7 +162,10 @@ def order(setup: Setup) -> Generator[Point]:
         for workload in _workloads(setup, SHARED):
             alone = functools.cache(lambda workload=workload: _roomy(setup, workload, roomy()))
             for policy, options in POLICIES.items():
-                yield Point(f"{workload.name} {policy}", lambda workload=workload, policy=policy, options=options, alone=alone: _ordered(setup, workload, policy, options, *alone()))
+                yield Point(
+                    f"{workload.name} {policy}",
+                    lambda workload=workload, policy=policy, options=options, alone=alone: _ordered(setup, workload, policy, options, *alone()),
+                )
 
 
 def _roomy(setup: Setup, workload: Workload, engine: Any) -> tuple[int, MeasuredMode]:
@@ -162,7 +179,8 @@ def _ordered(setup: Setup, workload: Workload, policy: str, options: Mapping[str
     with closing(setup.engine(max_tokens=pool, **options)) as engine:
         found = measure(compiled(workload.program), workload.items(setup.count(workload.n), setup.seed), engine)
     spent = found.counters
-    return {"workload": workload.name, "policy": policy, "pool": pool, **measured([found], [reference]), "prompt": spent.prompt_tokens, "computed": spent.prefilled_tokens,
+    return {"workload": workload.name, "policy": policy, "pool": pool, **measured([found], [reference]), "prompt": spent.prompt_tokens,
+        "computed": spent.prefilled_tokens,
             "unique": spent.unique_tokens, "optimality": spent.prefill_optimality, "preemptions": spent.preemptions}  # fmt: skip
 
 
@@ -201,7 +219,8 @@ def _shared(setup: Setup, cache: str, share: float) -> Row:
 
 @experiment(
     "radix-overhead", "What does the radix cache cost where nothing is shared?", Plot("Seconds", "workload", "seconds", "cache"),
-    reads="Chats with nothing in common, and nothing to be found again but their own turns (chat-short), and single gens of fresh text (agents), with the cache and without.",
+    reads="Chats with nothing in common, and nothing to be found again but their own turns (chat-short), and single gens of fresh text (agents), with the "
+          "cache and without.",
     paper="Section 6.3, overhead of RadixAttention", lacks=SYNTHETIC,
 )  # fmt: skip
 def radix_overhead(setup: Setup) -> Generator[Point]:
@@ -221,9 +240,11 @@ def _overhead(setup: Setup, workload: Workload) -> Iterator[Row]:
 
 
 @experiment(
-    "arrivals", "What do users wait when programs arrive by themselves?", Plot("Seconds to the last answer, 95th percentile", "load", "total p95", "workload · arrivals", kind="lines"),
+    "arrivals", "What do users wait when programs arrive by themselves?",
+    Plot("Seconds to the last answer, 95th percentile", "load", "total p95", "workload · arrivals", kind="lines"),
     Plot("Seconds to the first token, 95th percentile", "load", "first p95", "workload · arrivals", kind="lines"),
-    reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once, or a third of all. Times count from an item's arrival. same: items with the text that they have in a batch.",
+    reads="load: arrivals a second over the programs a second of a batch. poisson: at random; bursts: eight at once, or a third of all. Times count from an "
+          "item's arrival. same: items with the text that they have in a batch.",
     lacks=SYNTHETIC,
 )  # fmt: skip
 def arrivals(setup: Setup) -> Generator[Point]:
@@ -256,14 +277,16 @@ def _bursts(rate: float, count: int) -> list[float]:
 @experiment(
     "run-ahead", "What is run-ahead worth on programs that read as they go, beside an expert's asyncio?",
     Plot("Seconds over the expert's", "program", "times the expert's", "mode"),
-    reads="Ten programs as people write them on a mock of an API (0.3 s ± 30 % an answer, scaled by a third), interpreted, compiled, and rewritten by hand with asyncio.gather. "
+    reads="Ten programs as people write them on a mock of an API (0.3 s ± 30 % an answer, scaled by a third), interpreted, compiled, and rewritten by hand "
+          "with asyncio.gather. "
     "more tokens: beyond the interpreter's.", on_device=False, lacks={**ONE_PROGRAM, "accuracy": "the mock's answers are neither right nor wrong"},
 )  # fmt: skip
 def run_ahead(setup: Setup) -> Generator[Point]:
     for workload in WORKLOADS:
         for temperature in (0.0, None):
             yield Point(f"{workload.name} {'default' if temperature is None else temperature}", lambda workload=workload, temperature=temperature: [
-                {"program": row.workload, "mode": row.mode, "temperature": row.temperature, "seconds": row.seconds, "requests": row.requests, "tokens": row.tokens,
+                {"program": row.workload, "mode": row.mode, "temperature": row.temperature, "seconds": row.seconds, "requests": row.requests,
+                    "tokens": row.tokens,
                  "ahead used": row.used, "ahead wasted": row.wasted, "times the expert's": row.ratio, "faster": row.speedup, "more tokens": row.more}
                 for row in bench_ahead.bench(workload, bench_ahead.api, scale=0.33, temperature=temperature, reps=setup.reps, warm=2)
             ])  # fmt: skip

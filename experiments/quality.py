@@ -71,7 +71,14 @@ def mmlu(path: Path) -> list[Question]:
 
 
 def hellaswag(path: Path) -> list[Question]:
-    rows = _objects(path, {"ctx": _is_text, "endings": lambda x: isinstance(x, list) and len(x) == 4 and all(map(_is_text, x)), "label": lambda x: str(x) in ("0", "1", "2", "3")})
+    rows = _objects(
+        path,
+        {
+            "ctx": _is_text,
+            "endings": lambda x: isinstance(x, list) and len(x) == 4 and all(map(_is_text, x)),
+            "label": lambda x: str(x) in ("0", "1", "2", "3"),
+        },
+    )
     shots = "".join(f"{row['ctx']} {row['endings'][int(row['label'])]}\n\n" for row in rows[:SHOTS])
     return [Question({"shots": shots, "question": row["ctx"] + " ", "choices": row["endings"]}, row["endings"][int(row["label"])]) for row in rows[SHOTS:]]
 
@@ -139,4 +146,5 @@ def _answered(setup: Setup, system: str, opened: Opened, name: str, file: str, r
             found = measure(run, items, backend)
             reference = reference or [found]
             right = sum(value == repr(question.right) for (_, value), question in zip(found.texts, questions))
-            yield {"data": name, "system": system, "way": way, "accuracy": right / len(items), **measured([found], reference), "items/s": len(items) / found.seconds, "computed": found.counters.prefilled_tokens}  # fmt: skip
+            yield {"data": name, "system": system, "way": way, "accuracy": right / len(items), **measured([found], reference),
+                "items/s": len(items) / found.seconds, "computed": found.counters.prefilled_tokens}  # fmt: skip

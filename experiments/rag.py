@@ -23,7 +23,8 @@ PASSAGES: tuple[str, ...] = (
 )
 QUESTIONS = (
     "When was the harbour of Aldery dug?", "How high is the lighthouse?", "When does the ferry leave in the afternoon?", "On which days is the market held?",
-    "What was the town hall built of?", "What does it cost to take a bicycle on the ferry?", "How long does the crossing to Norhavn take?", "Why is the harbour closed in winter?",
+    "What was the town hall built of?", "What does it cost to take a bicycle on the ferry?", "How long does the crossing to Norhavn take?",
+    "Why is the harbour closed in winter?",
 )  # fmt: skip
 ANSWERS = ("1874", "31 metres", "at four", "Wednesdays and Saturdays", "red sandstone", "three crowns", "ninety minutes", "because of the ice")
 WAYS = ("http", "engine", "template")
@@ -31,8 +32,10 @@ WAYS = ("http", "engine", "template")
 
 @experiment(
     "dspy-rag", "What does DSPy gain on lmc's runtime?", Plot("Seconds", "way", "seconds"),
-    reads="Retrieval by words, then ChainOfThought over three passages, eight threads. http: DSPy's own client and adapter against `lmc serve`; engine: lmc.dspy.LM; template: with "
-    "lmc.dspy.Adapter. unparsed: answers that DSPy could not read; accuracy: the mean share of the expected answers' words, none of a failed one.", paper="Section 6.1: DSPy RAG pipeline",
+    reads="Retrieval by words, then ChainOfThought over three passages, eight threads. http: DSPy's own client and adapter against `lmc serve`; engine: "
+          "lmc.dspy.LM; template: with "
+    "lmc.dspy.Adapter. unparsed: answers that DSPy could not read; accuracy: the mean share of the expected answers' words, none of a failed one.",
+    paper="Section 6.1: DSPy RAG pipeline",
     lacks={"percentiles to the first token": "DSPy's modules give whole answers"},
 )  # fmt: skip
 def dspy_rag(setup: Setup) -> Generator[Point]:
@@ -66,14 +69,18 @@ def _rag(setup: Setup) -> Iterator[Row]:
             ended.clear()
             before, began = engine.counters(), time.perf_counter()
             module = Rag()
-            found, failed, _ = dspy.Parallel(num_threads=8, max_errors=len(questions), return_failed_examples=True, provide_traceback=False, disable_progress_bar=True)(
-                [(module, {"question": question}) for question in questions])
+            found, failed, _ = dspy.Parallel(
+                num_threads=8, max_errors=len(questions), return_failed_examples=True, provide_traceback=False, disable_progress_bar=True
+            )([(module, {"question": question}) for question in questions])
             seconds, spent = time.perf_counter() - began, engine.counters() - before
             total = Spread.of([end - began for end in ended] or [seconds])
             score = sum(overlap(dspy.Example(answer=right), said) for right, said in zip(ANSWERS, found) if said is not None)
-            yield {"way": way, "arrivals": "at once", "n": len(questions), "seconds": seconds, "total p50": total.p50, "total p95": total.p95, "total p99": total.p99,
-                   "accuracy": score / len(questions), "requests": spent.calls, "unparsed": len(unparsed.found), "failed": len(failed), "prompt": spent.prompt_tokens,
-                   "computed": spent.prefilled_tokens, "generated": spent.generated_tokens, "passes": spent.passes, "answers": sum(one is not None for one in found)}  # fmt: skip
+            yield {"way": way, "arrivals": "at once", "n": len(questions), "seconds": seconds, "total p50": total.p50, "total p95": total.p95,
+                "total p99": total.p99,
+                   "accuracy": score / len(questions), "requests": spent.calls, "unparsed": len(unparsed.found), "failed": len(failed),
+                   "prompt": spent.prompt_tokens,
+                   "computed": spent.prefilled_tokens, "generated": spent.generated_tokens, "passes": spent.passes,
+                   "answers": sum(one is not None for one in found)}  # fmt: skip
 
 
 THREADS = 8
@@ -81,12 +88,14 @@ THREADS = 8
 OPTIMIZERS: Mapping[str, Callable[[Any], Any]] = {
     "BootstrapFewShot": lambda lm: _dspy().BootstrapFewShot(metric=overlap, max_bootstrapped_demos=2, max_labeled_demos=2),
     "MIPROv2": lambda lm: _dspy().MIPROv2(
-        metric=overlap, prompt_model=lm, task_model=lm, auto=None, num_candidates=2, max_bootstrapped_demos=1, max_labeled_demos=1, num_threads=THREADS, init_temperature=0.5),
+        metric=overlap, prompt_model=lm, task_model=lm, auto=None, num_candidates=2, max_bootstrapped_demos=1, max_labeled_demos=1, num_threads=THREADS,
+        init_temperature=0.5),
     "GEPA": lambda lm: _dspy().GEPA(metric=overlap, reflection_lm=lm, max_metric_calls=12, reflection_minibatch_size=2, num_threads=THREADS),
 }  # fmt: skip
 """How each is made small enough for a model on a CPU."""
 COMPILING: Mapping[str, Mapping[str, Any]] = {
-    "MIPROv2": {"num_trials": 2, "minibatch": False, "program_aware_proposer": False, "data_aware_proposer": False, "tip_aware_proposer": False, "fewshot_aware_proposer": False},
+    "MIPROv2": {"num_trials": 2, "minibatch": False, "program_aware_proposer": False, "data_aware_proposer": False, "tip_aware_proposer": False,
+        "fewshot_aware_proposer": False},
 }  # fmt: skip
 LATENCY = 0.3
 """Seconds until an answer of the mock that stands for a model where there is no GPU."""
@@ -94,11 +103,15 @@ OPTIMIZED = ("http", "compiled", "compiled, template")
 
 
 @experiment(
-    "dspy-optimizers", "What do DSPy's optimizers take on top of a compiled module?", Plot("Prompt tokens that had to be computed", "optimizer", "computed", "way"),
+    "dspy-optimizers", "What do DSPy's optimizers take on top of a compiled module?",
+    Plot("Prompt tokens that had to be computed", "optimizer", "computed", "way"),
     Plot("Seconds", "optimizer", "seconds", "way"),
-    reads="BootstrapFewShot, MIPROv2 and GEPA on a module of three predictor calls (a note on each of two passages, then an answer), by DSPy's own code. http: plain DSPy, by LiteLLM "
-    f"against `lmc serve`; compiled: `lmc.compile(module)` on lmc.dspy.LM, the same adapter; compiled, template: with lmc.dspy.Adapter. On a CPU the model is lmc's mock, which keeps "
-    f"to DSPy's format, takes {LATENCY} s for an answer, and counts prompt tokens as a radix cache would: computed are those that it did not hold; on a GPU it is an engine. score: of the "
+    reads="BootstrapFewShot, MIPROv2 and GEPA on a module of three predictor calls (a note on each of two passages, then an answer), by DSPy's own code. "
+          "http: plain DSPy, by LiteLLM "
+    f"against `lmc serve`; compiled: `lmc.compile(module)` on lmc.dspy.LM, the same adapter; compiled, template: with lmc.dspy.Adapter. On a CPU the model is "
+    f"lmc's mock, which keeps "
+    f"to DSPy's format, takes {LATENCY} s for an answer, and counts prompt tokens as a radix cache would: computed are those that it did not hold; on a GPU "
+    f"it is an engine. score: of the "
     "optimized module, the mean share of the expected answers' words. All but seconds and CPU seconds are counters.", on_device=False,
     lacks=dict.fromkeys(ONE_PROGRAM, "an optimizer is one run, and `seconds` is its whole time"),
 )  # fmt: skip
@@ -147,8 +160,10 @@ def _optimized(setup: Setup, name: str, way: str) -> Row:
         score = dspy.Evaluate(devset=examples, metric=overlap, num_threads=8, display_progress=False, max_errors=count + 1)(found).score
     seconds = [wall for wall, _ in times]
     return {"optimizer": name, "way": way, "examples": count, "reps": setup.reps, "seconds": median(seconds), "least": min(seconds), "most": max(seconds),
-            "cpu s": median(cpu for _, cpu in times), "requests": spent.calls, "unparsed": failed, "prompt": spent.prompt_tokens, "computed": spent.prefilled_tokens,
-            "computed/request": spent.prefilled_tokens / spent.calls, "generated": spent.generated_tokens, "passes": spent.passes, "score": score / 100}  # fmt: skip
+            "cpu s": median(cpu for _, cpu in times), "requests": spent.calls, "unparsed": failed, "prompt": spent.prompt_tokens,
+            "computed": spent.prefilled_tokens,
+            "computed/request": spent.prefilled_tokens / spent.calls, "generated": spent.generated_tokens, "passes": spent.passes,
+            "score": score / 100}  # fmt: skip
 
 
 def formatted(prompt: str, ask: Any) -> str:

@@ -35,8 +35,10 @@ def program(before: str, behind: str, tokens: int) -> Any:
 
 @experiment(
     "reordering", "What does moving instructions in front of arguments share?", Plot("Prompt tokens that had to be computed", "template", "computed", "way"),
-    reads="Eight templates with an argument before their instructions, as written and with `lmc.compile(fn, aggressive=True)`, which moves only what is clearly an instruction and "
-    "does not refer to what is around it (docs/passes.md); a code fence, a reference, or a sentence that is no instruction keeps the rest where it is. It changes prompts: same is the "
+    reads="Eight templates with an argument before their instructions, as written and with `lmc.compile(fn, aggressive=True)`, which moves only what is "
+          "clearly an instruction and "
+    "does not refer to what is around it (docs/passes.md); a code fence, a reference, or a sentence that is no instruction keeps the rest where it is. It "
+    "changes prompts: same is the "
     "share of answers that are those of the template as written. All but the times are counters.", paper="Appendix D.2", lacks=SYNTHETIC,
 )  # fmt: skip
 def reordering(setup: Setup) -> Generator[Point]:
@@ -52,4 +54,11 @@ def _moved(setup: Setup, engine: Any, name: str, template: tuple[str, str]) -> I
     for way, options in (("as written", {}), ("moved", {"aggressive": True})):
         found = measure(compiled(ask, **options), items, engine)
         reference, spent = reference or [found], found.counters
-        yield {"template": name, "way": way, **measured([found], reference), "prompt": spent.prompt_tokens, "computed": spent.prefilled_tokens, "shared": 1 - spent.prefilled_tokens / spent.prompt_tokens}
+        yield {
+            "template": name,
+            "way": way,
+            **measured([found], reference),
+            "prompt": spent.prompt_tokens,
+            "computed": spent.prefilled_tokens,
+            "shared": 1 - spent.prefilled_tokens / spent.prompt_tokens,
+        }

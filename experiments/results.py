@@ -32,12 +32,15 @@ class Figure:
 
 PAPER = (
     Figure("Figure 4: compressed finite state machines decode several tokens at once", "forced-tokens"),
-    Figure("Figure 5: throughput, Llama-7B", "throughput", "shapes of its workloads with synthetic text, not its data sets; its systems but SGLang and vLLM are not run, and those on one H200 in "
+    Figure("Figure 5: throughput, Llama-7B", "throughput", "shapes of its workloads with synthetic text, not its data sets; its systems but SGLang and vLLM "
+                                                           "are not run, and those on one H200 in "
            "[performance](performance.md#beside-sglang-and-vllm)"),
     Figure("Figure 6: latency, Llama-7B", "latency", "the same workloads; a loop is what it is compared with, other systems by `--peer`"),
     Figure("Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B", "scaling", "needs several GPUs"),
-    Figure("Table 2: throughput on images and video, LLaVA", "pictures", "a LLaVA of three layers with random weights where the small model stands; video is not part of it"),
-    Figure("Section 6.2: production traffic, Chatbot Arena", "arrivals", "its traces are not public: arrivals are synthetic, and say nothing of hit rates there"),
+    Figure("Table 2: throughput on images and video, LLaVA", "pictures", "a LLaVA of three layers with random weights where the small model stands; video is "
+                                                                         "not part of it"),
+    Figure("Section 6.2: production traffic, Chatbot Arena", "arrivals",
+        "its traces are not public: arrivals are synthetic, and say nothing of hit rates there"),
     Figure("Section 6.2: API models, GPT-3.5", "look-ahead", "a stand-in of a server: requests and tokens, not the model's quality"),
     Figure("Figure 8a: cache hit rate against first token and latency", "hit-rate"),
     Figure("Figure 8b: cache hit rate against throughput and batch size", "hit-rate", "throughput; batch sizes are not columns"),
@@ -51,7 +54,8 @@ PAPER = (
     Figure("Section 6.3: without the compressed finite state machine", "ablations", without="forced tokens"),
     Figure("Section 6.3: the automaton is built once for a batch", "automata-reuse"),
     Figure("Theorem 3.1, appendix: achieved hit rate against the optimum", "order"),
-    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "a part of each data set, which is read from a folder (`--data`); the interpreter is what it is compared with"),
+    Figure("Section 6.1: MMLU, HellaSwag, GSM-8K", "quality", "a part of each data set, which is read from a folder (`--data`); the interpreter is what it is "
+                                                              "compared with"),
     Figure("Section 6.1: DSPy RAG pipeline", "dspy-rag", "retrieval by words, six passages"),
     Figure("Appendix A: data parallelism with a cache-aware router", "scaling", "needs several GPUs"),
     Figure("Appendix D.2: moving arguments behind constants", "reordering", "our templates, and fixed rules in place of a model that is asked"),
@@ -66,10 +70,13 @@ def report(folder: Path = FOUND) -> str:
     """The page."""
     found = {name: Found.of(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").is_file()}
     parts = [
-        "# Results\n\nMade by `python -m experiments --report` from the files in `docs/results/`, which the experiments have written. Each experiment is one command "
+        "# Results\n\nMade by `python -m experiments --report` from the files in `docs/results/`, which the experiments have written. Each experiment is one "
+        "command "
         "([experiments](../experiments/README.md)); figures of other machines, and of GPUs, are in [performance](performance.md).\n",
-        "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104). *Reproduced*: its measurement, on the model and machine of the row's "
-        "section, where tokens and shares are to compare and seconds are not; passes vary with what comes together on a busy machine, and small differences of them say nothing.\n\n| figure or ablation | command | reproduced / partly / not, because |\n|---|---|---|",
+        "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104). *Reproduced*: its measurement, on "
+        "the model and machine of the row's "
+        "section, where tokens and shares are to compare and seconds are not; passes vary with what comes together on a busy machine, and small differences "
+        "of them say nothing.\n\n| figure or ablation | command | reproduced / partly / not, because |\n|---|---|---|",
         *(_paper(figure, found.get(figure.experiment)) for figure in PAPER),
         *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), _paper(READING, found.get("run-ahead")), "",
     ]  # fmt: skip
@@ -123,7 +130,8 @@ def _matters(rows: list[Row]) -> bool:
 def _worth(rows: list[Row]) -> str:
     """Return the worth of a part, over the workloads that were run without it."""
     times = median(row["cpu times"] for row in rows)
-    return f"Without it: {_over(rows, 'computed'):.2f} × prompt tokens computed, {_over(rows, 'passes'):.2f} × passes, {times:.2f} × CPU time ({len(rows)} workloads)"
+    return (f"Without it: {_over(rows, 'computed'):.2f} × prompt tokens computed, {_over(rows, 'passes'):.2f} × passes, {times:.2f} × CPU time ({len(rows)} "
+            f"workloads)")
 
 
 def _waits(rows: list[Row]) -> str:
@@ -138,7 +146,12 @@ def section(experiment: Experiment, found: Found | None) -> str:
     head = f"## {experiment.name}\n\n{experiment.question} `{command(experiment.name, found and found.setup)}`\n\n{experiment.reads}\n"
     if found is None:
         return head + "\nNot measured yet.\n"
-    about = found.info | {"backend": found.setup["backend"], "scale": found.setup["scale"], "items": found.setup["n"] or "all", "repetitions": found.setup["reps"]}
+    about = found.info | {
+        "backend": found.setup["backend"],
+        "scale": found.setup["scale"],
+        "items": found.setup["n"] or "all",
+        "repetitions": found.setup["reps"],
+    }
     names, lines = table(found.all()[:MOST_ROWS])
     rows = "\n".join(f"| {' | '.join(value.replace('|', chr(92) + '|') for value in line)} |" for line in lines)
     figures = f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n{rows}\n" if lines else ""

@@ -51,7 +51,8 @@ def _completion(answer: Callable[[str], str], body: dict[str, Any]) -> dict[str,
     if cuts:
         text, reason = text[: min(cuts)], "stop"
     prompt, said = len(body["prompt"].split()), len(text.split())
-    return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"], "choices": [{"index": 0, "text": text, "finish_reason": reason, "logprobs": None}],
+    return {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": body["model"],
+        "choices": [{"index": 0, "text": text, "finish_reason": reason, "logprobs": None}],
             "usage": {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}}  # fmt: skip
 
 

@@ -18,7 +18,10 @@ def run(monkeypatch, *args: str) -> None:
     bench_real_schemas.main()
 
 
-@pytest.mark.parametrize(("files", "said"), [({}, "has no *.json files"), ({"a.json": '{"type": "null"}'}, "a.json is not a schema with its tests"), ({"a.json": "[]"}, "a.json is not")])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [({}, "has no *.json files"), ({"a.json": '{"type": "null"}'}, "a.json is not a schema with its tests"), ({"a.json": "[]"}, "a.json is not")],
+)
 def test_a_folder_without_schemas_is_said(files, said, tmp_path, monkeypatch, capsys):
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -250,7 +250,10 @@ def test_dump_fsm_says_what_an_engine_makes_of_it(lmc_cli, tmp_path):
 
 def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
     monkeypatch.setattr("lmc.cli.automata._MOST_STATES", 3)
-    assert lmc_cli("dump-fsm", "abc", "--format", "dot")[::2] == (2, "error: the automaton has 4 states, too many to draw (the limit is 3); shorten the repeats in it\n")
+    assert lmc_cli("dump-fsm", "abc", "--format", "dot")[::2] == (
+        2,
+        "error: the automaton has 4 states, too many to draw (the limit is 3); shorten the repeats in it\n",
+    )
     code, out, _ = lmc_cli("dump-fsm", "abc")
     assert code == 0 and out.startswith("an engine compiles all of it") and "->" not in out
 
@@ -797,8 +800,10 @@ def test_no_folder_is_made_for_an_output(lmc_cli, folder):
 @pytest.mark.parametrize(
     "command",
     [
-        ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "otu/page.html"), ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "otu/run"),
-        ("trace", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/trace.json"), ("bench", "prog.py:echo", "-a", "text=x", "-b", "mock", "--json", "otu/bench.json"),
+        ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "otu/page.html"),
+        ("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "otu/run"),
+        ("trace", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "otu/trace.json"),
+        ("bench", "prog.py:echo", "-a", "text=x", "-b", "mock", "--json", "otu/bench.json"),
         ("dump-ir", "prog.py:echo", "--output", "otu/echo.lmir"), ("dump-fsm", "a|b", "--output", "otu/fsm.txt"), ("new-key", "ann", "--file", "otu/keys"),
         ("replay", "run", "--html", "otu/page.html"), ("serve", "prog.py:echo", "-b", "mock", "--journals", "otu/runs"),
     ],

@@ -77,7 +77,11 @@ def test_a_conversation_has_a_history(lmc_cli, tmp_path):
     code, out, err = lmc_cli("chat", "-b", "mock", "--system", "Be brief.", "--max-tokens", "12", said=said)
     talk = json.loads((tmp_path / "talk.json").read_text())
     assert code == 0 and err == ""
-    assert [(m["role"], m["content"]) for m in talk if m["role"] != "assistant"] == [("system", "Be brief."), ("user", "Hello,\nyou"), ("user", "second\n\nmessage")]
+    assert [(m["role"], m["content"]) for m in talk if m["role"] != "assistant"] == [
+        ("system", "Be brief."),
+        ("user", "Hello,\nyou"),
+        ("user", "second\n\nmessage"),
+    ]
     answers = [m["content"] for m in talk if m["role"] == "assistant"]
     assert len(answers) == 2 and all(answer.strip() in out for answer in answers)
     assert "user: Hello,\nyou\n" in out
@@ -193,8 +197,18 @@ def litellms_list(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("raise ImportError('read its list, it takes seconds to import')")
     (tmp_path / "site" / "litellm-1.2.3.dist-info").mkdir()
     (tmp_path / "site" / "litellm-1.2.3.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: litellm\nVersion: 1.2.3\n")
-    of = lambda provider, *prices: dict(zip(("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost"), prices)) | {"litellm_provider": provider}
-    known = {"gpt-x": of("openai", 4e-07, 1.6e-06, 1e-07), "claude-x": of("anthropic", 3e-06, 1.5e-05), "gemini/g": of("gemini", 1e-06, 2e-06), "free": of("openai"), "sample_spec": 3, "gemini-y": of("vertex_ai-language-models", 2e-06, 4e-06), "vertex_ai/claude-y@1": of("vertex_ai-anthropic_models", 5e-06, 6e-06)}
+    of = lambda provider, *prices: (
+        dict(zip(("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost"), prices)) | {"litellm_provider": provider}
+    )
+    known = {
+        "gpt-x": of("openai", 4e-07, 1.6e-06, 1e-07),
+        "claude-x": of("anthropic", 3e-06, 1.5e-05),
+        "gemini/g": of("gemini", 1e-06, 2e-06),
+        "free": of("openai"),
+        "sample_spec": 3,
+        "gemini-y": of("vertex_ai-language-models", 2e-06, 4e-06),
+        "vertex_ai/claude-y@1": of("vertex_ai-anthropic_models", 5e-06, 6e-06),
+    }
     (package / "model_prices_and_context_window_backup.json").write_text(json.dumps(known))
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "litellm", raising=False)
@@ -206,7 +220,18 @@ def test_check_takes_prices_from_the_list_that_is_installed(lmc_cli, litellms_li
     code, said, note = lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x")
     assert code == 0 and note == "note: prices are those of LiteLLM 1.2.3 for openai:gpt-x: --prices 0.4,1.6,0.1\n"
     assert said == lmc_cli("check", "checked.py:fine", "-b", "openai:gpt-x", "--prices", "0.4,1.6,0.1")[1] and "at most" in said
-    known = {name: listed(name) for name in ("anthropic:claude-x", "litellm:gemini/g", "litellm:openai/gpt-x", "openai:claude-x", "openai:gpt-x@http://127.0.0.1:1", "openai:free", "vllm:http://127.0.0.1:1")}
+    known = {
+        name: listed(name)
+        for name in (
+            "anthropic:claude-x",
+            "litellm:gemini/g",
+            "litellm:openai/gpt-x",
+            "openai:claude-x",
+            "openai:gpt-x@http://127.0.0.1:1",
+            "openai:free",
+            "vllm:http://127.0.0.1:1",
+        )
+    }
     assert [found and (found[0].prompt, found[0].completion) for found in known.values()] == [(3, 15), (1, 2), (0.4, 1.6), None, None, None, None]
     vertex = [listed(name) for name in ("vertexai:gemini-y", "litellm:vertex_ai/gemini-y", "vertexai:claude-y@1", "vertexai:gpt-x")]
     assert [found and (found[0].prompt, found[0].completion) for found in vertex] == [(2, 4), (2, 4), (5, 6), None]

@@ -1,6 +1,7 @@
 """The Python code of README and docs runs (on the mock), and what the docs point at exists.
 
-The page on APIs runs among their tests, the programs of issues-elsewhere.md in tests/test_issues_elsewhere.py. A block whose fence says `python` is run; blocks of one page share their names, as a reader would type them. Write
+The page on APIs runs among their tests, the programs of issues-elsewhere.md in tests/test_issues_elsewhere.py. A block whose fence says `python` is run; blocks
+of one page share their names, as a reader would type them. Write
 `python no-run` for code that needs what the tests have not.
 """
 
@@ -45,7 +46,9 @@ def on_the_mock(monkeypatch):
     lmc.set_default_backend(None)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if BLOCK.search(p.read_text()) and p.name not in ("apis.md", "issues-elsewhere.md")], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if BLOCK.search(p.read_text()) and p.name not in ("apis.md", "issues-elsewhere.md")], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_code_runs(page, on_the_mock, monkeypatch, tmp_path):
     run_page(page, monkeypatch, tmp_path)
 

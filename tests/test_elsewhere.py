@@ -77,4 +77,8 @@ def test_a_missing_package_is_said_and_the_others_are_measured(tmp_path, monkeyp
     found = run(EXPERIMENTS["elsewhere"], Setup(reps=1), tmp_path, say=lambda line: None)
     assert "sglang" in found.unmeasured["tips"] and [row["same"] for row in found.rows["summarize"]] == [True, True]
     original, ported = found.rows["summarize"]
-    assert (original["way"], original["package"], ported["way"]) == ("original", "openai", "lmc") and original["dollars"] == ported["dollars"] > 0 and ported["new"] == 12
+    assert (
+        (original["way"], original["package"], ported["way"]) == ("original", "openai", "lmc")
+        and original["dollars"] == ported["dollars"] > 0
+        and ported["new"] == 12
+    )

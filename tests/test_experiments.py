@@ -44,7 +44,13 @@ def fixed(monkeypatch):
 
 
 def an_experiment(points):
-    return Experiment("own", "Does it?", lambda setup: (point for point in points), (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")), "So it reads.")
+    return Experiment(
+        "own",
+        "Does it?",
+        lambda setup: (point for point in points),
+        (Plot("A plot", "x", "y", "kind"), Plot("Lines", "x", "y", "kind", kind="lines")),
+        "So it reads.",
+    )
 
 
 def test_what_was_measured_is_not_measured_again_unless_the_commit_differs(fixed, tmp_path, monkeypatch):
@@ -65,7 +71,9 @@ def test_what_was_measured_is_not_measured_again_unless_the_commit_differs(fixed
     assert calls == ["a", "b", "a", "a", "a"]
 
 
-@pytest.mark.parametrize("error", [Unmeasured("no such thing"), BackendError("the server at http://x does not answer"), FileNotFoundError("no file"), ImportError("no package")])
+@pytest.mark.parametrize(
+    "error", [Unmeasured("no such thing"), BackendError("the server at http://x does not answer"), FileNotFoundError("no file"), ImportError("no package")]
+)
 def test_what_cannot_be_measured_is_said_and_the_rest_goes_on(fixed, tmp_path, error):
     def fails():
         raise error
@@ -84,7 +92,9 @@ def test_an_interrupted_experiment_keeps_what_it_has_says_what_is_missing_and_go
     def interrupted():
         raise KeyboardInterrupt
 
-    points = lambda b: an_experiment([Point("a", lambda: calls.append("a") or {"x": 1, "y": 1}), Point("b", b), Point("c", lambda: calls.append("c") or {"x": 3, "y": 1})])
+    points = lambda b: an_experiment(
+        [Point("a", lambda: calls.append("a") or {"x": 1, "y": 1}), Point("b", b), Point("c", lambda: calls.append("c") or {"x": 3, "y": 1})]
+    )
     with pytest.raises(KeyboardInterrupt):
         run(points(interrupted), Setup(), tmp_path, say=lambda line: None)
     found = Found.of(tmp_path / "own.json")
@@ -107,9 +117,21 @@ def test_what_no_point_could_say_is_said_of_the_whole():
 def test_every_part_is_left_out_of_five_workloads(fixed, tmp_path):
     wanted = EXPERIMENTS["ablations"]
     keys = [point.key for point in wanted.points(Setup())]
-    assert len(keys) == 5 * len(VARIANTS) and {f"{name} {part}" for name in ("few-shot", "react", "tree", "judge", "json") for part in (
-        "cache", "tree (a table instead)", "order (first come first served)", "order (random)", "parallelism (one after another)", "pass plan-prefix", "run-ahead", "forced tokens",
-        "drafts (off by themselves)")} <= set(keys)
+    assert len(keys) == 5 * len(VARIANTS) and {
+        f"{name} {part}"
+        for name in ("few-shot", "react", "tree", "judge", "json")
+        for part in (
+            "cache",
+            "tree (a table instead)",
+            "order (first come first served)",
+            "order (random)",
+            "parallelism (one after another)",
+            "pass plan-prefix",
+            "run-ahead",
+            "forced tokens",
+            "drafts (off by themselves)",
+        )
+    } <= set(keys)
     some = replace(wanted, points=lambda setup: (point for point in wanted.points(setup) if point.key in ("react run-ahead", "react cache")))
     found = run(some, Setup(backend="mock", n=2, reps=2, scale=0.02), tmp_path, say=lambda line: None)
     (row,) = found.all()
@@ -177,7 +199,9 @@ def test_every_section_of_measured_points_says_where_when_of_what_and_what_is_mi
     assert len(sections) == len(EXPERIMENTS)
     for text in sections:
         assert "Not measured:\n" in text or "Not measured yet." in text
-        assert "Not measured yet." in text or all(re.search(rf"^date: .*{what}: \S", text, re.MULTILINE) for what in ("machine", "commit", "backend", "repetitions")), text[:80]
+        assert "Not measured yet." in text or all(
+            re.search(rf"^date: .*{what}: \S", text, re.MULTILINE) for what in ("machine", "commit", "backend", "repetitions")
+        ), text[:80]
 
 
 def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
@@ -186,15 +210,31 @@ def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     rows["react run-ahead"] = [row("react", computed=10, passes=5) | {"without": "run-ahead"}]
     Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, rows, {"judge drafts (off by themselves)": "no time"}).save("ablations", tmp_path / "ablations.json")
     orders = {f"{name} {policy}": [{"workload": name, "policy": policy, "computed": n}] for name, policy, n in (
-        ("react", "own", 100), ("react", "schedule=fcfs", 190), ("tree", "own", 100), ("tree", "schedule=fcfs", 110), ("tree", "schedule=random", 101))}  # fmt: skip
+        ("react", "own", 100), ("react", "schedule=fcfs", 190), ("tree", "own", 100), ("tree", "schedule=fcfs", 110),
+        ("tree", "schedule=random", 101))}  # fmt: skip
     Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, orders, {"react schedule=random": "no time"}).save("order", tmp_path / "order.json")
     text = report(tmp_path)
-    assert "| Figure 8c: FCFS schedule | `python -m experiments order` | reproduced. With it: 1.50 × prompt tokens computed (2 workloads in a pool for two programs) |" in text
-    assert "| Figure 8c: random schedule | `python -m experiments order` | partly, because: not measured: react schedule=random; at this size it makes no difference. With it: 1.01 ×" in text
-    assert "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 workloads) |" in text
+    assert (
+        "| Figure 8c: FCFS schedule | `python -m experiments order` | reproduced. With it: 1.50 × prompt tokens computed (2 workloads in a pool for two "
+        "programs) |"
+        in text
+    )
+    assert (
+        "| Figure 8c: random schedule | `python -m experiments order` | partly, because: not measured: react schedule=random; at this size it makes no "
+        "difference. With it: 1.01 ×"
+        in text
+    )
+    assert (
+        "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 "
+        "workloads) |"
+        in text
+    )
     assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
     assert "| ours: no run-ahead | `python -m experiments ablations` | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
-    assert "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |" in text
+    assert (
+        "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |"
+        in text
+    )
 
 
 def test_a_section_says_what_was_not_measured():
@@ -222,7 +262,8 @@ def test_the_command_lists_runs_and_refuses(capsys, tmp_path):
 
 @pytest.mark.parametrize("arguments, why", [
     (["quality", "--backend", "mock"], "by --data"), (["quality", "--backend", "mock", "--data", "/nowhere"], "there is no /nowhere/mmlu.csv"),
-    (["throughput", "--backend", "vllm:http://127.0.0.1:9"], "127.0.0.1:9"), pytest.param(["hit-rate", "--backend", "/nowhere"], "/nowhere", marks=pytest.mark.model), (["energy"], "needs GPUs"),
+    (["throughput", "--backend", "vllm:http://127.0.0.1:9"], "127.0.0.1:9"),
+    pytest.param(["hit-rate", "--backend", "/nowhere"], "/nowhere", marks=pytest.mark.model), (["energy"], "needs GPUs"),
 ], ids=["no data", "no folder", "no server", "no model", "no GPU"])  # fmt: skip
 def test_an_experiment_of_which_nothing_was_measured_fails(arguments, why, capsys, tmp_path):
     assert command.main([*arguments, "--n", "1", "--reps", "1", "--out", str(tmp_path)]) == 1
@@ -338,7 +379,10 @@ SETS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text, number", [("so 3 and 1,200.", "1200"), ("#### 16.8", "16.8"), ("it is $72.00", "72"), ("-5", "-5"), ("10,000.50 in all", "10000.50"), ("none", ""), ("", "")])
+@pytest.mark.parametrize(
+    "text, number",
+    [("so 3 and 1,200.", "1200"), ("#### 16.8", "16.8"), ("it is $72.00", "72"), ("-5", "-5"), ("10,000.50 in all", "10000.50"), ("none", ""), ("", "")],
+)
 def test_the_last_number_of_a_working_is_its_answer(text, number):
     assert last_number(text) == number
 
@@ -370,7 +414,15 @@ def test_all_that_run_programs_say_how_items_arrive_percentiles_and_whether_answ
     columns = {"arrivals", "seconds", "least", "most", "same", *(f"{what} {share}" for what in ("first", "total") for share in ("p50", "p95", "p99"))}
     (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
     setup = Setup(backend="mock", n=2, reps=1, scale=0.02, data=str(tmp_path))
-    for name, key in {"throughput": "lmc react", "latency": "lmc react", "ablations": "react run-ahead", "arrivals": "react", "quality": "lmc HellaSwag", "look-ahead": "card", "reordering": "essay"}.items():
+    for name, key in {
+        "throughput": "lmc react",
+        "latency": "lmc react",
+        "ablations": "react run-ahead",
+        "arrivals": "react",
+        "quality": "lmc HellaSwag",
+        "look-ahead": "card",
+        "reordering": "essay",
+    }.items():
         wanted = replace(EXPERIMENTS[name], points=lambda setup, own=EXPERIMENTS[name], key=key: (p for p in own.points(setup) if p.key == key))
         found = run(wanted, setup, tmp_path / name, say=lambda line: None)
         assert found.all() and all(columns <= row.keys() for row in found.all()), name

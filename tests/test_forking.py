@@ -53,7 +53,12 @@ def gen(n: int = 3) -> Gen:
 def test_an_engine_of_the_parent_is_none_of_the_childs():
     engine, _ = backend()
     expected = one.run(backend=engine).text()
-    for use in (lambda: one.run(backend=engine).text(), lambda: lmc.compile(one)(backend=engine).text(), lambda: engine.submit(None, [Text(("x",)), gen()]), lambda: engine.flush_cache()):
+    for use in (
+        lambda: one.run(backend=engine).text(),
+        lambda: lmc.compile(one)(backend=engine).text(),
+        lambda: engine.submit(None, [Text(("x",)), gen()]),
+        lambda: engine.flush_cache(),
+    ):
         assert re.search("Backend(Error|Ended): .*the engine was started by " + FORKED, in_child(use)), use
     assert in_child(lambda: engine.health().state) == "ended"
     assert in_child(engine.close) == "None", "and closing it holds nobody up"

@@ -74,7 +74,10 @@ def cache():
 
 
 @pytest.mark.api
-@pytest.mark.parametrize("number, serve, code", [pytest.param(n, serve, code, id=f"{n} {issue}") for n, issue, kind, code in PROGRAMS for serve in (openai, batches, cache) if serve.__name__ == kind])
+@pytest.mark.parametrize(
+    "number, serve, code",
+    [pytest.param(n, serve, code, id=f"{n} {issue}") for n, issue, kind, code in PROGRAMS for serve in (openai, batches, cache) if serve.__name__ == kind],
+)
 def test_a_program_holds_against_a_stand_in(number, serve, code, tmp_path, monkeypatch):
     from lmc.backend.api import batches
     from tests.api.test_batches import FakeClock

@@ -111,7 +111,22 @@ def test_bench_lets_items_arrive_and_says_how_many_are_right(tmp_path):
     (tmp_path / "own.py").write_text(COUNTS)
     (tmp_path / "items.csv").write_text("words,right\na b,2\nc,1\nd e f,2\ng,7\n")
     out = tmp_path / "out.json"
-    args = ["bench", f"{tmp_path}/own.py:count", "-b", "mock", "--input", f"{tmp_path}/items.csv", "--rate", "200", "--expected", "right", "--ways", "loop,compiled", "--json", str(out)]
+    args = [
+        "bench",
+        f"{tmp_path}/own.py:count",
+        "-b",
+        "mock",
+        "--input",
+        f"{tmp_path}/items.csv",
+        "--rate",
+        "200",
+        "--expected",
+        "right",
+        "--ways",
+        "loop,compiled",
+        "--json",
+        str(out),
+    ]
     found = CliRunner().invoke(app, [*args, "--reps", "2"])
     assert found.exit_code == 0 and all(name in found.output for name in ("first p99", "total p50", "accuracy", "50%")), found.output
     assert [line.split()[0] for line in found.output.splitlines()[1:4]] == ["loop", "compiled", "arriving"]
@@ -151,7 +166,22 @@ def test_bench_keeps_the_repetitions_before_an_interruption(tmp_path, monkeypatc
 
     (tmp_path / "own.py").write_text(FILE)
     out = tmp_path / "out.json"
-    args = ["bench", f"{tmp_path}/own.py:ask", "-b", "mock", "--arg", "temperature=9", "--arg", "backend=b", "--reps", "5", "--ways", "loop,compiled,loop", "--json", str(out)]
+    args = [
+        "bench",
+        f"{tmp_path}/own.py:ask",
+        "-b",
+        "mock",
+        "--arg",
+        "temperature=9",
+        "--arg",
+        "backend=b",
+        "--reps",
+        "5",
+        "--ways",
+        "loop,compiled,loop",
+        "--json",
+        str(out),
+    ]
     until(2 + 2 * 2 + 1)  # untimed runs, two repetitions, half of the third
     found = CliRunner().invoke(app, args)
     assert found.exit_code != 0 and "these are 2 of 5 repetitions" in found.output and "2 repetitions, medians" in found.output

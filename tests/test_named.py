@@ -76,7 +76,9 @@ def test_what_names_no_backend_says_what_there_is(made, name, says):
     assert says in str(caught.value) and made == []
 
 
-@pytest.mark.parametrize("name", ["openai:x@localhost:8000/v1", "openai:x@localhost", "openai:x@10.0.0.1/v1", "openai:x@", "anthropic:x@host:3", "openai:a@b@host:1"])
+@pytest.mark.parametrize(
+    "name", ["openai:x@localhost:8000/v1", "openai:x@localhost", "openai:x@10.0.0.1/v1", "openai:x@", "anthropic:x@host:3", "openai:a@b@host:1"]
+)
 def test_a_url_without_its_scheme_is_not_asked_of_the_apis_own_servers(made, name):
     with pytest.raises(ParameterError, match="is no URL, which begins with http:// or https://"):
         named.open_backend(name)
@@ -93,7 +95,8 @@ def test_the_real_ones_are_there():
 
 
 @pytest.mark.parametrize("name, shown", [
-    ("openai:m@http://user:pw@host/v1", "openai:m"), ("anthropic:claude", "anthropic:claude"), ("vllm:http://user:pw@host:1", "vllm:http://host:1"), ("mock", "mock"), ("a/b@http://x", "a/b@http://x"),
+    ("openai:m@http://user:pw@host/v1", "openai:m"), ("anthropic:claude", "anthropic:claude"), ("vllm:http://user:pw@host:1", "vllm:http://host:1"),
+    ("mock", "mock"), ("a/b@http://x", "a/b@http://x"),
 ])  # fmt: skip
 def test_the_name_for_clients_has_no_password(name, shown):
     assert named.public(name) == shown
@@ -110,4 +113,10 @@ def test_a_models_folder_is_nobodys_business(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine.gguf").touch()
     monkeypatch.chdir(tmp_path / "mine")
-    assert [named.public(name) for name in (str(tmp_path / "mine"), f"{tmp_path}/mine.gguf", "../mine/", ".", "owner/name")] == ["mine", "mine.gguf", "mine", "mine", "owner/name"]
+    assert [named.public(name) for name in (str(tmp_path / "mine"), f"{tmp_path}/mine.gguf", "../mine/", ".", "owner/name")] == [
+        "mine",
+        "mine.gguf",
+        "mine",
+        "mine",
+        "owner/name",
+    ]

@@ -65,7 +65,8 @@ def test_the_variable(said, on):
 
 
 def test_the_package_is_named_where_it_lacks():
-    code = 'import sys; sys.modules["opentelemetry"] = None; import lmc; lmc.config(otel=True)\n@lmc.function\ndef f(s): s += lmc.gen("a")\nf.run(backend=lmc.Mock())'
+    code = ('import sys; sys.modules["opentelemetry"] = None; import lmc; lmc.config(otel=True)\n@lmc.function\ndef f(s): s += '
+            'lmc.gen("a")\nf.run(backend=lmc.Mock())')
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert out.returncode == 1 and "needs opentelemetry.sdk, which is not installed: pip install " in out.stderr
     assert out.stderr.rstrip().endswith('otel]"')

@@ -74,7 +74,8 @@ FAINT = """(() => {
     const contrast = (a, b) => { const [x, y] = [shade(a), shade(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
     const inBoxes = [...document.querySelectorAll("svg a text")].map(t =>
         [getComputedStyle(t).fill, getComputedStyle(t.parentElement.querySelector("rect")).fill, t.textContent]);
-    const inTable = [...document.querySelectorAll("h1, h2, h3, p, th, td, pre, code, b, .quiet, .a, .f, .got, .t, .note, .tag, button, summary, a, input")].filter(e => !e.closest("svg") && e.textContent.trim()).map(e =>
+    const inTable = [...document.querySelectorAll("h1, h2, h3, p, th, td, pre, code, b, .quiet, .a, .f, .got, .t, .note, .tag, button, summary, a, input")]
+        .filter(e => !e.closest("svg") && e.textContent.trim()).map(e =>
         [getComputedStyle(e).color, behind(e), e.textContent.slice(0, 40)]);
     return [...inBoxes, ...inTable].filter(([a, b]) => contrast(a, b) < 4.5).slice(0, 5);
 })()"""
@@ -210,7 +211,13 @@ def _notebook(folder: Path) -> str:
     state.sync()
     (failed,) = lmc.compile(whole, backend=lmc.Mock(answers={"verdict": lambda prompt, ask: ""})).batch([{"q": "?"}], errors="return")
     growing = lmc.compile(whole).stream("Why?", backend=lmc.Mock(latency=30))
-    cells = [state._repr_html_(), failed._repr_html_(), growing._repr_html_(), program._repr_html_(), program._repr_html_().replace("<details", "<details open")]
+    cells = [
+        state._repr_html_(),
+        failed._repr_html_(),
+        growing._repr_html_(),
+        program._repr_html_(),
+        program._repr_html_().replace("<details", "<details open"),
+    ]
     style = "<style>body{margin:0;background:#fff}@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}</style>"
     return f"<!doctype html><meta charset=utf-8>{style}{''.join(f'<div>{cell}</div>' for cell in cells)}"
 
@@ -265,7 +272,8 @@ def test_a_page_of_runs_has_its_parts_in_order(window: Browser, tmp_path: Path) 
     file.write_text(_program(tmp_path), encoding="utf-8")
     window.open(file)
     assert window.value("[...document.querySelectorAll('section[id]')].map(s => s.id)")[:4] == ["conversation", "source", "timeline", "s0"]
-    ask = "[...document.querySelectorAll('.source tr.hot')].map(r => [r.querySelector('.line').textContent.includes('lmc.gen') || r.querySelector('.line').textContent.includes('lmc.select'), r.querySelectorAll('.bar').length])"
+    ask = ("[...document.querySelectorAll('.source tr.hot')].map(r => [r.querySelector('.line').textContent.includes('lmc.gen') || "
+           "r.querySelector('.line').textContent.includes('lmc.select'), r.querySelectorAll('.bar').length])")
     assert window.value(ask) == [[True, 3]] * 3, "time, tokens and money beside each line that asks"
     rows = window.value("[...document.querySelectorAll('#timeline .gantt')[0].querySelectorAll('.row b')].map(b => b.textContent)")
     assert rows[0] == "program" and sorted(rows[1:]) == ["first", "looked_up", "side", "side", "verdict"]

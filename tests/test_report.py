@@ -99,7 +99,9 @@ def test_templates_are_left_out_of_a_conversation_and_text_is_not() -> None:
     assert "im_start" not in program.run("Why?", backend=lmc.Mock())._repr_html_()
 
 
-@pytest.mark.parametrize(("amount", "shown"), [(0, "$0.00"), (12.345, "$12.35"), (1, "$1.00"), (0.25, "$0.25"), (0.00029, "$0.00029"), (9.4e-05, "$0.000094"), (1e-06, "$0.0000010")])
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(0, "$0.00"), (12.345, "$12.35"), (1, "$1.00"), (0.25, "$0.25"), (0.00029, "$0.00029"), (9.4e-05, "$0.000094"), (1e-06, "$0.0000010")]
+)
 def test_prices_are_written_out(amount: float, shown: str) -> None:
     assert pages.money(amount) == shown
 

@@ -41,7 +41,9 @@ def test_of_a_video_its_first_frame_is_shown() -> None:
     assert shown is not None and shown.startswith("data:image/jpeg;base64,")
 
 
-@pytest.mark.parametrize("image", [Image("https://host/a.png"), Image(b"none"), Image("nowhere.png"), Image(b"%PDF-1.4", None, DOCUMENT), Image(b"none", Frames()), Image(3)])
+@pytest.mark.parametrize(
+    "image", [Image("https://host/a.png"), Image(b"none"), Image("nowhere.png"), Image(b"%PDF-1.4", None, DOCUMENT), Image(b"none", Frames()), Image(3)]
+)
 def test_what_cannot_be_shown_is_not(image: Any) -> None:
     assert thumbnail(image) is None
     assert label(image).startswith(f"[{image.kind}")

@@ -161,9 +161,12 @@ def test_expressions_that_are_wrong_outside_of_programs_show_no_frame_of_lmc(wro
 
 
 @pytest.mark.parametrize("wrong", [
-    "lmc.compile(fails).run()", "fails.batch([])", "lmc.gen('x').foo", "lmc.gen('x')[0]", "fails.bind(y=1)", "fails.options(sed=1)", "lmc.compile(fails).explain('pdf')",
-    "lmc.compile(fails).dump_ir(after='x')", "lmc.compile(fails).lower(y=1)", "lmc.compile(fails).as_completed([{'y': 1}])", "lmc.load('nope')", "lmc.config(seed='x')",
-    "lmc.set_default_backend('nope')", "lmc.get_chat_template('nope')", "lmc.function(3)", "lmc.Mock(answers=3)", "lmc.Mock(parse_special=True)", "lmc.Budget(tokens=-1)", "lmc.Prices('a', 1)", "lmc.Prices(1, -1)",
+    "lmc.compile(fails).run()", "fails.batch([])", "lmc.gen('x').foo", "lmc.gen('x')[0]", "fails.bind(y=1)", "fails.options(sed=1)",
+    "lmc.compile(fails).explain('pdf')",
+    "lmc.compile(fails).dump_ir(after='x')", "lmc.compile(fails).lower(y=1)", "lmc.compile(fails).as_completed([{'y': 1}])", "lmc.load('nope')",
+    "lmc.config(seed='x')",
+    "lmc.set_default_backend('nope')", "lmc.get_chat_template('nope')", "lmc.function(3)", "lmc.Mock(answers=3)", "lmc.Mock(parse_special=True)",
+    "lmc.Budget(tokens=-1)", "lmc.Prices('a', 1)", "lmc.Prices(1, -1)",
     "lmc.Journal(3)", "lmc.Retry(times=0)", "lmc.VLLM('http://127.0.0.1:1')",
 ])  # fmt: skip
 def test_every_way_into_lmc_shows_the_users_frames(wrong: str) -> None:

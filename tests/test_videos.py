@@ -40,7 +40,9 @@ def test_files_bytes_and_data_urls_are_one_video(clip: bytes, tmp_path: Path) ->
     assert len({digest(read(Image(clip, Frames(*how)))) for how in ((4, None), (5, None), (None, 2.0), (None, None))}) == 4
 
 
-@pytest.mark.parametrize("kind, codec", [("mp4", "mpeg4"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("gif", "gif"), ("mpegts", "libx264"), ("matroska", "ffv1"), ("flv", "flv")])
+@pytest.mark.parametrize(
+    "kind, codec", [("mp4", "mpeg4"), ("webm", "libvpx-vp9"), ("avi", "mpeg4"), ("gif", "gif"), ("mpegts", "libx264"), ("matroska", "ffv1"), ("flv", "flv")]
+)
 def test_formats(kind: str, codec: str) -> None:
     pytest.importorskip("av")
     import numpy as np
@@ -170,6 +172,9 @@ def test_targets_of_images_alone_refuse_videos() -> None:
     def look(s: lmc.State) -> None:
         s += lmc.user(lmc.video(b"", 3)) + lmc.assistant(lmc.gen("a"))
 
-    for able, what in ((replace(CAPABILITIES, videos=False), "append some of its frames"), (replace(CAPABILITIES, images=False, videos=False), "use a vision-language model")):
+    for able, what in (
+        (replace(CAPABILITIES, videos=False), "append some of its frames"),
+        (replace(CAPABILITIES, images=False, videos=False), "use a vision-language model"),
+    ):
         with pytest.raises(lmc.UnsupportedOpError, match=f"does not support video input: {what}"):
             look.run(backend=lmc.Mock(capabilities=able)).sync()

@@ -72,7 +72,9 @@ def test_compiling_is_timed_step_by_step(tmp_path, capsys, monkeypatch):
     assert "commit:" in printed and "median ms" in printed
     rows = json.loads(out.read_text())["rows"]
     assert {(row["program"], row["gens"]) for row in rows} == {("host-one-gen", 1), ("host-judge", 7), ("host-tree", 39), ("host-paths", 20)}
-    assert {"drawing the graph", "first call, with planning", "second call", "interpreter", "pass 1 canonicalize", "verify", "print", "parse"} <= {row["step"] for row in rows}
+    assert {"drawing the graph", "first call, with planning", "second call", "interpreter", "pass 1 canonicalize", "verify", "print", "parse"} <= {
+        row["step"] for row in rows
+    }
     assert all(row["reps"] == 1 and 0 < row["min_ms"] <= row["median_ms"] <= row["max_ms"] for row in rows)
 
 

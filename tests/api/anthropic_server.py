@@ -10,7 +10,22 @@ from lmc.segments import Constraint, Gen, SamplingParams, Text
 from tests.api.http import Answer, Body, Server
 from tests.api.text_model import TextModel
 
-_KNOWN = {"model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences", "stream", "output_config", "tools", "tool_choice", "thinking", "service_tier"}
+_KNOWN = {
+    "model",
+    "messages",
+    "max_tokens",
+    "system",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "output_config",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "service_tier",
+}
 
 
 class AnthropicModel:
@@ -44,7 +59,9 @@ class AnthropicModel:
         schema = ((body.get("output_config") or {}).get("format") or {}).get("schema")
         params = SamplingParams(body["max_tokens"], stop=tuple(body.get("stop_sequences", ())), temperature=body.get("temperature", 1.0))
         free = (body.get("tool_choice") or {}).get("type") != "none"
-        ask = Gen(params, Constraint("json_schema", json.dumps(schema)) if schema else None, tools=json.dumps(body["tools"]) if body.get("tools") and free else "")
+        ask = Gen(
+            params, Constraint("json_schema", json.dumps(schema)) if schema else None, tools=json.dumps(body["tools"]) if body.get("tools") and free else ""
+        )
         output = self._mock.submit(None, (Text((prompt,)), ask)).results[0].output()
         finish = output.metas[0]["finish_reason"]
         reason = "max_tokens" if finish["type"] == "length" else "stop_sequence" if finish["matched"] else "end_turn"

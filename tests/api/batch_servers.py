@@ -115,7 +115,10 @@ class OpenAIBatches(Batches):
             after = asked.get("after", [""])[0]
             start = next((i + 1 for i, b in enumerate(newest) if b.id == after), 0)
             page = newest[start : start + 2]  # short pages: whoever looks for one must turn them
-            return Answer({"object": "list", "data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), "last_id": page[-1].id if page else None}, headers=self.dated)
+            return Answer(
+                {"object": "list", "data": [self._shown(b) for b in page], "has_more": start + 2 < len(newest), "last_id": page[-1].id if page else None},
+                headers=self.dated,
+            )
         if match := re.fullmatch(r"/v1/batches/([^/]+)", where):
             batch = self.batch(match[1])
             if batch is None:
@@ -144,7 +147,10 @@ class OpenAIBatches(Batches):
         number = len(self.created)
         batch = Batch(f"batch_{number}", number, [(line["custom_id"], line["body"]) for line in lines], self.now, body["endpoint"], body.get("metadata") or {})
         self.created.append(batch)
-        wrong = self._wrong(lines, body["endpoint"]) or {"failed": ("invalid", "it is as it is"), "full": ("token_limit_exceeded", "Enqueued token limit reached")}.get(self.fate(number, "", {}))
+        wrong = self._wrong(lines, body["endpoint"]) or {
+            "failed": ("invalid", "it is as it is"),
+            "full": ("token_limit_exceeded", "Enqueued token limit reached"),
+        }.get(self.fate(number, "", {}))
         if wrong:
             batch.status, batch.results = "failed", {"": Answer({"code": wrong[0], "message": wrong[1]})}
         return Answer(self._shown(batch))
@@ -165,7 +171,8 @@ class OpenAIBatches(Batches):
 
     def _shown(self, batch: Batch) -> Body:
         shown: Body = {
-            "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "input_file_id": "file-x", "completion_window": "24h", "created_at": int(batch.created),
+            "id": batch.id, "object": "batch", "endpoint": batch.endpoint, "input_file_id": "file-x", "completion_window": "24h",
+            "created_at": int(batch.created),
             "metadata": batch.metadata, "status": batch.status, "errors": None, "output_file_id": None, "error_file_id": None,
         }  # fmt: skip
         if batch.status == "failed":
@@ -183,9 +190,18 @@ class OpenAIBatches(Batches):
 
     def _line(self, id: str, result: Answer | str) -> bytes:
         if isinstance(result, str):
-            error = {"code": "batch_cancelled" if result == "canceled" else "batch_expired", "message": "This request could not be executed before the completion window expired."}
+            error = {
+                "code": "batch_cancelled" if result == "canceled" else "batch_expired",
+                "message": "This request could not be executed before the completion window expired.",
+            }
             return json.dumps({"id": "x", "custom_id": id, "response": None, "error": error}).encode() + b"\n"
-        return json.dumps({"id": "x", "custom_id": id, "response": {"status_code": result.status, "request_id": "r", "body": result.body}, "error": None}, ensure_ascii=False).encode() + b"\n"
+        return (
+            json.dumps(
+                {"id": "x", "custom_id": id, "response": {"status_code": result.status, "request_id": "r", "body": result.body}, "error": None},
+                ensure_ascii=False,
+            ).encode()
+            + b"\n"
+        )
 
 
 class AnthropicBatches(Batches):

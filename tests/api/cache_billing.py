@@ -99,7 +99,9 @@ class CachingModel(AnthropicModel):
     def handle(self, path: str, body: Body) -> Answer:
         blocks = blocks_of(body)
         if len(blocks.marks) > MARKS:
-            return Answer({"type": "error", "error": {"type": "invalid_request_error", "message": "A maximum of 4 blocks with cache_control may be provided."}}, 400)
+            return Answer(
+                {"type": "error", "error": {"type": "invalid_request_error", "message": "A maximum of 4 blocks with cache_control may be provided."}}, 400
+            )
         answer = super().handle(path, _plain(body))
         if answer.status != 200:
             return answer

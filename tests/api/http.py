@@ -233,7 +233,9 @@ class Server:
             ended = None if i == len(answer.events or ()) else _ended((answer.events or ())[i]) if answer.counted else None
             if ended is not None:
                 seen.answers += 1
-                seen.reported = {k: (seen.reported or {}).get(k, 0) + (ended[k] if type(ended[k]) is int else 0) for k in ("prompt_tokens", "completion_tokens")}
+                seen.reported = {
+                    k: (seen.reported or {}).get(k, 0) + (ended[k] if type(ended[k]) is int else 0) for k in ("prompt_tokens", "completion_tokens")
+                }
             elif i == len(events) - 1 and not seen.answers:
                 seen.reported = _reported(answer)
             data = event.encode()

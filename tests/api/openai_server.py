@@ -21,20 +21,56 @@ _CHAT = {
     "model", "messages", "max_tokens", "max_completion_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "top_logprobs",
     "frequency_penalty", "presence_penalty", "logit_bias", "response_format", "stream", "stream_options", "prompt_cache_key", "tools", "tool_choice",
 }  # fmt: skip
-_RESPONSES = {"model", "input", "max_output_tokens", "temperature", "top_p", "stream", "store", "text", "tools", "prompt_cache_key", "reasoning", "include", "tool_choice",
-    "parallel_tool_calls", "service_tier"}
+_RESPONSES = {
+    "model",
+    "input",
+    "max_output_tokens",
+    "temperature",
+    "top_p",
+    "stream",
+    "store",
+    "text",
+    "tools",
+    "prompt_cache_key",
+    "reasoning",
+    "include",
+    "tool_choice",
+    "parallel_tool_calls",
+    "service_tier",
+}
 _TEXT = {
     "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty",
     "presence_penalty", "logit_bias", "stream", "stream_options",
 }  # fmt: skip
-VLLM = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs", "continue_final_message", "add_generation_prompt"}
+VLLM = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "structured_outputs",
+    "continue_final_message",
+    "add_generation_prompt",
+}
 
 
 class OpenAIModel:
     """The requests of the API. `refuses`: parameters that this model does not take; `extra`: what it takes in addition; `reasons`: whether it
     thinks before it answers, which the Responses API gives encrypted and wants to see again as it was."""
 
-    def __init__(self, model: TextModel, *, name: str = "m", refuses: Sequence[str] = (), extra: set[str] = VLLM, continues: bool = True, only_responses: bool = False, reasons: bool = False, template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        name: str = "m",
+        refuses: Sequence[str] = (),
+        extra: set[str] = VLLM,
+        continues: bool = True,
+        only_responses: bool = False,
+        reasons: bool = False,
+        template: ChatTemplate | None = None,
+    ) -> None:
         self.model, self.name, self.refuses, self.extra, self.continues = model, name, refuses, extra, continues
         self.only_responses, self.reasons, self.template = only_responses, reasons, template
         self._thought: dict[str, str] = {}  # encrypted reasoning, by the id of the item that follows it
@@ -65,7 +101,11 @@ class OpenAIModel:
         form = body.get("response_format", {}).get("json_schema") or (body.get("text") or {}).get("format")
         if form and (form["schema"].get("type") != "object" or "anyOf" in form["schema"]):
             kind = form["schema"].get("type")
-            return _refusal(400, f"Invalid schema for response_format '{form['name']}': schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.", "response_format")
+            return _refusal(
+                400,
+                f"Invalid schema for response_format '{form['name']}': schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.",
+                "response_format",
+            )
         return handle(body)
 
     def _named(self, body: Body) -> str:
@@ -90,10 +130,22 @@ class OpenAIModel:
         if wrong:
             return _refusal(400, wrong, "messages")
         choices = [
-            {"index": i, "message": {"role": "assistant", "content": text or None if (calls := _calls(output, i)) else text, **calls}, "finish_reason": _finish(output, i), "logprobs": logprobs(i)}
+            {
+                "index": i,
+                "message": {"role": "assistant", "content": text or None if (calls := _calls(output, i)) else text, **calls},
+                "finish_reason": _finish(output, i),
+                "logprobs": logprobs(i),
+            }
             for i, text in enumerate(output.texts)
         ]
-        whole = {"id": "chat-1", "object": "chat.completion", "created": 1, "model": self._named(body), "choices": choices, "usage": _usage(prompt, output.texts)}
+        whole = {
+            "id": "chat-1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": self._named(body),
+            "choices": choices,
+            "usage": _usage(prompt, output.texts),
+        }
         if not body.get("stream"):
             return Answer(whole)
         return Answer({}, events=self._events(body, whole, lambda text: {"delta": {"content": text}}, _called_in_pieces(choices[0]["message"])))
@@ -130,7 +182,14 @@ class OpenAIModel:
         if finish == "tool_calls":
             items += [{"type": "function_call", "id": f"fc_{c['id']}", "call_id": c["id"], **c["function"]} for c in _calls(output, 0)["tool_calls"]]
         else:
-            items.append({"type": "message", "id": f"msg_{len(self._thought)}_{len(prompt)}", "role": "assistant", "content": [{"type": "output_text", "text": output.text, "annotations": []}]})
+            items.append(
+                {
+                    "type": "message",
+                    "id": f"msg_{len(self._thought)}_{len(prompt)}",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": output.text, "annotations": []}],
+                }
+            )
         items.insert(0, self._reasoning(body, prompt, items[0]["id"]))
         usage = _usage(prompt, output.texts)
         ended: Body = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}} if finish == "length" else {"status": "completed"}

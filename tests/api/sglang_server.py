@@ -21,7 +21,19 @@ _SAMPLING = {
     "presence_penalty", "ignore_eos", "n", "regex", "json_schema", "ebnf", "structural_tag", "logit_bias", "sampling_seed", "stream_interval",
     "skip_special_tokens", "spaces_between_special_tokens",
 }  # fmt: skip
-_SGLANG_CHAT = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "stop_regex", "regex", "ebnf", "continue_final_message", "add_generation_prompt"}
+_SGLANG_CHAT = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "stop_regex",
+    "regex",
+    "ebnf",
+    "continue_final_message",
+    "add_generation_prompt",
+}
 _VLLM_CHAT = VLLM | {"return_token_ids"}
 _REQUEST = {
     "text", "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs", "stream",
@@ -82,7 +94,9 @@ class SGLangModel:
     """The requests of the server. `takes_ids`: a router may not; `lacks`: parameters that it does not know; `texts`: what each prompt
     was, as text with specials spelled; `scored`: prompt tokens whose log-probabilities it gave."""
 
-    def __init__(self, model: TextModel, *, takes_ids: bool = True, path: str = "small/qwen-model", lacks: frozenset[str] = frozenset(), caches: bool = False) -> None:
+    def __init__(
+        self, model: TextModel, *, takes_ids: bool = True, path: str = "small/qwen-model", lacks: frozenset[str] = frozenset(), caches: bool = False
+    ) -> None:
         self._cache = PrefixCache(caches)
         self.model, self.takes_ids, self.lacks, self.scored = model, takes_ids, lacks, 0
         self._mock = Mock(answers=model.answer)
@@ -156,7 +170,9 @@ class SGLangModel:
         found: list[Body] = []
         for index, (item, body) in reversed(list(enumerate(zip(items, bodies)))):
             text, step = item["text"], (body.get("sampling_params") or {}).get("stream_interval", 4)
-            growing = [{"text": text[:i], "meta_info": {**item["meta_info"], "finish_reason": None}} for i in range(1 if step > 1 else 4, len(text), max(step, 4))]
+            growing = [
+                {"text": text[:i], "meta_info": {**item["meta_info"], "finish_reason": None}} for i in range(1 if step > 1 else 4, len(text), max(step, 4))
+            ]
             found += [{**event, **({"index": index} if len(items) > 1 else {})} for event in (*growing, item)]
         return found
 
@@ -173,11 +189,21 @@ class VLLMModel:
 
     _KNOWN = {
         "model", "prompt", "max_tokens", "stop", "temperature", "top_p", "n", "seed", "logprobs", "echo", "frequency_penalty", "presence_penalty",
-        "logit_bias", "stream", "stream_options", "stream_interval", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "structured_outputs",
+        "logit_bias", "stream", "stream_options", "stream_interval", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos",
+        "structured_outputs",
         "prompt_logprobs", "return_token_ids", "logprob_token_ids", "return_tokens_as_token_ids",
     }  # fmt: skip
 
-    def __init__(self, model: TextModel, *, takes_ids: bool = True, names_tokens: bool = True, caches: bool = False, heeds: frozenset[str] = frozenset({"stream_interval"}), refuses: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        *,
+        takes_ids: bool = True,
+        names_tokens: bool = True,
+        caches: bool = False,
+        heeds: frozenset[str] = frozenset({"stream_interval"}),
+        refuses: frozenset[str] = frozenset(),
+    ) -> None:
         self._cache = PrefixCache(caches)
         self.model, self.takes_ids, self.names_tokens, self.scored, self.heeds, self.refuses = model, takes_ids, names_tokens, 0, heeds, refuses
         self._mock = Mock(answers=model.answer)
@@ -187,7 +213,9 @@ class VLLMModel:
 
     def handle(self, path: str, body: Body) -> Answer:
         if body.get("n", 1) > 1 and body.get("temperature") == 0:
-            return Answer({"error": {"message": f"n must be 1 when using greedy sampling, got {body['n']}.", "type": "BadRequestError", "param": None, "code": 400}}, 400)
+            return Answer(
+                {"error": {"message": f"n must be 1 when using greedy sampling, got {body['n']}.", "type": "BadRequestError", "param": None, "code": 400}}, 400
+            )
         if path == "/v1/chat/completions":
             return self._chat.handle(path, body)
         if path != "/v1/completions":
@@ -199,7 +227,10 @@ class VLLMModel:
         if ids and not self.takes_ids:
             return Answer({"error": {"message": "prompt: expected a string"}}, 422)
         batch = isinstance(given, list) and not isinstance(given[0], int)
-        params: Body = {k: v for k, v in body.items() if k in ("stop", "stop_token_ids", "n", "temperature", "ignore_eos")} | {"max_new_tokens": body.get("max_tokens", 16), "sampling_seed": body.get("seed", 0)}
+        params: Body = {k: v for k, v in body.items() if k in ("stop", "stop_token_ids", "n", "temperature", "ignore_eos")} | {
+            "max_new_tokens": body.get("max_tokens", 16),
+            "sampling_seed": body.get("seed", 0),
+        }
         structured = body.get("structured_outputs") or {}
         params |= {"regex": structured["regex"]} if "regex" in structured else {"json_schema": json.dumps(structured["json"])} if "json" in structured else {}
         choices: list[Body] = []
@@ -241,7 +272,11 @@ class VLLMModel:
             return Answer(whole)
         interval = body["stream_interval"] if "stream_interval" in self.heeds & body.keys() else 1
         each = (body.get("stream_options") or {}).get("continuous_usage_stats")
-        events = [{"id": "c", "model": "m", "choices": [piece], **({"usage": costs[i]} if each else {})} for i, choice in reversed(list(enumerate(choices))) for piece in _pieces(choice, interval)]
+        events = [
+            {"id": "c", "model": "m", "choices": [piece], **({"usage": costs[i]} if each else {})}
+            for i, choice in reversed(list(enumerate(choices)))
+            for piece in _pieces(choice, interval)
+        ]
         return Answer({}, events=[*events, {"id": "c", "model": "m", "choices": [], "usage": usage}])
 
 

@@ -38,7 +38,8 @@ def write(folder: Path) -> None:
         "hidden_size": said["embedding_length"], "intermediate_size": said["feed_forward_length"], "num_hidden_layers": said["block_count"],
         "num_attention_heads": said["attention.head_count"], "num_key_value_heads": said["attention.head_count_kv"],
         "rms_norm_eps": float(said["attention.layer_norm_rms_epsilon"]), "rope_theta": float(said["rope.freq_base"]),
-        "max_position_embeddings": said["context_length"], "vocab_size": len(said["tokenizer.ggml.tokens"]), "tie_word_embeddings": "lm_head.weight" not in state,
+        "max_position_embeddings": said["context_length"], "vocab_size": len(said["tokenizer.ggml.tokens"]),
+        "tie_word_embeddings": "lm_head.weight" not in state,
         "bos_token_id": said["tokenizer.ggml.bos_token_id"], "eos_token_id": said["tokenizer.ggml.eos_token_id"],
     })  # fmt: skip
     spell = said["tokenizer.ggml.tokens"].__getitem__

@@ -49,12 +49,23 @@ def responses(*content, finish="stop", usage=USAGE, items=(), **_):
     output = [*items, *([{"type": "message", "role": "assistant", "content": list(content)}] if content else [])]
     ended = {"status": "completed"} if finish == "stop" else {"status": "incomplete", "incomplete_details": {"reason": finish}}
     whole = {"id": "1", "object": "response", "model": "m", "output": output, "usage": {"input_tokens": 3, "output_tokens": 5}, **ended}
-    return Answer(whole), Answer({}, events=[{"type": "response.created", "response": {}}, {"type": f"response.{ended['status']}", "response": whole}], sentinel=None)
+    return Answer(whole), Answer(
+        {}, events=[{"type": "response.created", "response": {}}, {"type": f"response.{ended['status']}", "response": whole}], sentinel=None
+    )
 
 
 def messages(*blocks, reason="end_turn", usage=None):
     used = usage or {"input_tokens": 3, "output_tokens": 5}
-    whole = {"id": "1", "type": "message", "role": "assistant", "model": "claude", "content": list(blocks), "stop_reason": reason, "stop_sequence": None, "usage": used}
+    whole = {
+        "id": "1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude",
+        "content": list(blocks),
+        "stop_reason": reason,
+        "stop_sequence": None,
+        "usage": used,
+    }
     events = [{"type": "message_start", "message": {**whole, "content": []}}]
     for i, block in enumerate(blocks):
         events.append({"type": "content_block_start", "index": i, "content_block": {**block, "text": ""} if block["type"] == "text" else block})
@@ -108,8 +119,16 @@ MALFORMED = {
     "a call beside text, and no word of it": (chat(content="Yes.", tool_calls=CALL), "chat", "a call of a tool"),
     "a call of the first kind": (chat(content="Yes.", function_call={"name": "search", "arguments": "{}"}, finish="function_call"), "chat", "a call of a tool"),
     "a call that did not come": (chat(content="", finish="tool_calls"), "chat", "a call of a tool that is not in it"),
-    "a call beside text by responses": (responses(TEXT, items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]), "responses", "a call of a tool"),
-    "a call beside text of claude's": (messages({"type": "text", "text": "Yes."}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "a call of a tool"),
+    "a call beside text by responses": (
+        responses(TEXT, items=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]),
+        "responses",
+        "a call of a tool",
+    ),
+    "a call beside text of claude's": (
+        messages({"type": "text", "text": "Yes."}, {"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"),
+        "anthropic",
+        "a call of a tool",
+    ),
     "a call of claude's": (messages({"type": "tool_use", "id": "c", "name": "f", "input": {}}, reason="tool_use"), "anthropic", "call of a tool"),
 }
 
@@ -208,7 +227,11 @@ def test_one_request_for_several_answers_does_not_refuse_what_its_own_would_not(
 
 
 INCOMPLETE = {
-    "chat": (chat(content="", finish="length", usage={**USAGE, "completion_tokens_details": {"reasoning_tokens": 5}}), "chat", r"\(5 tokens of it for reasoning\)"),
+    "chat": (
+        chat(content="", finish="length", usage={**USAGE, "completion_tokens_details": {"reasoning_tokens": 5}}),
+        "chat",
+        r"\(5 tokens of it for reasoning\)",
+    ),
     "null": (chat(content=None, reasoning_content="Hm.", finish="length"), "chat", "by reasoning"),
     "responses": (responses(items=[THOUGHT], finish="max_output_tokens"), "responses", "by reasoning"),
     "anthropic": (messages({"type": "thinking", "thinking": "Hm.", "signature": "x"}, reason="max_tokens"), "anthropic", "by reasoning"),
@@ -473,7 +496,11 @@ def test_whatever_a_server_says_is_an_answer_or_an_error_of_lmcs(opened, kind, s
     if api == "anthropic":
         pytest.importorskip("anthropic")
     once = Patience(0, 60.0, 0.0, 0.0)
-    backend = lmc.Anthropic("claude", api_key="k", base_url=server.url, patience=once) if api == "anthropic" else lmc.OpenAI("m", base_url=f"{server.url}/v1", api=api, patience=once)
+    backend = (
+        lmc.Anthropic("claude", api_key="k", base_url=server.url, patience=once)
+        if api == "anthropic"
+        else lmc.OpenAI("m", base_url=f"{server.url}/v1", api=api, patience=once)
+    )
     opened(backend)
     cases = changed(stream.events) if streamed else changed(whole.body)
     tried = 0
@@ -492,11 +519,13 @@ def test_whatever_a_server_says_is_an_answer_or_an_error_of_lmcs(opened, kind, s
 
 SERVED = {
     "sglang": (
-        {"text": "Yes.", "output_ids": [1, 2], "meta_info": {"id": "1", "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}},
+        {"text": "Yes.", "output_ids": [1, 2],
+            "meta_info": {"id": "1", "finish_reason": {"type": "stop", "matched": None}, "prompt_tokens": 3, "completion_tokens": 2, "cached_tokens": 0}},
         {"model_path": "m", "is_generation": True},
     ),
     "vllm": (
-        {"id": "1", "model": "m", "choices": [{"index": 0, "text": "Yes.", "finish_reason": "stop", "logprobs": None}], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+        {"id": "1", "model": "m", "choices": [{"index": 0, "text": "Yes.", "finish_reason": "stop", "logprobs": None}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
         {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 1000}]},
     ),
 }  # fmt: skip
@@ -506,7 +535,9 @@ SERVED = {
 def test_whatever_a_server_of_ones_own_says_is_an_answer_or_an_error_of_lmcs(opened, kind):
     whole, info = SERVED[kind]
     said = [whole]
-    server = opened(Server(lambda path, body: Answer(said[0], counted=False), getting=lambda path: Answer(info) if "info" in path or "models" in path else None))
+    server = opened(
+        Server(lambda path, body: Answer(said[0], counted=False), getting=lambda path: Answer(info) if "info" in path or "models" in path else None)
+    )
     make = lmc.SGLang if kind == "sglang" else lmc.VLLM
     backend = opened(make(server.url, patience=Patience(0, 60.0, 0.0, 0.0), router=False))
     tried = 0

@@ -54,7 +54,10 @@ def test_what_is_no_url(backend, url):
 
 def test_a_url_of_openai_s_api_without_its_path(openai):
     _, server = openai(TextModel())
-    with lmc.OpenAI("m", base_url=server.url, patience=QUICK) as backend, pytest.raises(lmc.BackendError, match=rf"HTTP 404: .*base_url has no path, and servers mostly have their API at {server.url}/v1"):
+    with (
+        lmc.OpenAI("m", base_url=server.url, patience=QUICK) as backend,
+        pytest.raises(lmc.BackendError, match=rf"HTTP 404: .*base_url has no path, and servers mostly have their API at {server.url}/v1"),
+    ):
         lmc.compile(asking).batch(ITEMS, backend=backend)
     assert len(server.seen) == len(ITEMS), "trying again would not help"
 
@@ -67,7 +70,10 @@ def test_a_url_of_a_request():
 def test_what_else_answers_at_a_url_is_named(opened):
     owned = lambda by: opened(Server(lambda path, body: Answer({}, 404), get={"/v1/models": {"data": [{"id": "m", "owned_by": by}]}})).url
     other = owned("llama.cpp")
-    with pytest.raises(lmc.BackendError, match=rf"no SGLang server at {other}: HTTP 404 for /get_model_info; a server of OpenAI's API answers there: lmc.OpenAI\(model, base_url='{other}/v1'\)"):
+    with pytest.raises(
+        lmc.BackendError,
+        match=rf"no SGLang server at {other}: HTTP 404 for /get_model_info; a server of OpenAI's API answers there: lmc.OpenAI\(model, base_url='{other}/v1'\)",
+    ):
         lmc.SGLang(other)
     vllm = owned("vllm")
     with pytest.raises(lmc.BackendError, match=rf"a vLLM server answers there: lmc.VLLM\('{vllm}'\)"):
@@ -136,11 +142,15 @@ def test_a_model_that_makes_embeddings(opened):
 # -- models ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("run", (lambda p, b: lmc.compile(p).batch(ITEMS, backend=b), lambda p, b: p.run_batch(ITEMS, backend=b)), ids=("compiled", "interpreted"))
+@pytest.mark.parametrize(
+    "run", (lambda p, b: lmc.compile(p).batch(ITEMS, backend=b), lambda p, b: p.run_batch(ITEMS, backend=b)), ids=("compiled", "interpreted")
+)
 def test_a_batch_that_nobody_reads_of_a_model_that_is_not_there(openai, opened, run):
     _, server = openai(TextModel())
     backend = opened(lmc.OpenAI("gpt-99", base_url=f"{server.url}/v1", patience=QUICK))
-    with pytest.raises(lmc.BackendError, match=r"test_bad_input.py:\d+: OpenAI\(gpt-99\): gen 'a' failed: HTTP 404: The model 'gpt-99' does not exist") as raised:
+    with pytest.raises(
+        lmc.BackendError, match=r"test_bad_input.py:\d+: OpenAI\(gpt-99\): gen 'a' failed: HTTP 404: The model 'gpt-99' does not exist"
+    ) as raised:
         run(asking, backend)
     assert any("item 0" in note for note in raised.value.__notes__)
     assert [s.ret_value for s in run(catching, backend)] == ["none"] * 5, "the program was told"

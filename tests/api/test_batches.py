@@ -173,7 +173,10 @@ def test_programs_of_every_kind_wait_together(served):
 
 def test_a_run_alone_and_async_ones(served):
     backend, found = served()
-    assert chain.run(question="one", backend=backend, temperature=0, deadline="24h").ret_value == chain.run(question="one", backend=backend, temperature=0).ret_value
+    assert (
+        chain.run(question="one", backend=backend, temperature=0, deadline="24h").ret_value
+        == chain.run(question="one", backend=backend, temperature=0).ret_value
+    )
     assert lmc.compile(answer)(question="one", backend=backend, temperature=0, deadline="24h").ret_value
     assert sizes(found) == [1, 1, 1]
     found.created.clear()
@@ -266,7 +269,9 @@ def test_a_server_without_room_is_asked_later(served):
 
 def test_a_batch_that_fails_says_why(served, opened):
     if served.provider == "anthropic":
-        backend, _found = served(plant=lambda n, path, body: Planted("status", 400, body={"type": "error", "error": {"type": "invalid_request_error", "message": "it is as it is"}}))
+        backend, _found = served(
+            plant=lambda n, path, body: Planted("status", 400, body={"type": "error", "error": {"type": "invalid_request_error", "message": "it is as it is"}})
+        )
     else:
         backend, _found = served(fate=lambda number, id, body: "ok" if id else "failed")
     with pytest.raises(BackendError, match="it is as it is"):
@@ -345,7 +350,9 @@ def test_choices_constraints_samples_and_images(served):
         s += lmc.user(question)
         forks = s.fork(3)
         forks[0] += lmc.assistant(lmc.select("a", ["yes", "no"]))
-        forks[1] += lmc.assistant(lmc.gen("a", max_tokens=40, json_schema={"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}))
+        forks[1] += lmc.assistant(
+            lmc.gen("a", max_tokens=40, json_schema={"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False})
+        )
         forks[2] += lmc.assistant(lmc.gen("a", max_tokens=9, n=2, temperature=1.0))
         return [f["a"] for f in forks]
 
@@ -408,7 +415,14 @@ def test_a_call_that_is_killed_anywhere_goes_on_and_pays_once(served, tmp_path):
     journal = tmp_path / "j"
 
     def child(kill):
-        done = subprocess.run([sys.executable, "-c", CHILD, served.provider, found.server.url, str(journal), kill], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2], env={**os.environ})
+        done = subprocess.run(
+            [sys.executable, "-c", CHILD, served.provider, found.server.url, str(journal), kill],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ},
+        )
         assert done.returncode == (0 if kill == "never" else -9), done.stderr
         return done.stdout
 
@@ -476,7 +490,9 @@ def test_progress_is_said(served, capsys):
     backend, found = served(looks=2)
     lmc.compile(chain).batch(ITEMS, backend=backend, temperature=0, deadline="24h", progress=True)
     said = [line for line in capsys.readouterr().err.replace("\r", "\n").splitlines() if line.startswith("lmc: ")]
-    assert [line.partition(": ")[2].partition(": ")[2] for line in said if "wave" in line] == [f"wave {n}: 7 requests, {b.id}" for n, b in enumerate(found.created, 1)]
+    assert [line.partition(": ")[2].partition(": ")[2] for line in said if "wave" in line] == [
+        f"wave {n}: 7 requests, {b.id}" for n, b in enumerate(found.created, 1)
+    ]
     assert sum("is over: 7 answered" in line for line in said) == 2 and any("0 of 7 done" in line for line in said)
 
 
@@ -494,9 +510,29 @@ def test_the_command_line(served, tmp_path):
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(item) + "\n" for item in ITEMS))
 
     def run(*args):
-        return subprocess.run([sys.executable, "-m", "lmc", *args], capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, "ANTHROPIC_API_KEY": "k", "PYTHONPATH": str(Path(__file__).parents[2])})
+        return subprocess.run(
+            [sys.executable, "-m", "lmc", *args],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "ANTHROPIC_API_KEY": "k", "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
 
-    args = ["run", "p.py:answer", "--backend", f"anthropic:claude@{found.server.url}", "--input", "in.jsonl", "--output", "out.jsonl", "--temperature", "0", "--deadline", "24h"]
+    args = [
+        "run",
+        "p.py:answer",
+        "--backend",
+        f"anthropic:claude@{found.server.url}",
+        "--input",
+        "in.jsonl",
+        "--output",
+        "out.jsonl",
+        "--temperature",
+        "0",
+        "--deadline",
+        "24h",
+    ]
     without = run(*args)
     assert without.returncode == 2 and "--journal" in without.stderr and not found.server.seen
     done = run(*args, "--journal", "j")
@@ -543,7 +579,9 @@ def openai_batches(opened):
 def test_a_model_of_the_responses_api_is_asked_by_it(openai_batches, reasons, tmp_path):
     backend, found = openai_batches(stand_in={"only_responses": True, "reasons": reasons})
     states = chain.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h", journal=tmp_path / "j")
-    assert [b.endpoint for b in found.created] == ["/v1/chat/completions", *["/v1/responses"] * (2 if reasons else 3)], "refused once, and asked for its reasoning once"
+    assert [b.endpoint for b in found.created] == ["/v1/chat/completions", *["/v1/responses"] * (2 if reasons else 3)], (
+        "refused once, and asked for its reasoning once"
+    )
     assert len(found.paid) == 14 and all(s.ret_value for s in states)
     again = chain.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
     assert [s.ret_value for s in again] == [s.ret_value for s in states] and [b.endpoint for b in found.created[-2:]] == ["/v1/responses"] * 2

@@ -108,7 +108,11 @@ def turns(s, count=20):
         s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
 
 
-@pytest.mark.parametrize("program", (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), turns.run, lmc.compile(turns)), ids=("siblings", "compiled siblings", "agent", "compiled agent"))
+@pytest.mark.parametrize(
+    "program",
+    (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), turns.run, lmc.compile(turns)),
+    ids=("siblings", "compiled siblings", "agent", "compiled agent"),
+)
 def test_input_costs_a_third_of_what_it_does_without_a_cache_and_2_percent_more_than_the_least(caching, program):
     backend, server, stand_in = caching(TextModel(lambda prompt: "Done."))
     program(backend=backend, temperature=0)

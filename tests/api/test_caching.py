@@ -156,7 +156,9 @@ def test_a_server_without_a_cache_is_asked_without_marks(anthropic):
         from tests.api.http import Answer
 
         if "cache_control" in str(body):
-            return Answer({"type": "error", "error": {"type": "invalid_request_error", "message": "system.0.cache_control: Extra inputs are not permitted"}}, 400)
+            return Answer(
+                {"type": "error", "error": {"type": "invalid_request_error", "message": "system.0.cache_control: Extra inputs are not permitted"}}, 400
+            )
         return refused(path, body)
 
     server.handle = handle

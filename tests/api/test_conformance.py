@@ -27,7 +27,11 @@ def turns(s, q):
         f += lmc.user(f"View {i}: {s['a'].strip()}") + lmc.assistant(lmc.gen("view", max_tokens=12))
     if s["long"] == "yes":
         s += lmc.user("Shorter:") + lmc.assistant(lmc.gen("b", max_tokens=5, n=2))
-    s += lmc.user(" / ".join(f["view"] for f in forks)) + lmc.assistant(lmc.gen("n", json_schema='{"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"], "additionalProperties": false}', max_tokens=40))
+    s += lmc.user(" / ".join(f["view"] for f in forks)) + lmc.assistant(
+        lmc.gen(
+            "n", json_schema='{"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"], "additionalProperties": false}', max_tokens=40
+        )
+    )
     return s["n"]
 
 

@@ -65,7 +65,13 @@ def one_by_one(s, q):
     return first, other["x"]
 
 
-CASES = [*[("likely", body, asked) for body, asked, *_ in TABLE], ("certain", one_by_one, 1), ("likely", one_by_one, 1), ("off", one_by_one, 0), ("off", on_one_stream, 0)]
+CASES = [
+    *[("likely", body, asked) for body, asked, *_ in TABLE],
+    ("certain", one_by_one, 1),
+    ("likely", one_by_one, 1),
+    ("off", one_by_one, 0),
+    ("off", on_one_stream, 0),
+]
 
 
 @pytest.mark.parametrize(("ahead", "body", "asked"), CASES, ids=[f"{body.__name__}-{ahead}" for ahead, body, _ in CASES])
@@ -81,7 +87,11 @@ def test_what_is_asked_ahead(over, ahead: str, body: Callable[..., Any], asked: 
         assert counted(state.usage) == counted(expected.usage)
         assert (fast.profile.asked, fast.profile.used, fast.profile.wasted) == counted(state.usage)[1:]
         if body is on_one_stream:
-            assert f"so far: 1 run; {several(state.usage.ahead_asked, 'request')} asked ahead ({ahead}), {state.usage.ahead_used} used, {state.usage.ahead_wasted} wasted" in fast.explain()
+            assert (
+                f"so far: 1 run; {several(state.usage.ahead_asked, 'request')} asked ahead ({ahead}), {state.usage.ahead_used} used, "
+                f"{state.usage.ahead_wasted} wasted"
+                in fast.explain()
+            )
 
 
 @pytest.mark.parametrize("program", (opinion, two_opinions), ids=lambda p: p.name)
@@ -113,7 +123,14 @@ def test_the_metrics_have_them(over):
 def fields(s, q):
     s += lmc.user(q)
     with s.assistant():
-        s += "Name:" + lmc.gen("name", max_tokens=20, stop="\n") + "\nBorn:" + lmc.gen("born", max_tokens=20, stop="\n") + "\nField:" + lmc.gen("field", max_tokens=20, stop="\n")
+        s += (
+            "Name:"
+            + lmc.gen("name", max_tokens=20, stop="\n")
+            + "\nBorn:"
+            + lmc.gen("born", max_tokens=20, stop="\n")
+            + "\nField:"
+            + lmc.gen("field", max_tokens=20, stop="\n")
+        )
     return s["name"], s["born"], s["field"]
 
 

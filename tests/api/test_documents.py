@@ -32,10 +32,17 @@ def path(tmp_path):
 def test_openai(openai, path, call):
     backend, server = openai(TextModel(), server="openai")
     assert call(source=path, backend=backend).ret_value
-    assert server.seen[0].body["messages"][0]["content"][0] == {"type": "file", "file": {"filename": "document.pdf", "file_data": f"data:application/pdf;base64,{DATA}"}}
+    assert server.seen[0].body["messages"][0]["content"][0] == {
+        "type": "file",
+        "file": {"filename": "document.pdf", "file_data": f"data:application/pdf;base64,{DATA}"},
+    }
     backend, server = openai(TextModel(), server="openai", api="responses")
     call(source=PDF, backend=backend)
-    assert server.seen[-1].body["input"][0]["content"][0] == {"type": "input_file", "filename": "document.pdf", "file_data": f"data:application/pdf;base64,{DATA}"}
+    assert server.seen[-1].body["input"][0]["content"][0] == {
+        "type": "input_file",
+        "filename": "document.pdf",
+        "file_data": f"data:application/pdf;base64,{DATA}",
+    }
     call(source="https://example.com/a.pdf", backend=backend)
     assert server.seen[-1].body["input"][0]["content"][0] == {"type": "input_file", "file_url": "https://example.com/a.pdf"}
 
@@ -63,7 +70,12 @@ def test_anthropic_thinks_about_it_beside_tools(anthropic, path):
 def test_what_is_refused(openai, path, tmp_path):
     (tmp_path / "no.pdf").write_bytes(b"words")
     backend, server = openai(TextModel(), server="openai")
-    for source, match in ((tmp_path / "no.pdf", "no PDF"), (b"", "empty"), (tmp_path / "nowhere.pdf", r"document\(.*nowhere\.pdf"), (PDF + b"x" * (33 << 20), "32")):
+    for source, match in (
+        (tmp_path / "no.pdf", "no PDF"),
+        (b"", "empty"),
+        (tmp_path / "nowhere.pdf", r"document\(.*nowhere\.pdf"),
+        (PDF + b"x" * (33 << 20), "32"),
+    ):
         with pytest.raises(lmc.LmcError, match=match) as caught:
             read.run(source=source, backend=backend).sync()
         assert caught.value.loc is not None and caught.value.loc.file.endswith("test_documents.py")

@@ -21,7 +21,13 @@ pytestmark = pytest.mark.api
 MOST = 1 << 20
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
-EVENT = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [{"index": 0, "delta": {"content": "more "}, "finish_reason": None}]}
+EVENT = {
+    "id": "x",
+    "object": "chat.completion.chunk",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "delta": {"content": "more "}, "finish_reason": None}],
+}
 SAID = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "more "}}
 ZEROS = zlib.compressobj(9, zlib.DEFLATED, 31)
 BOMB = ZEROS.compress(bytes(1 << 26)) + ZEROS.flush(zlib.Z_SYNC_FLUSH)
@@ -112,13 +118,21 @@ def test_no_more_is_read_than_an_answer_has(opened, make, answer):
     assert not raised.value.transient
 
 
-@pytest.mark.parametrize("head", [HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\n", HEAD + b"content-length: -5\r\n\r\n", HEAD + b"content-length: many\r\n\r\n"], ids=["chunk", "length", "word"])
+@pytest.mark.parametrize(
+    "head",
+    [HEAD + b"transfer-encoding: chunked\r\n\r\n-5\r\n", HEAD + b"content-length: -5\r\n\r\n", HEAD + b"content-length: many\r\n\r\n"],
+    ids=["chunk", "length", "word"],
+)
 def test_sizes_that_are_none_are_no_http(opened, head):
     with pytest.raises(Fault, match="not HTTP"):
         asked(opened(Talker(head, b"x" * 1000)), WIRES["own"], False)
 
 
-@pytest.mark.parametrize("endless", [b"", HEAD + b"x: ", HEAD + b"transfer-encoding: chunked\r\n\r\n5;", HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "], ids=["line", "header", "chunk's head", "trailer"])
+@pytest.mark.parametrize(
+    "endless",
+    [b"", HEAD + b"x: ", HEAD + b"transfer-encoding: chunked\r\n\r\n5;", HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\nx: "],
+    ids=["line", "header", "chunk's head", "trailer"],
+)
 def test_what_is_around_a_body_has_an_end(opened, endless):
     with pytest.raises(Fault, match="has no end"):
         asked(opened(Talker(endless, b"x" * 1000)), WIRES["own"], False)

@@ -113,7 +113,9 @@ def test_what_trying_again_cannot_change_is_not_tried_again(openai, status):
 
 
 def test_a_time_out_counts_as_unreported(openai):
-    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=60) if n == 0 else None}, patience=Patience(8, 1.0, 0.001, 0.01))
+    backend, _ = openai(
+        TextModel(), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=60) if n == 0 else None}, patience=Patience(8, 1.0, 0.001, 0.01)
+    )
     state = program.run(q="x", backend=backend, temperature=0)
     assert state["c"] and backend.spent().unreported == backend.spent().retries >= 1, "on a busy machine other attempts may be late, too"
     assert state.get_meta_info("a")["unreported_attempts"] == state.get_meta_info("a")["attempts"] - 1 >= 1

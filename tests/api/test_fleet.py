@@ -445,7 +445,11 @@ def test_a_server_that_does_not_flush_its_cache_is_said(several):
     server = start()
     backend = connect([server])
     vllm = isinstance(backend, lmc.VLLM)
-    busy = (Answer({"success": False}), "still answering") if vllm else (Answer({"error": {"message": "requests are running"}}, 400), "HTTP 400: requests are running")
+    busy = (
+        (Answer({"success": False}), "still answering")
+        if vllm
+        else (Answer({"error": {"message": "requests are running"}}, 400), "HTTP 400: requests are running")
+    )
     for answer, what in (busy, (Answer({"detail": "Not Found"}, 404), "VLLM_SERVER_DEV_MODE=1" if vllm else "HTTP 404: Not Found")):
         server.handle = lambda path, body, answer=answer: answer
         with pytest.raises(lmc.BackendError, match=f"{server.url} did not flush its cache: .*{what}"):

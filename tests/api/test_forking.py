@@ -22,6 +22,8 @@ def one(s):
 def test_connections_are_the_parents(openai):
     backend, _ = openai(TextModel())
     assert in_child(lambda: one.run(backend=backend, temperature=0).ret_value) == one.run(backend=backend, temperature=0).ret_value, "none was open"
-    assert re.search(r"BackendError: .*OpenAI\(m\): its connections were opened by " + FORKED, in_child(lambda: one.run(backend=backend, temperature=0).ret_value))
+    assert re.search(
+        r"BackendError: .*OpenAI\(m\): its connections were opened by " + FORKED, in_child(lambda: one.run(backend=backend, temperature=0).ret_value)
+    )
     assert in_child(backend.close) == "None"
     assert one.run(backend=backend, temperature=0).ret_value, "the parent's go on"

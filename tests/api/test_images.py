@@ -46,7 +46,11 @@ def parts(content: Any) -> list[str]:
         match part:
             case {"type": "text" | "input_text", "text": text}:
                 found.append(text)
-            case {"type": "image_url", "image_url": {"url": url}} | {"type": "input_image", "image_url": str(url)} | {"type": "image", "source": {"type": "url", "url": url}}:
+            case (
+                {"type": "image_url", "image_url": {"url": url}}
+                | {"type": "input_image", "image_url": str(url)}
+                | {"type": "image", "source": {"type": "url", "url": url}}
+            ):
                 found.append(url)
             case {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}}:
                 found.append(f"data:{kind};base64,{data}")

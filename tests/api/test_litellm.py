@@ -105,7 +105,9 @@ def test_vertex_ai(vertex):
     agree_with_the_mock(talk, items, backend, lambda: model.mock(backend.chat_template))
     (sent, *_) = server.seen
     assert sent.headers["authorization"] == "Bearer a-token"
-    assert sent.body["safetySettings" if "safetySettings" in sent.body else "safety_settings"] == [{"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}]
+    assert sent.body["safetySettings" if "safetySettings" in sent.body else "safety_settings"] == [
+        {"category": "HARM_CATEGORY_HARASSMENT", "threshold": "BLOCK_NONE"}
+    ]
     assert backend.spent().usage.prompt_tokens > 0
 
 

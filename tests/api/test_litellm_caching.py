@@ -55,7 +55,9 @@ def cached(opened, monkeypatch):
             await asyncio.sleep(0.01)
             cache.kept |= dict.fromkeys(blocks.keys, (1000000000.0, 1000000000.0)) if implicit else {}
             plain = [{**m, "content": m["content"] if isinstance(m["content"], str) else "".join(p["text"] for p in m["content"])} for m in body["messages"]]
-            answer = stand_in.handle("/v1/chat/completions", {**{k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}, "messages": plain})
+            answer = stand_in.handle(
+                "/v1/chat/completions", {**{k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}, "messages": plain}
+            )
             assert answer.status == 200, answer.body
             for part in (answer.body, *(answer.events or ())):
                 if part.get("usage"):
@@ -102,7 +104,14 @@ def test_gemini_keeps_what_it_has_read_and_siblings_wait_for_it(cached):
 def test_gemini_is_marked_if_that_is_wanted(cached):
     backend, asked = cached("vertex_ai/gemini-2.5-flash", cache="5m")
     siblings.run(text=LONG, backend=backend, temperature=0)
-    marks = [part["cache_control"] for body, _ in asked for m in body["messages"] if isinstance(m["content"], list) for part in m["content"] if "cache_control" in part]
+    marks = [
+        part["cache_control"]
+        for body, _ in asked
+        for m in body["messages"]
+        if isinstance(m["content"], list)
+        for part in m["content"]
+        if "cache_control" in part
+    ]
     assert marks and all(mark == {"type": "ephemeral", "ttl": "300s"} for mark in marks)
     assert all(len(b.marks) <= 1 for _, b in asked) and backend.spent().usage.cached_tokens >= 5 * 6300
     with pytest.raises(lmc.ParameterError, match="not known to have a prompt cache"):

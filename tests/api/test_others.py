@@ -168,7 +168,10 @@ def test_a_missing_key_and_a_wrong_address_are_said_at_once(monkeypatch):
     def program(s):
         s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=5))
 
-    for backend in (lmc.OpenAI("m", api_key="k", base_url="http://127.0.0.1:9/v1", retries=0), lmc.Anthropic("m", api_key="k", base_url="http://127.0.0.1:9", retries=0)):
+    for backend in (
+        lmc.OpenAI("m", api_key="k", base_url="http://127.0.0.1:9/v1", retries=0),
+        lmc.Anthropic("m", api_key="k", base_url="http://127.0.0.1:9", retries=0),
+    ):
         with backend, pytest.raises(lmc.BackendError, match=r"failed after 1 attempt: http://127.0.0.1:9/v1/\w+"):
             program.run(backend=backend).text()
 

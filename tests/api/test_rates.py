@@ -66,7 +66,9 @@ class Service:
 
     secrets = ()
 
-    def __init__(self, limits: dict[str, float], *, headers: str = "openai", latency: float = 0.05, answers: float = 2.0, written: int = 20, others: float = 0.0) -> None:
+    def __init__(
+        self, limits: dict[str, float], *, headers: str = "openai", latency: float = 0.05, answers: float = 2.0, written: int = 20, others: float = 0.0
+    ) -> None:
         self.buckets = {name: Refill(limit) for name, limit in limits.items()}
         self.headers, self.latency, self.answers, self.written, self.others = headers, latency, answers, written, others
         self.answered, self.refused, self.running, self.most = 0, 0, 0, 0
@@ -140,8 +142,14 @@ SERVICES = {
     "openai, tokens": ({"limits": {"requests": 10_000, "tokens": 400_000}}, lambda n: (n * 1100 - 400_000) / 400_000 * 60),
     "openai, few tokens": ({"limits": {"requests": 500, "tokens": 30_000}}, lambda n: (n * 1100 - 30_000) / 30_000 * 60),
     # Anthropic's: requests, tokens of prompts and tokens written, the last put right at the end of an answer
-    "anthropic, requests": ({"limits": {"requests": 300, "input-tokens": 10_000_000, "output-tokens": 1_000_000}, "headers": "anthropic"}, lambda n: (n - 300) / 300 * 60),
-    "anthropic, prompts": ({"limits": {"requests": 4000, "input-tokens": 200_000, "output-tokens": 80_000}, "headers": "anthropic"}, lambda n: (n * 1000 - 200_000) / 200_000 * 60),
+    "anthropic, requests": (
+        {"limits": {"requests": 300, "input-tokens": 10_000_000, "output-tokens": 1_000_000}, "headers": "anthropic"},
+        lambda n: (n - 300) / 300 * 60,
+    ),
+    "anthropic, prompts": (
+        {"limits": {"requests": 4000, "input-tokens": 200_000, "output-tokens": 80_000}, "headers": "anthropic"},
+        lambda n: (n * 1000 - 200_000) / 200_000 * 60,
+    ),
 }
 
 
@@ -219,8 +227,17 @@ def test_the_window():
 
 
 def test_what_headers_say():
-    openai = {"x-ratelimit-limit-requests": "500", "x-ratelimit-remaining-requests": "499", "x-ratelimit-reset-requests": "120ms", "x-ratelimit-remaining-tokens": "-5"}
+    openai = {
+        "x-ratelimit-limit-requests": "500",
+        "x-ratelimit-remaining-requests": "499",
+        "x-ratelimit-reset-requests": "120ms",
+        "x-ratelimit-remaining-tokens": "-5",
+    }
     assert told(openai) == {"requests": (500, 499, 0.12), "tokens": (None, 0, None)}
-    anthropic = {f"anthropic-ratelimit-{name}-{what}": value for name in ("requests", "input-tokens", "tokens") for what, value in (("limit", "50"), ("remaining", "3"), ("reset", "2026-01-01T00:00:00Z"))}
+    anthropic = {
+        f"anthropic-ratelimit-{name}-{what}": value
+        for name in ("requests", "input-tokens", "tokens")
+        for what, value in (("limit", "50"), ("remaining", "3"), ("reset", "2026-01-01T00:00:00Z"))
+    }
     assert told(anthropic) == {"requests": (50, 3, None), "input-tokens": (50, 3, None)}
     assert told({"x-ratelimit-remaining-requests": "many"}) == {}

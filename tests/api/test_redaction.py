@@ -67,7 +67,12 @@ def test_what_is_shown_of_a_url_has_no_secret(url):
         keeps(redacted(f"at {form}!", secrets_of_url(url)))
 
 
-@given(st.sampled_from(("http", "https")), st.sampled_from(("host", "127.0.0.1", "[::1]", "a.b.c")), st.sampled_from(("", ":80", ":65535")), st.sampled_from(("", "/", "/v1", "/a/b/")))
+@given(
+    st.sampled_from(("http", "https")),
+    st.sampled_from(("host", "127.0.0.1", "[::1]", "a.b.c")),
+    st.sampled_from(("", ":80", ":65535")),
+    st.sampled_from(("", "/", "/v1", "/a/b/")),
+)
 @settings(max_examples=100, deadline=None)
 def test_a_url_without_secrets_is_shown_as_it_is(scheme, host, port, path):
     url = f"{scheme}://{host}{port}{path}"

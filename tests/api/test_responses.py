@@ -76,7 +76,9 @@ def on_and_on(s, q):
 
 @pytest.mark.parametrize("stream", (False, True))
 def test_reasoning_goes_back_as_it_came(openai, stream):
-    backend, server = openai(TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True})
+    backend, server = openai(
+        TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True}
+    )
     call = lmc.compile(on_and_on, backend=backend).stream if stream else on_and_on.run
     state = call("tea", **({} if stream else {"backend": backend}))
     if stream:
@@ -104,7 +106,9 @@ def test_reasoning_is_left_out_where_the_program_says_something_else(openai, sto
 
 def test_reasoning_is_in_the_journal(openai, tmp_path):
     """A run that is resumed goes on with the reasoning that its first part had."""
-    backend, server = openai(TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True})
+    backend, server = openai(
+        TextModel(lambda prompt: "Fine." if "well known" in prompt else script(prompt)), server="openai", api="responses", stand_in={"reasons": True}
+    )
     broken = True
 
     @lmc.function
@@ -130,7 +134,8 @@ def test_what_else_goes_over(openai):
     """Choices of tools, calls in parallel or not, effort, verbosity, a schema, a tier, an image: as this API has them."""
     extra = {"tool_choice": {"type": "function", "function": {"name": "add"}}, "parallel_tool_calls": False, "reasoning_effort": "low", "verbosity": "low"}
     found = responses.asked({
-        "model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}],
+        "model": "m", "messages": [{"role": "user",
+            "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}},
         "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}], "service_tier": "flex", **extra,
     })  # fmt: skip
@@ -139,7 +144,9 @@ def test_what_else_goes_over(openai):
     assert found["text"] == {"verbosity": "low", "format": {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}}
     assert found["tools"] == [{"type": "function", "strict": False, "name": "add", "parameters": {}}]
     assert found["input"][0]["content"] == [{"type": "input_text", "text": "See"}, {"type": "input_image", "image_url": "data:image/png;base64,AA=="}]
-    backend, server = openai(TextModel(script), server="openai", api="responses", service_tier="flex", extra_body={"parallel_tool_calls": True, "tool_choice": "auto"})
+    backend, server = openai(
+        TextModel(script), server="openai", api="responses", service_tier="flex", extra_body={"parallel_tool_calls": True, "tool_choice": "auto"}
+    )
     state = agent("tea", backend=backend, temperature=0)
     assert state.ret_value == "It is 7." and {seen.body["service_tier"] for seen in server.seen} == {"flex"}
     assert [("parallel_tool_calls" in seen.body) == ("tools" in seen.body) for seen in server.seen] == [True] * len(server.seen)

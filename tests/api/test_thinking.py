@@ -95,7 +95,11 @@ def test_a_model_that_thinks_unasked_has_room_for_it_before_a_choice(anthropic):
 
 
 def test_marks_end_whole_messages_with_thoughts_among_them():
-    thought = [{"type": "thinking", "thinking": "Hm. " * 500, "signature": "s"}, {"type": "text", "text": "Then"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}}]
+    thought = [
+        {"type": "thinking", "thinking": "Hm. " * 500, "signature": "s"},
+        {"type": "text", "text": "Then"},
+        {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+    ]
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     closed = [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Q"},

@@ -73,7 +73,11 @@ def anywhere(request):
 
         def asked():
             seen = [("", body) for body in server] if isinstance(server, list) else [(s.path, s.body) for s in server.seen]
-            return [(path, body) for path, body in seen if body.get("max_tokens", 0) > 4 or "max_output_tokens" in body or body.get("sampling_params", {}).get("max_new_tokens")]
+            return [
+                (path, body)
+                for path, body in seen
+                if body.get("max_tokens", 0) > 4 or "max_output_tokens" in body or body.get("sampling_params", {}).get("max_new_tokens")
+            ]
 
         return backend, asked
 
@@ -162,11 +166,15 @@ def test_what_goes_over(openai):
     (tool, _) = server.seen[0].body["tools"]
     assert tool == {"type": "function", "function": {
         "name": "search", "description": "Looks something up.",
-        "parameters": {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}, "required": ["query"], "additionalProperties": False},
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}, "required": ["query"],
+            "additionalProperties": False},
     }}  # fmt: skip
     user, asked, found, summed = server.seen[1].body["messages"]
     assert user == {"role": "user", "content": "tea"} and asked["role"] == "assistant" and not asked["content"]
-    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in asked["tool_calls"]] == [("search", {"query": "tea"}), ("add", {"a": 1, "b": 2})]
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in asked["tool_calls"]] == [
+        ("search", {"query": "tea"}),
+        ("add", {"a": 1, "b": 2}),
+    ]
     assert found == {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "tea is well known."}
     assert summed["content"] == "3" and state.messages()[:4] == server.seen[1].body["messages"]
 

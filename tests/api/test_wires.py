@@ -105,7 +105,11 @@ def test_a_server_that_is_not_there_is_named_without_its_password(opened, kind):
     with pytest.warns(UserWarning, match=r"http://127\.0\.0\.1:9") as warned:
         backend = opened(client(kind, [gone, server.url], api_key=KEY))
     said = [str(w.message) for w in warned]
-    for call in (lambda: backend.add_server(f"http://tom:{PASSWORD}@127.0.0.1:10"), lambda: backend.drop_server(with_password("http://h")), lambda: client(kind, gone)):
+    for call in (
+        lambda: backend.add_server(f"http://tom:{PASSWORD}@127.0.0.1:10"),
+        lambda: backend.drop_server(with_password("http://h")),
+        lambda: client(kind, gone),
+    ):
         with pytest.raises(lmc.LmcError) as raised:
             call()
         said += all_of(raised.value)

@@ -14,7 +14,20 @@ from tests.api.http import Server
 from tests.conformance.harness import differences, run
 from tests.conformance.programs import source
 
-_KEPT = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stop", "temperature", "seed", "n", "response_format", "structured_outputs", "echo")
+_KEPT = (
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "temperature",
+    "seed",
+    "n",
+    "response_format",
+    "structured_outputs",
+    "echo",
+)
 
 
 class View:

@@ -95,7 +95,8 @@ Result: {{ message.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 MISTRAL = LLAMA3.replace('Respond in the format {"name": function name', 'Respond with [TOOL_CALLS] and a list: {"name": the name').replace(
-    '{"name": "{{', '[{"name": "{{').replace('"parameters": {{ call.function.arguments | tojson }}}', '"arguments": {{ call.function.arguments | tojson }}}]')  # fmt: skip
+    '{"name": "{{', '[{"name": "{{').replace('"parameters": {{ call.function.arguments | tojson }}}',
+    '"arguments": {{ call.function.arguments | tojson }}}]')  # fmt: skip
 
 
 @pytest.mark.parametrize(("family", "template"), [("llama3", LLAMA3), ("mistral", MISTRAL)])
@@ -107,7 +108,9 @@ def test_other_families_have_their_own_form_of_calls(engine, monkeypatch, family
     def asked(s):
         for i, (city, warm) in enumerate([("Oslo", 7), ("Lima", 19), ("Kyiv", 3), ("Bonn", 12)]):
             s += lmc.user(f"How warm is it in {city}?") + lmc.assistant("")
-            s += lmc.tool_result({"id": f"call_{i}", "name": "temprature", "arguments": {"town": city}}, f"{warm} degrees") + lmc.assistant(f"It is {warm} degrees in {city}.")
+            s += lmc.tool_result({"id": f"call_{i}", "name": "temprature", "arguments": {"town": city}}, f"{warm} degrees") + lmc.assistant(
+                f"It is {warm} degrees in {city}."
+            )
         s += lmc.user("How warm is it in Rome?") + lmc.assistant(lmc.gen("call", tools=[temperature], max_tokens=48))
         return s.get_meta_info("call")["tool_calls"]
 

@@ -408,7 +408,9 @@ class StuckCompiler(FakeCompiler):
     def check(self, constraint, loc) -> None: ...
 
 
-@pytest.mark.parametrize("beside", [Gen(SamplingParams(max_new_tokens=30, temperature=0)), Gen(SamplingParams(max_new_tokens=30, temperature=0), Constraint("regex", "[0-9]{1,3}"))])  # fmt: skip
+@pytest.mark.parametrize("beside",
+    [Gen(SamplingParams(max_new_tokens=30, temperature=0)),
+        Gen(SamplingParams(max_new_tokens=30, temperature=0), Constraint("regex", "[0-9]{1,3}"))])  # fmt: skip
 def test_a_constraint_that_lets_nothing_follow_fails_alone(beside):
     engine, _ = backend(compiler=StuckCompiler())
     with engine:

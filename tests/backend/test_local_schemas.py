@@ -113,7 +113,8 @@ def test_dtypes(engine):
     assert set(json.loads(numbers)) <= {1, 2}
 
 
-@pytest.mark.parametrize("constraint", [{"json_schema": {"type": "string", "maxLen": 3, "x-lmc": {"strict": True}}}, {"lark": "start: A\nA.2: /a/"}, {"lark": "start: b"},
+@pytest.mark.parametrize("constraint",
+    [{"json_schema": {"type": "string", "maxLen": 3, "x-lmc": {"strict": True}}}, {"lark": "start: A\nA.2: /a/"}, {"lark": "start: b"},
                                         {"structural_tag": {"type": "structural_tag", "format": {"type": "token", "token": 1}}}])  # fmt: skip
 def test_what_cannot_be_enforced_is_refused_where_the_program_asks(engine, constraint):
     with pytest.raises(lmc.errors.ConstraintError) as caught:

@@ -453,7 +453,16 @@ ANY = Constraint("json_schema", '{"type": "object"}')
 
 @pytest.mark.parametrize(
     ("scripted", "constraint", "params"),
-    [("maybe", REGEX, {}), ("yes,", REGEX, {}), ("((a)", RECURS, {}), ("aab", EBNF, {}), ("b" * 9, WIDE, {}), ('{"a": [}', ANY, {}), ([["yes", "yo"]], REGEX, {"n": 2, "temperature": 1.0}), ("yes.", REGEX, {"max_new_tokens": 4})],
+    [
+        ("maybe", REGEX, {}),
+        ("yes,", REGEX, {}),
+        ("((a)", RECURS, {}),
+        ("aab", EBNF, {}),
+        ("b" * 9, WIDE, {}),
+        ('{"a": [}', ANY, {}),
+        ([["yes", "yo"]], REGEX, {"n": 2, "temperature": 1.0}),
+        ("yes.", REGEX, {"max_new_tokens": 4}),
+    ],
 )
 def test_a_scripted_answer_is_one_that_its_constraint_allows(scripted: Any, constraint: Constraint, params: Any) -> None:
     with pytest.raises(BackendError, match=rf"prog.py:3: the scripted answer for 'x' is '.*', which its {constraint.kind} .* does not allow"):

@@ -128,13 +128,36 @@ def test_every_kind_of_request_and_answer_crosses_as_it_is():
     found = wire.read_segments(crossed(wire.write_segments(SEGMENTS)))
     assert found == SEGMENTS and [type(s) for s in found] == [type(s) for s in SEGMENTS]
     assert {type(s) for s in SEGMENTS} == set(wire._WRITE), "each kind is tried"
-    hints = Hints(True, (1, 2), (3, 4), 5, (1, 2), 6, True, lmc.backend.base.Beyond(3, 1, ("x",)), True, "salt", True, True, None, 2.0, "alice", ((-1, 2.0), (1, 0.5)), 7, ("later",), (("traceparent", "00-1-2-01"),), "x")
+    hints = Hints(
+        True,
+        (1, 2),
+        (3, 4),
+        5,
+        (1, 2),
+        6,
+        True,
+        lmc.backend.base.Beyond(3, 1, ("x",)),
+        True,
+        "salt",
+        True,
+        True,
+        None,
+        2.0,
+        "alice",
+        ((-1, 2.0), (1, 0.5)),
+        7,
+        ("later",),
+        (("traceparent", "00-1-2-01"),),
+        "x",
+    )
     assert [name for name, a, b in zip(Hints._fields, hints, Hints()) if a == b] == ["run"], "each hint is tried"
     of_run = Hints(run=lmc.backend.base.ProgramRun("program", priority=2.0, account="alice"))
     assert wire.read_hints(crossed(wire.write_hints(of_run))) == Hints(priority=2.0, account="alice"), "a run belongs to its process"
     assert wire.read_hints(crossed(wire.write_hints(hints))) == hints
     assert wire.read_hints(crossed(wire.write_hints(None))) is None
-    output = Output(("a", "b"), ({"finish_reason": {"type": "stop"}, "logprob": (float("-inf"), 2)}, {}), Usage(1, 2, 3, 4, 5), (6, 7), ((0, 3), (5, 9)), (1.5, 2.25))
+    output = Output(
+        ("a", "b"), ({"finish_reason": {"type": "stop"}, "logprob": (float("-inf"), 2)}, {}), Usage(1, 2, 3, 4, 5), (6, 7), ((0, 3), (5, 9)), (1.5, 2.25)
+    )
     there = wire.read_output(crossed(wire.write_output(output)))
     assert there == output and (there.forced, there.phases) == (output.forced, output.phases), "what equality does not ask"
     scored = Scored(([-0.5, 3, "a"], [-1.5, 4, "b"]), ([[-0.5, 3, "a"]],))

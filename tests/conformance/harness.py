@@ -119,7 +119,11 @@ def asked(mock: Mock) -> Counter[Any]:
 
 def differences(seen: Seen, expected: Seen) -> str:
     """The fields that differ, for a failure's message."""
-    return "; ".join(f"{f.name}: {getattr(seen, f.name)!r}, expected {getattr(expected, f.name)!r}" for f in fields(Seen) if getattr(seen, f.name) != getattr(expected, f.name))
+    return "; ".join(
+        f"{f.name}: {getattr(seen, f.name)!r}, expected {getattr(expected, f.name)!r}"
+        for f in fields(Seen)
+        if getattr(seen, f.name) != getattr(expected, f.name)
+    )
 
 
 def differences_through(case: Case, through: Callable[[Any], AbstractContextManager[Any]], *, compiled: bool) -> list[str]:

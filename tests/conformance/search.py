@@ -83,7 +83,9 @@ class Differs(AssertionError):
 def check(text: str, setting: Setting) -> None:
     """Raises `Differs` where two executions of a program differ in anything that can be seen."""
     program, reset, look = compiled(text)
-    private = "outside." not in text.replace("outside.section", "").replace("outside.relay", "") and not any(w in text for w in (" G", "(G", "N ", "STEPS", "TABLE", "keep("))
+    private = "outside." not in text.replace("outside.section", "").replace("outside.relay", "") and not any(
+        w in text for w in (" G", "(G", "N ", "STEPS", "TABLE", "keep(")
+    )
     options: dict[str, Any] = {"seed": 7, "temperature": setting.temperature}
     reference: list[tuple[Seen, Counter[Any]]] = []
     for world, item in enumerate(ITEMS):

@@ -62,7 +62,8 @@ def test_named_arguments_in_their_order():
 
     same(
         program, (("a",), {"key": "k"}), (("a", "b", "c", "d"), {"key": "k", "q": "named as well"}), (("a",), {"key": "k", "tone": "t", "z": "1"}),
-        (("a",), {"key": "k", "z": "1", "tone": "u"}), (("b",), {"key": "l", "z": "2", "tone": "v"}), (("a",), {"key": "k", "args": "1", "rest": "2", "more": "3"}),
+        (("a",), {"key": "k", "z": "1", "tone": "u"}), (("b",), {"key": "l", "z": "2", "tone": "v"}),
+        (("a",), {"key": "k", "args": "1", "rest": "2", "more": "3"}),
     )  # fmt: skip
 
 

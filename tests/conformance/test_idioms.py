@@ -1,4 +1,5 @@
-"""More programs as people write them: answers in every Python idiom that goes over items, searches, games, guards, caches and routes; nothing certain is wasted."""
+"""More programs as people write them: answers in every Python idiom that goes over items, searches, games, guards, caches and routes; nothing certain is
+wasted."""
 
 from __future__ import annotations
 

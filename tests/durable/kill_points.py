@@ -32,7 +32,8 @@ KILLED = 137
 
 @dataclass
 class Seen:
-    """What became of the kills. `again`: answers of the model that were asked for more often than the program does; `decided`: calls in doubt about which a person was asked."""
+    """What became of the kills. `again`: answers of the model that were asked for more often than the program does; `decided`: calls in doubt about which a
+    person was asked."""
 
     points: int = 0
     kills: int = 0
@@ -43,7 +44,8 @@ class Seen:
     decided: int = 0
 
     def __str__(self) -> str:
-        return (f"{self.points} points, {self.kills} kills: {len(self.doubled)} effects doubled, {len(self.lost)} lost, {len(self.wrong)} runs stuck or with another "
+        return (f"{self.points} points, {self.kills} kills: {len(self.doubled)} effects doubled, {len(self.lost)} lost, {len(self.wrong)} runs stuck or with "
+                f"another "
                 f"result; {self.again} answers asked for again, {self.decided} calls in doubt decided by looking at the world")  # fmt: skip
 
 

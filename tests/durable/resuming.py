@@ -47,7 +47,8 @@ def done(path: Path) -> Counter[str]:
 def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path, backend: Callable[[], Any] = lmc.Mock, *, doubtful: bool = False) -> None:
     """Asserts that a run is what it is without a journal, wherever and however it is taken up, and that nothing known is asked or called again.
 
-    In the unit tier behind each third record, so a test that calls this is marked as a search. The functions that the program calls note it in `CALLS`, and their names are those in the journal. `doubtful`: they are not idempotent, so behind the
+    In the unit tier behind each third record, so a test that calls this is marked as a search. The functions that the program calls note it in `CALLS`, and
+    their names are those in the journal. `doubtful`: they are not idempotent, so behind the
     intent of one the run raises InDoubtEffect.
     """
     ways = [program.run, lmc.compile(program)]
@@ -69,6 +70,9 @@ def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path
             except lmc.InDoubtEffect:
                 assert doubtful and left and Counter(CALLS) <= calls, (n, count)
                 continue
-            assert Counter(name for name, *_ in CALLS) == Counter({name: times - before[name] for name, times in named.items() if times > before[name]}), (n, count)
+            assert Counter(name for name, *_ in CALLS) == Counter({name: times - before[name] for name, times in named.items() if times > before[name]}), (
+                n,
+                count,
+            )
             assert Counter(CALLS) <= calls and (not doubtful or not left), (n, count)
             assert len(mock.call_log) <= len(asked.call_log) - len(known.answers), (n, count)

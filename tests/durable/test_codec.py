@@ -100,7 +100,8 @@ def _typed(x: Any) -> Any:
     datetime.datetime(2026, 2, 3, 4, 5, 6, 7, tzinfo=datetime.UTC), datetime.date(1, 2, 3), datetime.timedelta(1, 2, 3), datetime.time(1, 2),
     decimal.Decimal("1.10"), uuid.UUID(int=7), pathlib.PurePosixPath("/a/b"), Color.RED, Point(1, [2]), Page("a", ["b"]), deque([1], maxlen=2),
     OrderedDict([("b", 1), ("a", 2)]), Counter("aab"), defaultdict(list, {"a": [1]}), bytearray(b"x"), 1 + 2j, range(1, 9, 2), slice(1, None),
-    "\ud800", float("inf"), 1 << 64, -(1 << 99), {7: 1 << 64}, fractions.Fraction(1 << 70, 3), range(0, 1 << 70, 1 << 66), {"!": ["tuple", []]}, ..., Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
+    "\ud800", float("inf"), 1 << 64, -(1 << 99), {7: 1 << 64}, fractions.Fraction(1 << 70, 3), range(0, 1 << 70, 1 << 66), {"!": ["tuple", []]}, ...,
+    Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
     datetime.datetime(2025, 10, 26, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
 ])  # fmt: skip
 def test_objects_come_back(x: Any) -> None:
@@ -220,7 +221,15 @@ def _refusals() -> list[Any]:
             return n
 
     found: list[Any] = []
-    for text in ('{"x": "a", "tags": {}, "n": 5}', '{"x": 1, "n": 0}', '{"x":', '{"x": 1, "n": 6}', '{"n": 7}', '{"x": 1, "n": 8}', '{"x": 1, "tags": [1, null]}'):
+    for text in (
+        '{"x": "a", "tags": {}, "n": 5}',
+        '{"x": 1, "n": 0}',
+        '{"x":',
+        '{"x": 1, "n": 6}',
+        '{"n": 7}',
+        '{"x": 1, "n": 8}',
+        '{"x": 1, "tags": [1, null]}',
+    ):
         for call in (Model.model_validate_json, lambda text: Model.model_validate(text if text == '{"x":' else json.loads(text))):
             with pytest.raises(pydantic.ValidationError) as caught:
                 call(text)

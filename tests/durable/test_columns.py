@@ -32,7 +32,9 @@ def test_what_is_written_is_read(different: list[Any], alike: list[Any]) -> None
 
 
 def test_what_is_the_same_is_written_once() -> None:
-    metas = [{"id": f"x{i}", "tokens": 7, "logprobs": [[-0.5 * i, "a"]], "reason": {"type": "stop"} if i % 2 else {"type": "length", "length": 9}} for i in range(8)]
+    metas = [
+        {"id": f"x{i}", "tokens": 7, "logprobs": [[-0.5 * i, "a"]], "reason": {"type": "stop"} if i % 2 else {"type": "length", "length": 9}} for i in range(8)
+    ]
     assert packed(metas) == {
         "keys": ("id", "tokens", "logprobs", "reason"),
         "columns": [
@@ -68,7 +70,8 @@ def test_what_json_lacks_is_refused(odd: Any, others: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("damaged", [
-    [1], {}, {"columns": [[1]]}, {"columns": 3}, {"keys": ["a"], "columns": [[1, 2, 3], [1, 2, 3]]}, {"of": [0, 1, 0], "kinds": [[1, 2]]}, {"of": [-1, 0, 0], "kinds": [[1, 2]]},
+    [1], {}, {"columns": [[1]]}, {"columns": 3}, {"keys": ["a"], "columns": [[1, 2, 3], [1, 2, 3]]}, {"of": [0, 1, 0], "kinds": [[1, 2]]},
+    {"of": [-1, 0, 0], "kinds": [[1, 2]]},
     {"of": [0, 0], "kinds": [[1, 2]]}, {"of": 3, "kinds": []}, {"of": [0, 0, 0], "kinds": [[1, 2, 3], [], [], [], []]}, 3, None], ids=repr)  # fmt: skip
 def test_what_is_no_column_is_refused(damaged: Any) -> None:
     with pytest.raises((ValueError, TypeError, KeyError, IndexError, AttributeError)):

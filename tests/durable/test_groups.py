@@ -49,7 +49,10 @@ def program(s: Any, q: str) -> Any:
 
 def known(path: Path) -> dict[int, dict[Any, Any]]:
     """The answers of each run, by their places and checks."""
-    return {item: {place: {check: record[3:] for check, record in found.items()} for place, found in run.answers.items()} for item, run in records.read(path).runs.items()}
+    return {
+        item: {place: {check: record[3:] for check, record in found.items()} for place, found in run.answers.items()}
+        for item, run in records.read(path).runs.items()
+    }
 
 
 def without_ids(x: Any) -> Any:
@@ -287,7 +290,8 @@ def calls(s: Any) -> Any:
 
 
 @pytest.mark.parametrize("outcome", [
-    [], ["value"], [1, 2], ["value", 1, 2], ["value", 1, 2, 3, 4], ["raised", 1], ["raised", {"!": ["error"]}], ["argument", 3], ["argument", "x"], ["part", []], ["part", [7]],
+    [], ["value"], [1, 2], ["value", 1, 2], ["value", 1, 2, 3, 4], ["raised", 1], ["raised", {"!": ["error"]}], ["argument", 3], ["argument", "x"],
+    ["part", []], ["part", [7]],
     ["part", None], ["value", [], [[1]], []], ["value", [], [], [1]], ["value", [], [], "a"], ["value", {"!": ["nothing"]}]], ids=repr)  # fmt: skip
 def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any]) -> None:
     calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")

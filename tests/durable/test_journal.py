@@ -1058,7 +1058,9 @@ def test_the_disk_has_the_names_of_new_journals(tmp_path: Path, monkeypatch: pyt
         assert synced == [tmp_path, tmp_path / "a"]
 
 
-@pytest.mark.parametrize("call", [lambda path: small.run("q", backend=lmc.Mock(), journal=path), lambda path: lmc.compile(small).batch([("q",)], backend=lmc.Mock(), journal=path)])
+@pytest.mark.parametrize(
+    "call", [lambda path: small.run("q", backend=lmc.Mock(), journal=path), lambda path: lmc.compile(small).batch([("q",)], backend=lmc.Mock(), journal=path)]
+)
 def test_no_folder_is_made_for_a_journal(tmp_path: Path, call: Any) -> None:
     """Of a batch, whose journal is a folder, none but that."""
     with pytest.raises(JournalError, match=r"there is no folder \S+a/b; make it \(mkdir -p ") as caught:
@@ -1078,7 +1080,8 @@ def test_a_journal_in_use_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(JournalError, match="in use by another run"):
         program.run(backend=lmc.Mock(), journal=path)
-    script = "import sys\nfrom pathlib import Path\nfrom lmc.durable.journal import JournalFile\nj = JournalFile.open(Path(sys.argv[1]), {'seed': 1}, int)\nprint('open', flush=True)\nsys.stdin.read()"
+    script = ("import sys\nfrom pathlib import Path\nfrom lmc.durable.journal import JournalFile\nj = JournalFile.open(Path(sys.argv[1]), {'seed': 1}, "
+              "int)\nprint('open', flush=True)\nsys.stdin.read()")
     env = {**os.environ, "PYTHONPATH": str(Path(lmc.__file__).parent.parent)}
     other = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "k")], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert other.stdout is not None and other.stdout.readline() == b"open\n"

@@ -118,7 +118,14 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lmc.compile(shop).batch([{"q": "p"}, {"q": "q"}], backend=lmc.Mock(), seed=1, journal="batch")
     Path("notes.txt").write_text("no journal")
     listed = command("list", ".")
-    for said in ("done: shop: finished", "doubt: shop: in doubt", "effect 0 is in doubt: charge('x')", "asks: shop: waiting", "effect 1 asks: more?", "batch item 1: shop: finished"):
+    for said in (
+        "done: shop: finished",
+        "doubt: shop: in doubt",
+        "effect 0 is in doubt: charge('x')",
+        "asks: shop: waiting",
+        "effect 1 asks: more?",
+        "batch item 1: shop: finished",
+    ):
         assert said in listed
     assert "notes" not in listed
     assert {json.loads(line)["status"] for line in command("list", ".", "--json").splitlines()} == {"finished", "in doubt", "waiting"}
@@ -134,8 +141,10 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command("export", "done", "-o", "out.jsonl")
     assert json.loads(Path("out.jsonl").read_text())["status"] == "finished"
     assert "bytes before" in command("compact", "batch")
-    for words, why in ((["resolve", "done", "--answer", "x"], "no question waits"), (["resolve", "done"], "give one of --answer"), (["show", "nowhere"], "No such file"),
-                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is not JSON"), (["list", "out.jsonl"], ""),
+    for words, why in ((["resolve", "done", "--answer", "x"], "no question waits"), (["resolve", "done"], "give one of --answer"),
+        (["show", "nowhere"], "No such file"),
+                       (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is not JSON"),
+                       (["list", "out.jsonl"], ""),
                        (["retry", "nowhere"], "there is no journal"), (["compact", "nowhere"], "there is no journal")):  # fmt: skip
         found = CliRunner().invoke(app, ["journal", *words])
         if why:
@@ -147,7 +156,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("agent.py").write_text("import lmc\n@lmc.function\ndef mail(s, to: str):\n    s += lmc.gen('a', max_tokens=2)\n    return lmc.interrupt(f'To {to}?', bool)\n")
+    Path("agent.py").write_text(
+        "import lmc\n@lmc.function\ndef mail(s, to: str):\n    s += lmc.gen('a', max_tokens=2)\n    return lmc.interrupt(f'To {to}?', bool)\n"
+    )
     words = ["run", "agent.py:mail", "-b", "mock", "--arg", "to=ann", "--journal", "runs/deep/ann"]
     Path("runs/deep").mkdir(parents=True)
     for _ in range(2):
@@ -310,7 +321,11 @@ def test_an_encrypted_journal_shows_nothing_and_needs_its_key(key: Any, tmp_path
     path = tmp_path / "j"
     journal = lmc.Journal(path, key=key)
     expected = run(journal, "secret")
-    assert not any(word in path.read_bytes() for word in (b"secret", b"charge", b"shop", b"mock")) and "k" * 32 not in repr(journal) and "passphrase" not in repr(journal)
+    assert (
+        not any(word in path.read_bytes() for word in (b"secret", b"charge", b"shop", b"mock"))
+        and "k" * 32 not in repr(journal)
+        and "passphrase" not in repr(journal)
+    )
     mock = lmc.Mock()
     CALLS.clear()
     assert run(journal, "secret", mock) == expected and not mock.call_log and not CALLS

@@ -110,7 +110,10 @@ def test_decisions(tmp_path: Path) -> None:
         run(2, backend=lmc.Mock(script), seed=1, journal=tmp_path / f"j{n}")
         (story,) = viewer.replayed(tmp_path / f"j{n}", decides, lmc.Mock())
         line, test = decides.func.__code__.co_firstlineno, 'not s.text().endswith("yes")'
-        assert [(d.line, d.test, d.answer) for d in story.decided] == [(f"{__file__}:{line + 2}", "n > 1 and n < 9", True), (f"{__file__}:{line + 5}", test, True)]
+        assert [(d.line, d.test, d.answer) for d in story.decided] == [
+            (f"{__file__}:{line + 2}", "n > 1 and n < 9", True),
+            (f"{__file__}:{line + 5}", test, True),
+        ]
         assert [[(d.test, d.answer, d.times) for d in s.decided] for s in story.steps] == [
             [('case "no"', True, 1), ("x", False, 1), ("x", True, 2), ("[x for x in range(3) if x]", True, 1), (test, True, 1)],
             [('case "no"', False, 1), (test, False, 1)]]

@@ -907,7 +907,12 @@ def test_what_is_no_option_is_said_where_it_is_fixed() -> None:
     def program(s: State, a: str) -> None:
         s += a
 
-    for wrong, says in (({"temprature": 0}, "did you mean 'temperature'"), ({"a": "A"}, "has no option 'a'"), ({"backend": "mok"}, "no model 'mok'"), ({"seed": "x"}, "seed='x'")):
+    for wrong, says in (
+        ({"temprature": 0}, "did you mean 'temperature'"),
+        ({"a": "A"}, "has no option 'a'"),
+        ({"backend": "mok"}, "no model 'mok'"),
+        ({"seed": "x"}, "seed='x'"),
+    ):
         for fixed in (program.options, lmc.compile(program).options):
             with pytest.raises((ArgumentError, ParameterError), match=says) as caught:
                 fixed(**wrong)

@@ -124,7 +124,9 @@ def test_several_answers_are_lists_of_objects():
         forks.join()
         return s.parsed("x") + s.parsed("y")
 
-    found = program.run(backend=lmc.Mock(answers={"x": ['{"x": 1, "y": 2}'] * 2, "y": '{"x": 3, "y": 4}'} | {"x": lambda *_: ['{"x": 1, "y": 2}'] * 2})).ret_value
+    found = program.run(
+        backend=lmc.Mock(answers={"x": ['{"x": 1, "y": 2}'] * 2, "y": '{"x": 3, "y": 4}'} | {"x": lambda *_: ['{"x": 1, "y": 2}'] * 2})
+    ).ret_value
     assert found == [Point(1, 2), Point(1, 2), Point(3, 4), Point(3, 4)]
 
 

@@ -196,7 +196,13 @@ def json_by_one_regex(s, name):
     s += sgl.assistant(sgl.gen("json_output", max_tokens=256, regex=CHARACTER))
 
 
-SCHEMA = json.dumps({"type": "object", "properties": {"city": {"type": "string", "maxLength": 40}, "n": {"type": "integer", "minimum": 0, "maximum": 9999999}}, "required": ["city", "n"]})
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 40}, "n": {"type": "integer", "minimum": 0, "maximum": 9999999}},
+        "required": ["city", "n"],
+    }
+)
 
 
 @kind({"q": "Lisbon"})

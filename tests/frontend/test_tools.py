@@ -71,7 +71,9 @@ def test_executions_agree():
     assert state.messages()[2] == {"role": "tool", "tool_call_id": state.messages()[1]["tool_calls"][0]["id"], "content": '{"city": "Rom", "unit": "C"}'}
 
 
-@pytest.mark.parametrize("said, error", [({"name": "sing"}, "no tool 'sing'"), ({"name": "weather", "arguments": {"town": "x"}}, "missing a required argument")])
+@pytest.mark.parametrize(
+    "said, error", [({"name": "sing"}, "no tool 'sing'"), ({"name": "weather", "arguments": {"town": "x"}}, "missing a required argument")]
+)
 def test_a_call_that_cannot_be_made(said, error):
     mock = lambda: lmc.Mock(answers=lambda prompt, ask: json.dumps(said))
     conform(agent, [{"q": "Rome?"}], backend=mock)

@@ -6,8 +6,44 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-VALUES: list[Any] = [None, True, False, 0, 1, 2, -1, 1.5, 0.25, "", "a", "b", "ab", "é", 'x"y', [], [1], [1, 2], ["a"], {}, {"a": 1}, {"a": "b"}, {"b": 1, "a": 2}]
-_PATTERNS = ["^a", "b\\Z", "^[a-c]+\\Z", "a|b", "^\\w{1,3}\\Z", "^(ab|cd)*\\Z", "[0-9]", "^.{2,4}\\Z", "\\d{2}", "^\\Z", "é"]  # `$` is the end here, in re also before a newline
+VALUES: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    2,
+    -1,
+    1.5,
+    0.25,
+    "",
+    "a",
+    "b",
+    "ab",
+    "é",
+    'x"y',
+    [],
+    [1],
+    [1, 2],
+    ["a"],
+    {},
+    {"a": 1},
+    {"a": "b"},
+    {"b": 1, "a": 2},
+]
+_PATTERNS = [
+    "^a",
+    "b\\Z",
+    "^[a-c]+\\Z",
+    "a|b",
+    "^\\w{1,3}\\Z",
+    "^(ab|cd)*\\Z",
+    "[0-9]",
+    "^.{2,4}\\Z",
+    "\\d{2}",
+    "^\\Z",
+    "é",
+]  # `$` is the end here, in re also before a newline
 _FORMATS = ["date", "time", "date-time", "email", "uuid", "ipv4", "ipv6", "uri", "hostname", "duration", "json-pointer"]
 _NAMES = ["a", "b", "c", "dd", "é"]
 _TYPES = ["string", "number", "integer", "boolean", "null", "object", "array"]

@@ -19,7 +19,8 @@ PATTERNS = [
     r"(?=a).*", r"(?!a).*", r"(?=.*b)(?=.*a)[ab]+", r"(?!.*aa)[ab]*", r"(?!.*b$)[ab]*", r"(?=ab$)[ab]*", r"a(?!b)[ab]?", r"(a(?=b)|b)*", r"(a(?!a))*b?",
     r"[ab]*(?<=a)", r"[ab]*(?<!a)b?", r"(?<=a)b|b", r"a(?<=a)b", r"(b(?<!ab))*a*", r"([ab](?<=ab|ba))?a*", r"(?=a|b)(?!b)[ab]{1,3}", r"a(?=.{2}$)[ab]*",
     r"(?m)(^a+\n?)*", r"(?m)a$\n^b", r"(?m)[a\n]*$[b\n]*", r"(?m:^a$)\n?", r"\Aa\Z|(?m)b".replace("(?m)", ""), r"(?s)(?=.*\n).*",
-    r"$^", r"a$\n?", r"a\Z\n?", r"(a|$)\n?", r"(^a|b)*", r"(a|b\Z)*", r"([ab]$)*|-", r"^\^?[$]?a(b|a$|^b)$", r"(a|^)b(\Z|a)", r"(?!a$|b)[ab]*", r"(?=a$|b)[ab]*", r"(?!(a|b$))[ab]*",
+    r"$^", r"a$\n?", r"a\Z\n?", r"(a|$)\n?", r"(^a|b)*", r"(a|b\Z)*", r"([ab]$)*|-", r"^\^?[$]?a(b|a$|^b)$", r"(a|^)b(\Z|a)", r"(?!a$|b)[ab]*",
+    r"(?=a$|b)[ab]*", r"(?!(a|b$))[ab]*",
     r"(?P<x>a)\bb?(?P<y>-)?", r"(?i)(?=A)[ab]*", r"(?!)|a", r"(?=)a",
 ]  # fmt: skip
 LETTERS = "ab -\n"
@@ -37,7 +38,9 @@ def test_texts_are_those_of_re(pattern):
         assert slow.accepts(text.encode()) == expected, repr(text)
 
 
-@pytest.mark.parametrize("pattern", [r"\ba", r"^a\b|b$", r"(?m)^a$", r"a(?!b)", r"(?<!a)b", r"^(?!.*b).*$", r"(?<=a)(?=b)", r"(a|^)b($|a)", r"a(^|$| )", r"-?(^a|b$)-?"])
+@pytest.mark.parametrize(
+    "pattern", [r"\ba", r"^a\b|b$", r"(?m)^a$", r"a(?!b)", r"(?<!a)b", r"^(?!.*b).*$", r"(?<=a)(?=b)", r"(a|^)b($|a)", r"a(^|$| )", r"-?(^a|b$)-?"]
+)
 def test_matches_are_found_where_re_finds_them(pattern):
     """As of `pattern` in a schema."""
     found = lazily(Grammar(parse(pattern, search=True), {}))
@@ -50,10 +53,22 @@ def test_matches_are_found_where_re_finds_them(pattern):
 
 @pytest.mark.parametrize(
     ("pattern", "of"),
-    [(r"\p{L}", "L"), (r"\p{Lu}", "Lu"), (r"\p{Letter}", "L"), (r"\pN", "N"), (r"\p{Uppercase_Letter}", "Lu"), (r"[\p{Nd}_]", "Nd"), (r"\p{P}", "P"), (r"\p{Currency Symbol}", "Sc")],
+    [
+        (r"\p{L}", "L"),
+        (r"\p{Lu}", "Lu"),
+        (r"\p{Letter}", "L"),
+        (r"\pN", "N"),
+        (r"\p{Uppercase_Letter}", "Lu"),
+        (r"[\p{Nd}_]", "Nd"),
+        (r"\p{P}", "P"),
+        (r"\p{Currency Symbol}", "Sc"),
+    ],
 )
 def test_categories(pattern, of):
-    dfa, other = compile_regex(pattern), compile_regex(pattern.replace(r"\p", r"[^\p").replace("[[", "[") + "]" if "[" not in pattern else pattern.replace("[", "[^"))
+    dfa, other = (
+        compile_regex(pattern),
+        compile_regex(pattern.replace(r"\p", r"[^\p").replace("[[", "[") + "]" if "[" not in pattern else pattern.replace("[", "[^")),
+    )
     for code in [*range(0x250), *range(0x250, 0x30000, 61)]:
         if 0xD800 <= code <= 0xDFFF:
             continue
@@ -71,6 +86,12 @@ def test_negated_categories_and_escapes():
 
 
 def test_what_is_refused_says_so():
-    for pattern, why in [(r"(?=a(?!b))a", "within look-around"), (r"a(?=b)", "matches nothing"), (r"(?=.*a.{40}b).*", "too large an automaton"), ("a^b", "matches nothing"), (r"(?=^a)a", "or an anchor within look-around")]:
+    for pattern, why in [
+        (r"(?=a(?!b))a", "within look-around"),
+        (r"a(?=b)", "matches nothing"),
+        (r"(?=.*a.{40}b).*", "too large an automaton"),
+        ("a^b", "matches nothing"),
+        (r"(?=^a)a", "or an anchor within look-around"),
+    ]:
         with pytest.raises(ConstraintError, match=why):
             machine_of("regex", pattern)

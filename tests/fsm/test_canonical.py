@@ -22,11 +22,20 @@ from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE
 from tests.fsm.small_vocabulary import TEXT
 from tests.searching import size, some
 
-MORE = [*TEXT, "xxx", CHARACTER_TEXT, "we'll see, don't they're I'VE 'set' —'s \"it's\" 12 345 6789 ½²", "aa aaa aaaa   a\n\n\n b\t\tc --- -- ===", "été école naïve ﷽ Привет привет"]
+MORE = [
+    *TEXT,
+    "xxx",
+    CHARACTER_TEXT,
+    "we'll see, don't they're I'VE 'set' —'s \"it's\" 12 345 6789 ½²",
+    "aa aaa aaaa   a\n\n\n b\t\tc --- -- ===",
+    "été école naïve ﷽ Привет привет",
+]
 
 
 def split(pattern: str):
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
 
 
 CUTS = {

@@ -41,7 +41,8 @@ def check(pattern: str, low: int, high: int | None, most: int = 3000) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "low", "high"),
-    [("(ab)*|c", 0, 5), (r"[a-z]+@[a-z]+(\.[a-z]+)*", 3, 9), ("(aaa)*b?", 4, 11), ("a*b*c", 2, None), ("(ab|cde)*", 3, 30), ("é+x?|y{3,9}", 2, 6), ("(aa)*", 3, 3),
+    [("(ab)*|c", 0, 5), (r"[a-z]+@[a-z]+(\.[a-z]+)*", 3, 9), ("(aaa)*b?", 4, 11), ("a*b*c", 2, None), ("(ab|cde)*", 3, 30), ("é+x?|y{3,9}", 2, 6),
+        ("(aa)*", 3, 3),
      ("(aa)*", 4, 4), (".*x.*", 1, 4), ("(aa|aaaaa)*", 3, None), ("", 0, 0), ("a|bb", 0, 1)],
 )  # fmt: skip
 def test_the_language_is_that_of_the_product(pattern, low, high):
@@ -95,7 +96,17 @@ def test_a_pattern_beside_a_long_length_is_no_automaton_of_a_state_for_each_coun
 def test_rows_are_the_tokens_that_can_be_stepped(low, high):
     vocabulary, _ = small()
     made = TokenAutomaton(begun("json_schema", json.dumps(schema(low, high))), vocabulary)
-    for text in (b'"', b'"n', b'"name@', b'"name@or', b'"name@order.c', b'"name@order.com', b'"' + b"n" * (high - 6), b'"' + b"n" * (high - 9) + b"@a.c", b'"' + "né".encode() * 3):
+    for text in (
+        b'"',
+        b'"n',
+        b'"name@',
+        b'"name@or',
+        b'"name@order.c',
+        b'"name@order.com',
+        b'"' + b"n" * (high - 6),
+        b'"' + b"n" * (high - 9) + b"@a.c",
+        b'"' + "né".encode() * 3,
+    ):
         state = made.dfa.step(made.start, text)
         if state >= 0:
             legal = [t for t in range(len(vocabulary.tokens)) if made.next(state, t) >= 0]

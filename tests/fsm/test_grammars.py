@@ -187,7 +187,9 @@ def schema_of(**properties):
 def test_keys_of_schemas_are_forced_as_far_as_they_are_certain():
     one = schema_of(order={"enum": ["a", "b"]})
     assert forced(one) == [b'{"', b"order", b'": ', b'"']
-    two = automaton_of("json_schema", one_line(json.dumps({"type": "object", "minProperties": 1, "properties": {"order": {"const": 1}, "orderId": {"const": 2}}})))
+    two = automaton_of(
+        "json_schema", one_line(json.dumps({"type": "object", "minProperties": 1, "properties": {"order": {"const": 1}, "orderId": {"const": 2}}}))
+    )
     assert forced(two) == [b'{"']  # `order` or `orderId`
 
 

@@ -157,18 +157,46 @@ def more_schemas() -> Iterator[dict]:
     yield {"$ref": "#"}
     yield {"$defs": {f"a{i}": {"$ref": f"#/$defs/a{(i + 1) % 500}"} for i in range(500)}, "$ref": "#/$defs/a0"}
     yield {"$defs": {f"a{i}": {"allOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)} | {"a40": {"type": "null"}}, "$ref": "#/$defs/a0"}
-    yield {"$defs": {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 2}"}]} for i in range(60)} | {"a60": {"type": "null"}, "a61": {"type": "integer"}}, "$ref": "#/$defs/a0"}
-    yield {"$defs": {f"a{i}": {"oneOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"const": i}]} for i in range(120)} | {"a120": {"type": "string"}}, "$ref": "#/$defs/a0"}
-    yield {"$defs": {f"a{i}": {"type": "object", "properties": {f"p{j}": {"$ref": f"#/$defs/a{(i * 7 + j) % 60}"} for j in range(30)}} for i in range(60)}, "$ref": "#/$defs/a0"}
+    yield {
+        "$defs": {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"$ref": f"#/$defs/a{i + 2}"}]} for i in range(60)}
+        | {"a60": {"type": "null"}, "a61": {"type": "integer"}},
+        "$ref": "#/$defs/a0",
+    }
+    yield {
+        "$defs": {f"a{i}": {"oneOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"const": i}]} for i in range(120)} | {"a120": {"type": "string"}},
+        "$ref": "#/$defs/a0",
+    }
+    yield {
+        "$defs": {f"a{i}": {"type": "object", "properties": {f"p{j}": {"$ref": f"#/$defs/a{(i * 7 + j) % 60}"} for j in range(30)}} for i in range(60)},
+        "$ref": "#/$defs/a0",
+    }
     yield {"$defs": {f"a{i}": {"type": "array", "items": {"$ref": f"#/$defs/a{(i + 1) % 300}"}} for i in range(300)}, "$ref": "#/$defs/a0"}
     yield {"$defs": {f"a{i}": {"not": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(200)} | {"a200": {"type": "string"}}, "$ref": "#/$defs/a0"}
-    yield {"$defs": {"t": {"type": "object", "properties": {"l": {"$ref": "#/$defs/t"}, "r": {"$ref": "#/$defs/t"}}, "oneOf": [{"required": ["l"]}, {"required": ["r"]}, {"maxProperties": 0}]}}, "$ref": "#/$defs/t"}
-    yield {"$defs": {f"a{i}": {"if": {"required": [f"p{i}"]}, "then": {"$ref": f"#/$defs/a{i + 1}"}, "else": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(30)} | {"a30": {"type": "object"}}, "$ref": "#/$defs/a0"}
+    yield {
+        "$defs": {
+            "t": {
+                "type": "object",
+                "properties": {"l": {"$ref": "#/$defs/t"}, "r": {"$ref": "#/$defs/t"}},
+                "oneOf": [{"required": ["l"]}, {"required": ["r"]}, {"maxProperties": 0}],
+            }
+        },
+        "$ref": "#/$defs/t",
+    }
+    yield {
+        "$defs": {f"a{i}": {"if": {"required": [f"p{i}"]}, "then": {"$ref": f"#/$defs/a{i + 1}"}, "else": {"$ref": f"#/$defs/a{i + 1}"}} for i in range(30)}
+        | {"a30": {"type": "object"}},
+        "$ref": "#/$defs/a0",
+    }
     # combinations
     yield {"allOf": [{"anyOf": [{"properties": {f"p{i}": {"const": j}}, "required": [f"p{i}"]} for j in range(6)]} for i in range(8)]}
     yield {"oneOf": [{"type": "object", "properties": {f"p{j}": {"type": "string", "pattern": f"^.{{{i}}}x"} for j in range(10)}} for i in range(30)]}
     yield {"type": "object", "patternProperties": {f".*{a}.{{{i}}}{a}": {"type": "integer"} for i, a in enumerate("abcdefghij")}}
-    yield {"type": "object", "patternProperties": {f"^{a}{{1,{i + 2}}}": {"minimum": i} for i, a in enumerate("aaaaaaaaaa")}, "propertyNames": {"pattern": "^[a-c]{1,300}$"}, "minProperties": 5}
+    yield {
+        "type": "object",
+        "patternProperties": {f"^{a}{{1,{i + 2}}}": {"minimum": i} for i, a in enumerate("aaaaaaaaaa")},
+        "propertyNames": {"pattern": "^[a-c]{1,300}$"},
+        "minProperties": 5,
+    }
     yield {"type": "array", "contains": {"type": "integer", "multipleOf": 7}, "minContains": 30, "maxContains": 60, "uniqueItems": True}
     yield {"type": "array", "allOf": [{"contains": {"multipleOf": n}} for n in (2, 3, 5, 7, 11, 13)]}
     yield {"type": "number", "allOf": [{"multipleOf": n} for n in (3, 7, 11, 13, 17)], "minimum": -10**14}
@@ -181,10 +209,24 @@ def more_schemas() -> Iterator[dict]:
     yield {"type": "string", "allOf": [{"format": f} for f in ("uri", "hostname", "email", "date")]}
     yield {"enum": [list(range(i, i + 30)) for i in range(800)]}
     yield {"enum": [{f"k{j}": "v" * (i % 50) for j in range(10)} for i in range(500)]}
-    yield {"type": "object", "properties": {f"p{i}": {"enum": [f"v{j}" for j in range(200)]} for i in range(200)}, "required": [f"p{i}" for i in range(0, 200, 2)]}
-    yield {"type": "object", "properties": {f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "integer", "minimum": j, "maximum": 10**9 + j} for j in range(30)}} for i in range(60)}}
+    yield {
+        "type": "object",
+        "properties": {f"p{i}": {"enum": [f"v{j}" for j in range(200)]} for i in range(200)},
+        "required": [f"p{i}" for i in range(0, 200, 2)],
+    }
+    yield {
+        "type": "object",
+        "properties": {
+            f"p{i}": {"type": "object", "properties": {f"q{j}": {"type": "integer", "minimum": j, "maximum": 10**9 + j} for j in range(30)}} for i in range(60)
+        },
+    }
     yield {"type": "object", "dependentRequired": {f"p{i}": [f"p{(i + 1) % 12}"] for i in range(12)}, "properties": {f"p{i}": True for i in range(12)}}
-    yield {"type": "object", "dependentSchemas": {f"p{i}": {"required": [f"p{(i + 1) % 12}"]} for i in range(12)}, "properties": {f"p{i}": True for i in range(12)}, "unevaluatedProperties": False}
+    yield {
+        "type": "object",
+        "dependentSchemas": {f"p{i}": {"required": [f"p{(i + 1) % 12}"]} for i in range(12)},
+        "properties": {f"p{i}": True for i in range(12)},
+        "unevaluatedProperties": False,
+    }
     yield {"prefixItems": [{"anyOf": [{"const": i}, {"const": "x" * i}]} for i in range(400)], "unevaluatedItems": False}
     yield {"$dynamicRef": "#m", "$defs": {"a": {"$dynamicAnchor": "m", "anyOf": [{"type": "null"}, {"type": "array", "items": {"$dynamicRef": "#m"}}]}}}
     yield {"type": "object", "minProperties": 1000, "maxProperties": 2000, "properties": {f"p{i}": {"type": "null"} for i in range(1500)}}
@@ -205,10 +247,36 @@ def more_grammars() -> Iterator[tuple[str, str]]:
     yield "ebnf", 'root ::= ("a" root "b" | "a" root "c" | "a" root | root "a")? "d"?'
     yield "ebnf", "root ::= x{1,100000}\nx ::= y{0,100}\ny ::= [a-z]{1,1000} | x"
     yield "ebnf", "root ::= " + "(" * 2000 + '"a"' + ")" * 2000
-    yield "ebnf", "root ::= " + " | ".join(f'"{i:x}" r{i}' for i in range(2000)) + "\n" + "\n".join(f'r{i} ::= r{(i * 3 + 1) % 2000} "z" | "{i}"' for i in range(2000))
+    yield (
+        "ebnf",
+        "root ::= " + " | ".join(f'"{i:x}" r{i}' for i in range(2000)) + "\n" + "\n".join(f'r{i} ::= r{(i * 3 + 1) % 2000} "z" | "{i}"' for i in range(2000)),
+    )
     yield "ebnf", 'root ::= a b c d\na ::= b? c? d? "1"?\nb ::= c? d? a? "2"?\nc ::= d? a? b? "3"?\nd ::= a? b? c? "4"?'
-    yield "structural_tag", json.dumps({"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<"], "tags": [{"begin": "<" * (k + 1), "content": {"type": "any_text"}, "end": ">" * (k + 1)} for k in range(20)]}})
-    yield "structural_tag", json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": [{"type": "repeat", "content": {"type": "regex", "pattern": "(a|b){1,100}"}, "min": 0, "max": 500} for _ in range(20)]}})
+    yield (
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "triggered_tags",
+                    "triggers": ["<"],
+                    "tags": [{"begin": "<" * (k + 1), "content": {"type": "any_text"}, "end": ">" * (k + 1)} for k in range(20)],
+                },
+            }
+        ),
+    )
+    yield (
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "sequence",
+                    "elements": [{"type": "repeat", "content": {"type": "regex", "pattern": "(a|b){1,100}"}, "min": 0, "max": 500} for _ in range(20)],
+                },
+            }
+        ),
+    )
     f = {"type": "any_text"}
     for _ in range(150):
         f = {"type": "tag", "begin": "<", "content": f, "end": ">"}

@@ -238,10 +238,15 @@ def rough():
 
 
 WORDS = sorted({"".join(word) for length in (1, 2, 3, 4) for word in itertools.product("ab,", repeat=length)})[::2]
-RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex", "|".join(f"{word}[ab]é?{word}" for word in WORDS)), ("regex", f"({'|'.join(WORDS)})*é|世"),
-        ("json_schema", json.dumps({"type": "array", "items": {"enum": WORDS}})), ("json_schema", json.dumps({"enum": [*WORDS, "é", "abc世"]})), ("regex", "|".join([*WORDS, "aé", "a世b"])), ("regex", r'"[a-c]{0,9}"'), ("regex", r'"([abé]|\\n){2,40}"[,}]*'), ("regex", r"[ab世]{3,5}(7|x1)?"), ("regex", r'[^"]{0,70}"?'), ("regex", "([a-c]{0,3}-){2}[a-z]*"),
-        ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": ["string", "null"], "minLength": 2, "maxLength": 30}}}'),
-        ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "^[a-c]+-[a-c]+"}}'),
+RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex", "|".join(f"{word}[ab]é?{word}" for word in WORDS)),
+    ("regex", f"({'|'.join(WORDS)})*é|世"),
+        ("json_schema", json.dumps({"type": "array", "items": {"enum": WORDS}})), ("json_schema", json.dumps({"enum": [*WORDS, "é", "abc世"]})),
+        ("regex", "|".join([*WORDS, "aé", "a世b"])), ("regex", r'"[a-c]{0,9}"'), ("regex", r'"([abé]|\\n){2,40}"[,}]*'), ("regex", r"[ab世]{3,5}(7|x1)?"),
+        ("regex", r'[^"]{0,70}"?'), ("regex", "([a-c]{0,3}-){2}[a-z]*"),
+        ("json_schema", '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 5}, "b": {"type": ["string", "null"], "minLength": 2, '
+                        '"maxLength": 30}}}'),
+        ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", '
+                                                                                                              '"pattern": "^[a-c]+-[a-c]+"}}'),
         ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
 
 

@@ -11,7 +11,19 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.recognise import allows, begins
 
 NESTED = 'start: "a" | "(" start ")" | start "+" start'
-TREE = json.dumps({"$ref": "#/$defs/t", "$defs": {"t": {"type": "object", "properties": {"n": {"type": "integer"}, "sub": {"type": "array", "items": {"$ref": "#/$defs/t"}}}, "required": ["n"], "additionalProperties": False}}})
+TREE = json.dumps(
+    {
+        "$ref": "#/$defs/t",
+        "$defs": {
+            "t": {
+                "type": "object",
+                "properties": {"n": {"type": "integer"}, "sub": {"type": "array", "items": {"$ref": "#/$defs/t"}}},
+                "required": ["n"],
+                "additionalProperties": False,
+            }
+        },
+    }
+)
 
 
 @pytest.mark.parametrize(

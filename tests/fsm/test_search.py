@@ -12,7 +12,24 @@ from hypothesis import strategies as st
 from lmc.errors import ConstraintError
 from lmc.fsm.search import searcher
 
-PATTERNS = ("a", "ab|b", "[0-9]{2}", r"\w+\s", "(a|ab)c", "(?i:END)", "世+界", "[^a]b", "a.b", r"\n\n", "(aa|a)+b", "(?i)end", "(?x) a b # c", r"(?a)\w\s", "(?s)a.b", "(?x)(?i)E N")
+PATTERNS = (
+    "a",
+    "ab|b",
+    "[0-9]{2}",
+    r"\w+\s",
+    "(a|ab)c",
+    "(?i:END)",
+    "世+界",
+    "[^a]b",
+    "a.b",
+    r"\n\n",
+    "(aa|a)+b",
+    "(?i)end",
+    "(?x) a b # c",
+    r"(?a)\w\s",
+    "(?s)a.b",
+    "(?x)(?i)E N",
+)
 
 
 @settings(deadline=None)

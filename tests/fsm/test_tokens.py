@@ -249,8 +249,11 @@ RUNS = [
     {"type": "string", "minLength": 3, "maxLength": 200},
     {"type": "string", "minLength": 4},
     {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@([a-zé]+x1)+$"},
-    {"type": "string", "pattern": "^[a-zA-Zéß世\u2000-\u2010]+(-[^\"x\\\\]*)?$"},
-    *({"type": "string", "pattern": p} for p in ("^[0-9a-fx]{2,7}$", "^[a-z](-?[a-z]){2,9}1?$", "^[a-zé](-?[a-zé]){0,5}1?$", "^[a-z-]{1,3}[a-z]*$", "^[a-z](ab|[a-z]){1,4}$")),
+    {"type": "string", "pattern": '^[a-zA-Zéß世\u2000-\u2010]+(-[^"x\\\\]*)?$'},
+    *(
+        {"type": "string", "pattern": p}
+        for p in ("^[0-9a-fx]{2,7}$", "^[a-z](-?[a-z]){2,9}1?$", "^[a-zé](-?[a-zé]){0,5}1?$", "^[a-z-]{1,3}[a-z]*$", "^[a-z](ab|[a-z]){1,4}$")
+    ),
     {"type": "array", "items": {"type": "string", "format": "hostname"}},
     {"type": "object", "properties": {"name": {"type": "string"}, "né": {"type": "integer"}}, "additionalProperties": {"type": "string", "maxLength": 9}},
     {"$defs": {"a": {"type": "object", "properties": {"s": {"type": "string"}, "next": {"$ref": "#/$defs/a"}}}}, "$ref": "#/$defs/a"},
@@ -261,7 +264,9 @@ PIECES = ["{", '"', "name", "né", '": ', '", "', "}", "\\n", "\\u00e9", " ", "�
 @cache
 def pieces_of_texts(few: bool) -> Vocabulary:
     """One of each, since a vocabulary remembers what was found in it."""
-    pieces = sorted({"".join(p) for n in (1, 2, 3) for p in itertools.product(PIECES, repeat=n)} | {"世世" * 4 + "-" * n for n in (1, 9)} | {"ab" * 12, 'ab"' * 9, "é" * 30})
+    pieces = sorted(
+        {"".join(p) for n in (1, 2, 3) for p in itertools.product(PIECES, repeat=n)} | {"世世" * 4 + "-" * n for n in (1, 9)} | {"ab" * 12, 'ab"' * 9, "é" * 30}
+    )
     cut = [p.encode()[:-1] for p in pieces if ord(p[-1]) > 127]  # tokens that end inside of a character
     return Vocabulary([b"</s>", *(p.encode() for p in pieces), *cut, *(bytes([i]) for i in range(256))], [0])
 
@@ -401,7 +406,9 @@ def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
 def test_optional_names_are_followed_without_a_state_for_each_letter(begin, others):
     vocabulary, _ = small()
     names = [f"{word}{i:02}" for i, word in enumerate(["name", "order", "n", "address", "orderId"] * 6)]
-    schema = json.dumps({"type": "object", "properties": {name: {"type": "integer" if name[0] == "n" else "string"} for name in names}, "additionalProperties": others})
+    schema = json.dumps(
+        {"type": "object", "properties": {name: {"type": "integer" if name[0] == "n" else "string"} for name in names}, "additionalProperties": others}
+    )
     made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
     key = made.dfa.step(made.start, begin.encode())
     before = made.dfa.states
@@ -424,7 +431,13 @@ NAMES = ["name", "id", "idx", "order", "orderId", "a", "ab", "address", "na", "n
 
 @cache
 def pieces_of_names() -> Vocabulary:
-    pieces = sorted({"".join(p) for n in (1, 2, 3) for p in itertools.product(["na", "me", "id", "x", "order", 'id"', '"', '":', '": ', ": 1", "a", "b", "z", "\\n", "é"], repeat=n)})
+    pieces = sorted(
+        {
+            "".join(p)
+            for n in (1, 2, 3)
+            for p in itertools.product(["na", "me", "id", "x", "order", 'id"', '"', '":', '": ', ": 1", "a", "b", "z", "\\n", "é"], repeat=n)
+        }
+    )
     return Vocabulary([b"</s>", *(p.encode() for p in pieces), b"order" * 4, b'orderId": "abcdefgh', *(bytes([i]) for i in range(256))], [0])
 
 

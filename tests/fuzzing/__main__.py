@@ -64,7 +64,9 @@ def _process(waiting: queue.SimpleQueue[int], tell, patience: float) -> None:
     """One process, until nothing waits or a file ends it."""
     with tempfile.TemporaryDirectory() as place:
         env = {**os.environ, "LMC_CACHE_DIR": f"{place}/cache", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        process = subprocess.Popen([sys.executable, "-m", "tests.fuzzing.load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fuzzing.load", place], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        )
         assert process.stdin is not None and process.stdout is not None
         try:
             assert process.stdout.readline() == "ready\n", "the process that loads does not start"

@@ -125,7 +125,11 @@ def gguf(rng: random.Random) -> Gguf:
     }  # fmt: skip
     meta: dict[str, Any] = {"general.architecture": arch, "general.alignment": 32, **{f"{arch}.{key}": value for key, value in sizes.items()}}
     if rng.random() < 0.3:
-        meta |= {f"{arch}.rope.scaling.type": rng.choice(("linear", "yarn")), f"{arch}.rope.scaling.factor": 2.0, f"{arch}.rope.scaling.original_context_length": 32}
+        meta |= {
+            f"{arch}.rope.scaling.type": rng.choice(("linear", "yarn")),
+            f"{arch}.rope.scaling.factor": 2.0,
+            f"{arch}.rope.scaling.original_context_length": 32,
+        }
     words = "tokenizer.ggml."
     if rng.random() < 0.5:
         meta |= {f"{words}model": "gpt2", f"{words}pre": "gpt-2", f"{words}tokens": list(TOKENS), f"{words}merges": ["a b"]}
@@ -197,14 +201,26 @@ def folder(rng: random.Random) -> Folder:
         "rope_parameters": copy.deepcopy(rng.choice(_ROPES)), "sliding_window": None, "attention_bias": False,
     }  # fmt: skip
     if kind in MIXED:
-        config |= {"num_local_experts" if kind == "mixtral" else "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+        config |= {
+            "num_local_experts" if kind == "mixtral" else "num_experts": EXPERTS,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": INNER,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
     if kind == FP8:
         config["quantization_config"] = copy.deepcopy(_COMPRESSED)
     made = shapes(biased=kind == "qwen2", normed=family in ("qwen3", "qwen3_moe"), experts=kind if kind in MIXED else "")
     tensors = {name: Tensor(shape, "F32", floats(shape, rng)) for name, shape in made.items()}
     if kind == FP8:
         _quantize(tensors, rng)
-    files = {"config.json": config, "tokenizer.json": _tokenizer(), "tokenizer_config.json": {"chat_template": CHATML, "add_bos_token": False}, "generation_config.json": {"eos_token_id": [1]}}
+    files = {
+        "config.json": config,
+        "tokenizer.json": _tokenizer(),
+        "tokenizer_config.json": {"chat_template": CHATML, "add_bos_token": False},
+        "generation_config.json": {"eos_token_id": [1]},
+    }
     return Folder(files, tensors)
 
 
@@ -241,7 +257,10 @@ def _seeing() -> Folder:
     header: dict[str, Any] = json.loads(data[8 : 8 + size])
     beside = {"__metadata__": header.pop("__metadata__")} if "__metadata__" in header else {}
     begin = 8 + size
-    tensors = {name: Tensor(tuple(said["shape"]), said["dtype"], data[begin + said["data_offsets"][0] : begin + said["data_offsets"][1]]) for name, said in header.items()}
+    tensors = {
+        name: Tensor(tuple(said["shape"]), said["dtype"], data[begin + said["data_offsets"][0] : begin + said["data_offsets"][1]])
+        for name, said in header.items()
+    }
     return Folder(files, tensors, texts, beside)
 
 

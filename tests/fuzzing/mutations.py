@@ -12,15 +12,18 @@ from typing import Any
 from tests.fuzzing.bases import CHATML, Folder, Gguf, Tensor, folder, gguf
 
 NUMBERS: tuple[Any, ...] = (
-    0, 1, 2, 3, 7, 31, 33, 255, 2**15, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, -1, -2, -(2**31), 0.0, -0.0, 0.5, 1e-300, 1e300, math.nan, math.inf,
+    0, 1, 2, 3, 7, 31, 33, 255, 2**15, 2**24, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, -1, -2, -(2**31), 0.0, -0.0, 0.5, 1e-300, 1e300, math.nan,
+    math.inf,
     -math.inf, 8.0,
 )  # fmt: skip
 OTHERS: tuple[Any, ...] = ("", "x", "8", "a" * 100_000, "\ud800", "\x00", True, False, [], [0], [-1], [2**31] * 3, ["x"], ["x" * 100_000])
 JSON_OTHERS: tuple[Any, ...] = (*OTHERS, None, {}, {"x": 1}, [[]], [None], [{}])
 TEMPLATES = (
     "{{ 'a' * 10**10 }}", "{{ 2 ** (2 ** 40) }}", "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{% for", "{{ x.y.z }}",
-    "{{ messages[99] }}", "{{ 1 / 0 }}", "{{ raise_exception('no') }}", "{{ raise_exception(5) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ [1] | tojson(indent=10**9) }}",
-    "{{ strftime_now('%' * 999) }}", "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "{{ messages }}", "", "{{ '\ud800' }}", "{{ cycler.__init__ }}",
+    "{{ messages[99] }}", "{{ 1 / 0 }}", "{{ raise_exception('no') }}", "{{ raise_exception(5) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{{ [1] | tojson(indent=10**9) }}",
+    "{{ strftime_now('%' * 999) }}", "{% set n = namespace(x='a') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "{{ messages }}", "",
+    "{{ '\ud800' }}", "{{ cycler.__init__ }}",
     "{% include 'x' %}", "{{ '%s' % () }}", "{{ messages[0].content | int ** 99999999 }}", "{{ 'x'.format(*range(99999)) }}",
 )  # fmt: skip
 
@@ -76,13 +79,34 @@ def _folder(model: Folder, rng: random.Random) -> str:
             model.files["tokenizer_config.json"] |= said
         return f"template {what}"
     if kind == "family":  # of transformers', on values that are another's
-        model.files["config.json"]["model_type"] = rng.choice(("bert", "gpt2", "gemma", "phi", "gpt_neox", "t5", "mamba", "falcon", "roberta", "olmo2", "qwen2_moe", "", "x"))
+        model.files["config.json"]["model_type"] = rng.choice(
+            ("bert", "gpt2", "gemma", "phi", "gpt_neox", "t5", "mamba", "falcon", "roberta", "olmo2", "qwen2_moe", "", "x")
+        )
         return f"model_type = {model.files['config.json']['model_type']}"
     if kind == "text":
-        name = rng.choice(("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json"))
-        model.texts[name] = rng.choice((b"", b"\xff\xfe", b"[" * 100_000, b"{}", b"null", b"[]", b'{"weight_map": {"x": "../../x"}}', b'{"weight_map": {"x": 5}}', b'{"weight_map": [1]}', b"NaN"))
+        name = rng.choice(
+            ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "model.safetensors.index.json")
+        )
+        model.texts[name] = rng.choice(
+            (
+                b"",
+                b"\xff\xfe",
+                b"[" * 100_000,
+                b"{}",
+                b"null",
+                b"[]",
+                b'{"weight_map": {"x": "../../x"}}',
+                b'{"weight_map": {"x": 5}}',
+                b'{"weight_map": [1]}',
+                b"NaN",
+            )
+        )
         return f"{name} is {model.texts[name][:40]!r}"
-    name = "tokenizer.json" if kind == "tokenizer" else rng.choice(("config.json", "config.json", "config.json", *(name for name in sorted(model.files) if name not in ("config.json", "tokenizer.json"))))
+    name = (
+        "tokenizer.json"
+        if kind == "tokenizer"
+        else rng.choice(("config.json", "config.json", "config.json", *(name for name in sorted(model.files) if name not in ("config.json", "tokenizer.json"))))
+    )
     parent, key = _place(model.files[name], rng)
     if kind == "missing" or rng.random() < 0.1:
         del parent[key]
@@ -110,7 +134,9 @@ def _list(found: list[Any], rng: random.Random) -> str:
         found[:] = [found[0]] * len(found)
     else:
         at, old = rng.randrange(len(found)), found[0]
-        found[at] = rng.choice(("", " ", "a" * 5000, "\u2581" * 300, "\ud800", "x y z")) if isinstance(old, str) else type(old)(rng.choice((0, 7, -1, 2**31 - 1)))
+        found[at] = (
+            rng.choice(("", " ", "a" * 5000, "\u2581" * 300, "\ud800", "x y z")) if isinstance(old, str) else type(old)(rng.choice((0, 7, -1, 2**31 - 1)))
+        )
         if isinstance(old, float):
             found[at] = rng.choice((math.nan, math.inf, -1e38))
     return kind
@@ -138,11 +164,17 @@ def _tensors(tensors: dict[str, Tensor], rng: random.Random, *, gguf: bool) -> s
     elif kind == "flat":
         tensor.shape = rng.choice(((len(tensor.data) // 4,), (1, *tensor.shape), tensor.shape[::-1], (*tensor.shape, 1)))
     elif kind == "type":
-        tensor.kind = rng.choice((1, 2, 8, 12, 24, 30, 99, 2**32 - 1)) if gguf else rng.choice(("F16", "BF16", "I64", "I8", "BOOL", "F8_E4M3", "F8_E5M2", "F64", "C64", "F32", "X"))
+        tensor.kind = (
+            rng.choice((1, 2, 8, 12, 24, 30, 99, 2**32 - 1))
+            if gguf
+            else rng.choice(("F16", "BF16", "I64", "I8", "BOOL", "F8_E4M3", "F8_E5M2", "F64", "C64", "F32", "X"))
+        )
     elif kind == "missing":
         del tensors[name]
     elif kind == "name":
-        tensors[rng.choice(("blk.7.attn_q.weight", "x", "", "blk.x.y", "model.layers.9.mlp.up_proj.weight", "output.weight", "lm_head.weight", name + ".x"))] = tensors.pop(name)
+        tensors[
+            rng.choice(("blk.7.attn_q.weight", "x", "", "blk.x.y", "model.layers.9.mlp.up_proj.weight", "output.weight", "lm_head.weight", name + ".x"))
+        ] = tensors.pop(name)
     elif kind == "offset":
         tensor.shift = rng.choice((-32, 32, 4, 2**40, 2**63))
     else:

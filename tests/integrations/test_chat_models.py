@@ -68,7 +68,10 @@ class TestLangChain:
         assert "sun in Porto" in seen and '"town": "Porto"' in seen
 
     def test_calls_in_streams_come_whole(self):
-        schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}}
+        schema = {
+            "type": "function",
+            "function": {"name": "weather", "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}},
+        }
         whole = None
         for piece in lmc.langchain.Chat(backend=lmc.Mock([CALL]), max_tokens=200).bind_tools([schema]).stream("Porto?"):
             whole = piece if whole is None else whole + piece
@@ -83,7 +86,8 @@ class TestLangChain:
 
     @pytest.mark.parametrize("choice", ["any", "required", True, "weather", {"type": "function", "function": {"name": "weather"}}], ids=str)
     def test_a_chosen_tool_is_called_whatever_the_model_says(self, choice):
-        tools = [{"type": "function", "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}}
+        tools = [{"type": "function",
+            "function": {"name": name, "description": name, "parameters": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]}}}
                  for name in ("news", "weather")]  # fmt: skip
         chat = lmc.langchain.Chat(backend=lmc.Mock(), max_tokens=200).bind_tools(tools, tool_choice=choice)
         made = chat.invoke([("system", "Be brief."), ("human", "Porto?")])
@@ -138,14 +142,22 @@ class TestLangChain:
 
         data = base64.b64encode(png(4, 4)).decode()
         chat = lmc.langchain.Chat(backend=mock)
-        message = ("human", [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}, {"type": "image", "base64": data, "mime_type": "image/png"}])
+        message = (
+            "human",
+            [
+                {"type": "text", "text": "What?"},
+                {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
+                {"type": "image", "base64": data, "mime_type": "image/png"},
+            ],
+        )
         assert chat.invoke([message]).content == "2"
 
     @pytest.mark.parametrize("call, says", [
         (lambda chat: chat.invoke("x", nonsense=1), "takes no nonsense="),
         (lambda chat: chat.bind_tools([], tool_choice="required").invoke("x"), "there is no such tool"),
         (lambda chat: chat.with_structured_output(Place, method="guess"), "function_calling and json_mode"),
-        (lambda chat: chat.invoke([("tool", "text")] if False else [__import__("langchain_core.messages", fromlist=["x"]).ToolMessage("t", tool_call_id="9")]), "follows no message"),
+        (lambda chat: chat.invoke([("tool", "text")] if False else [__import__("langchain_core.messages", fromlist=["x"]).ToolMessage("t", tool_call_id="9")]),
+            "follows no message"),
     ])  # fmt: skip
     def test_what_lmc_has_not_is_refused(self, call, says):
         with pytest.raises(lmc.ArgumentError, match=says):

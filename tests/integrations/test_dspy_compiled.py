@@ -150,9 +150,11 @@ class Retries(dspy.Module):
 
 
 PROGRAMS = {
-    "notes": (Notes, {"question": "Who?", "pages": ["one", "two", "three"]}), "typed": (Typed, {"text": "It rains in Porto."}), "branches": (Branches, {"text": "help"}),
+    "notes": (Notes, {"question": "Who?", "pages": ["one", "two", "three"]}), "typed": (Typed, {"text": "It rains in Porto."}),
+    "branches": (Branches, {"text": "help"}),
     "nested": (Nested, {"text": "tea"}), "agent": (Agent, {"question": "How large is Porto?"}), "retries": (Retries, {"tries": 4}),
-    "a predictor": (lambda: dspy.Predict("question -> answer"), {"question": "Why?"}), "a chain": (lambda: dspy.ChainOfThought("question -> answer: int"), {"question": "Why?"}),
+    "a predictor": (lambda: dspy.Predict("question -> answer"), {"question": "Why?"}),
+    "a chain": (lambda: dspy.ChainOfThought("question -> answer: int"), {"question": "Why?"}),
 }  # fmt: skip
 
 
@@ -204,7 +206,11 @@ class Article(dspy.Module):
 
 def test_requests_that_come_out_of_an_answer_are_made_together():
     def script(prompt, ask):
-        texts = {"reasoning": "so", "title": "Tea", "headings": '["a", "b", "c"]'} if "`[[ ## headings ## ]]`" in prompt else {"text": "of " + prompt.rpartition("## ")[2][:1]}
+        texts = (
+            {"reasoning": "so", "title": "Tea", "headings": '["a", "b", "c"]'}
+            if "`[[ ## headings ## ]]`" in prompt
+            else {"text": "of " + prompt.rpartition("## ")[2][:1]}
+        )
         return "".join(f"[[ ## {name} ## ]]\n{text}\n\n" for name, text in texts.items()) + "[[ ## completed ## ]]"
 
     using(script, adapter=dspy.ChatAdapter(), max_tokens=99)
@@ -220,7 +226,10 @@ def acts(prompt, ask):
     """An agent looks once, in DSPy's format or in fields of a template."""
     asked = prompt.rpartition("[[ ## question ## ]]")[2]
     looked = "observation_0" in asked
-    texts = {"next_tool_name": "finish" if looked else "look", "next_tool_args": "{}" if looked else '{"town": "Faro"}' if "two?" in asked else '{"town": "Porto"}'}
+    texts = {
+        "next_tool_name": "finish" if looked else "look",
+        "next_tool_args": "{}" if looked else '{"town": "Faro"}' if "two?" in asked else '{"town": "Porto"}',
+    }
     if ask.constraint is not None:
         return texts["next_tool_name" if ask.constraint.kind == "regex" else "next_tool_args"]
     names = re.findall(r"\[\[ ## (\w+) ## \]\]", prompt.rpartition("Respond with the corresponding output fields")[2])
@@ -434,7 +443,8 @@ def test_a_budget_holds_for_a_run():
 def test_it_runs_as_dspy_does_where_the_lm_is_not_lmcs():
     class Plain(dspy.lm15.Engine if hasattr(dspy.lm15, "Engine") else object):
         def complete(self, request):
-            return dspy.lm15.Response(id="1", model=request.model, message=dspy.lm15.Message.assistant([dspy.lm15.TextPart("[[ ## view ## ]]\nfine\n\n[[ ## completed ## ]]")]),
+            return dspy.lm15.Response(id="1", model=request.model, message=dspy.lm15.Message.assistant([dspy.lm15.TextPart("[[ ## view ## ]]\nfine\n\n[[ ## "
+                                                                                                                           "completed ## ]]")]),
                                       finish_reason="stop", usage=dspy.lm15.Usage(input_tokens=1, output_tokens=1, total_tokens=2))  # fmt: skip
 
     dspy.configure(lm=dspy.LM("own/model", engine=Plain()))
@@ -471,7 +481,9 @@ def test_optimizers_ask_the_same_of_a_compiled_module_as_of_a_plain_one(name, ne
     monkeypatch.setattr(rag, "LATENCY", 0.0)
     monkeypatch.setattr(rag, "THREADS", 1)  # which of several is first decides what GEPA reflects on
     plain, compiled, templates = [rag._optimized(Setup(n=2, reps=1), name, way) for way in rag.OPTIMIZED]
-    assert {key: compiled[key] for key in ("requests", "prompt", "generated", "score")} == {key: plain[key] for key in ("requests", "prompt", "generated", "score")}
+    assert {key: compiled[key] for key in ("requests", "prompt", "generated", "score")} == {
+        key: plain[key] for key in ("requests", "prompt", "generated", "score")
+    }
     assert compiled["requests"] == templates["requests"] > 2 and compiled["score"] == templates["score"] == 1.0
     assert plain["unparsed"] == compiled["unparsed"] == templates["unparsed"] == 0
     assert max(row["computed"] for row in (plain, compiled)) < plain["prompt"]

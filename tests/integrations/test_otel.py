@@ -251,7 +251,11 @@ def test_requests_made_ahead_say_what_became_of_them(spans):
     assert (state.usage.ahead_used, state.usage.ahead_wasted) == (1, 1)
     run, helped = spans["invoke_workflow forked"], spans["invoke_workflow helper"]
     requests = [span for span in spans.all if "gen_ai.request.model" in span.attributes]
-    assert sorted((span.attributes["lmc.variable"], span.attributes.get("lmc.ahead", "no")) for span in requests) == [("h", "used"), ("h", "wasted"), ("kind", "no")]
+    assert sorted((span.attributes["lmc.variable"], span.attributes.get("lmc.ahead", "no")) for span in requests) == [
+        ("h", "used"),
+        ("h", "wasted"),
+        ("kind", "no"),
+    ]
     assert {spans.parent(span).name for span in requests} == {run.name}, "made ahead, before its sub-program began"
     wasted = next(span for span in requests if span.attributes.get("lmc.ahead") == "wasted")
     assert wasted.status.status_code is StatusCode.UNSET
@@ -268,7 +272,9 @@ def test_a_request_made_ahead_is_the_run_s_not_the_step_s(spans):
         return helper(tip=q)["h"]
 
     eager(lmc.compile(program))(q="q", backend=Gated(2, lambda _, ask: "a"))
-    assert spans.tree() == sorted([PROGRAM, f"{PROGRAM} > invoke_workflow helper", f"{PROGRAM} > step", f"{PROGRAM} > step > text_completion mock", f"{PROGRAM} > chat mock"])
+    assert spans.tree() == sorted(
+        [PROGRAM, f"{PROGRAM} > invoke_workflow helper", f"{PROGRAM} > step", f"{PROGRAM} > step > text_completion mock", f"{PROGRAM} > chat mock"]
+    )
 
 
 @lmc.pure

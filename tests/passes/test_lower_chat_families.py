@@ -176,7 +176,8 @@ TRAPS = {
     "knows one text": "{% for m in messages %}{{ m.role }}: {% if m.content == 'Text' %}!{% endif %}{{ m.content }}\n{% endfor %}assistant: ",
     "cuts long contents": "{% for m in messages %}{{ m.role }}: {{ m.content|truncate(900) }}\n{% endfor %}assistant: ",
     "takes marks out": "{% for m in messages %}{{ m.role }}: {{ m.content.replace('##', '') }}\n{% endfor %}assistant: ",
-    "says a text once": "{% for m in messages %}{% if loop.first or m.content != messages[0].content %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor %}assistant: ",
+    "says a text once": "{% for m in messages %}{% if loop.first or m.content != messages[0].content %}{{ m.role }}: {{ m.content }}\n{% endif %}{% endfor "
+                        "%}assistant: ",
 }
 
 
@@ -250,9 +251,8 @@ def test_one_that_takes_thoughts_out_of_all_messages_is_refused() -> None:
 
 
 def test_a_template_with_a_command_in_system_messages_refuses_these_alone() -> None:
-    source = (
-        "{% for m in messages %}{{ m.role }}: {% if m.role == 'system' %}{{ m.content.replace('/fast', '') }}{% else %}{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}assistant: "
-    )
+    source = ("{% for m in messages %}{{ m.role }}: {% if m.role == 'system' %}{{ m.content.replace('/fast', '') }}{% else %}{{ m.content }}{% endif %}{{ "
+              "'\n' }}{% endfor %}assistant: ")
     template = cut(source, tokenizer("chatml"), name="commands")
     assert isinstance(template, CutTemplate)
     assert lowered(template, [("user", "/fast")]) == "user: /fast\nassistant: "

@@ -59,7 +59,11 @@ def test_only_names_of_this_machine_are_answered():
         for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000", "LOCALHOST", "lmc.example.org:443"):
             assert (await client.post(CHAT, json=HELLO, headers={"host": host})).status_code == 200, host
         for host in ("evil.example.org", "evil.example.org:8000", "localhost.evil.org", "127.0.0.1.evil.org", "", "[::1].evil.org", "0.0.0.0"):
-            for ask in (lambda h: client.post(CHAT, json=HELLO, headers=h), lambda h: client.get("/v1/models", headers=h), lambda h: client.get("/health", headers=h)):
+            for ask in (
+                lambda h: client.post(CHAT, json=HELLO, headers=h),
+                lambda h: client.get("/v1/models", headers=h),
+                lambda h: client.get("/health", headers=h),
+            ):
                 answer = await ask({"host": host})
                 assert (answer.status_code, answer.json()["error"]["code"]) == (421, "invalid_host"), host
 
@@ -166,7 +170,11 @@ def test_requests_at_once_and_programs():
 
 
 def test_limits_of_a_key_are_those_of_its_requests():
-    keys = [Key.of("a", "alice", KeyLimits(tokens=1)), Key.of("b", "bob", KeyLimits(programs=frozenset({"other"}))), Key.of("c", "carol", KeyLimits(concurrency=1))]
+    keys = [
+        Key.of("a", "alice", KeyLimits(tokens=1)),
+        Key.of("b", "bob", KeyLimits(programs=frozenset({"other"}))),
+        Key.of("c", "carol", KeyLimits(concurrency=1)),
+    ]
 
     async def work():
         mock = lmc.Mock()
@@ -210,7 +218,8 @@ def test_every_answer_is_counted(path, stream):
 
 
 LEFT = {
-    CHAT: HELLO, f"{CHAT}#stream": {**HELLO, "stream": True}, "/v1/completions": {"prompt": "Hello", "n": 2}, "/v1/messages": {**HELLO, "model": "mock", "max_tokens": 9},
+    CHAT: HELLO, f"{CHAT}#stream": {**HELLO, "stream": True}, "/v1/completions": {"prompt": "Hello", "n": 2},
+    "/v1/messages": {**HELLO, "model": "mock", "max_tokens": 9},
     "/programs/greet": {"name": "Ann"}, "/programs/greet/stream": {"name": "Ann"}, "/programs/greet/batch": {"items": [{"name": "Ann"}]},
 }  # fmt: skip
 
@@ -298,7 +307,16 @@ def test_a_file_of_keys_has_their_digests():
 
 
 @pytest.mark.parametrize(
-    "line", ("alice sha256:12", "alice md5:aa", "alice key", f"alice sha256:{'0' * 64} request=5", f"alice sha256:{'0' * 64} requests=x", f"alice sha256:{'0' * 64} requests=0", f"alice sha256:{'z' * 64}")
+    "line",
+    (
+        "alice sha256:12",
+        "alice md5:aa",
+        "alice key",
+        f"alice sha256:{'0' * 64} request=5",
+        f"alice sha256:{'0' * 64} requests=x",
+        f"alice sha256:{'0' * 64} requests=0",
+        f"alice sha256:{'z' * 64}",
+    ),
 )
 def test_a_line_that_is_no_key_is_named(line):
     with pytest.raises(ParameterError, match=r"keys\.txt:2: .*expected NAME sha256:HEX"):
@@ -369,7 +387,9 @@ def test_an_audit_log_that_cannot_be_written_is_said(tmp_path):
 
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-keyout", key, "-out", cert], capture_output=True)
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost", "-keyout", key, "-out", cert], capture_output=True
+    )
     if made.returncode:
         pytest.skip("needs openssl")
     with served("--tls-cert", str(cert), "--tls-key", str(key), scheme="https") as (url, _):
@@ -379,5 +399,7 @@ def test_tls(tmp_path):
 
 
 def test_a_tls_key_needs_a_certificate():
-    found = subprocess.run([sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--tls-key", "x"], capture_output=True, text=True, cwd=Path(__file__).parent.parent.parent)
+    found = subprocess.run(
+        [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--tls-key", "x"], capture_output=True, text=True, cwd=Path(__file__).parent.parent.parent
+    )
     assert found.returncode == 2 and "belong together" in found.stderr

@@ -181,7 +181,9 @@ def test_a_stream_that_is_closed_early_is_cancelled(url):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl(url):
     def curl(*args: str) -> str:
-        return subprocess.run(["curl", "-sS", "--max-time", "20", "-H", "Content-Type: application/json", *args], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["curl", "-sS", "--max-time", "20", "-H", "Content-Type: application/json", *args], capture_output=True, text=True, check=True
+        ).stdout
 
     body = json.dumps({"messages": MESSAGES})
     assert json.loads(curl(f"{url}/v1/chat/completions", "-d", body))["object"] == "chat.completion"

@@ -240,5 +240,8 @@ def test_anthropic(url):
         called = client.messages.create(messages=asked, tools=[tool], **how)
         use = called.content[-1]
         assert (use.type, use.name, use.input) == ("tool_use", "weather", CITY)
-        asked += [{"role": "assistant", "content": called.content}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": weather(**use.input)}]}]
+        asked += [
+            {"role": "assistant", "content": called.content},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": weather(**use.input)}]},
+        ]
         assert client.messages.create(messages=asked, tools=[tool], **how).content[0].text == AFTER_TOOL

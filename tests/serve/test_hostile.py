@@ -192,7 +192,14 @@ def test_an_empty_conversation_is_an_answer_or_a_400(url):
 
 
 def test_paths_lead_nowhere_else(url):
-    paths = ("/../../etc/passwd", "/v1/models/../../../etc/passwd", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd", "//etc/passwd", "/programs/../health%00", "/%ff")
+    paths = (
+        "/../../etc/passwd",
+        "/v1/models/../../../etc/passwd",
+        "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/programs/../health%00",
+        "/%ff",
+    )
     for path in paths:
         with raw(url) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
@@ -280,7 +287,11 @@ def test_a_head_that_never_ends_is_given_up(monkeypatch):
         assert status_of(patient) == 200, "an answer may take longer"
 
 
-@pytest.mark.parametrize("first", [b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", head(CHAT, 1 << 30), head("/nothing", 100_000)], ids=["GET", "413", "404"])
+@pytest.mark.parametrize(
+    "first",
+    [b"GET /health/live HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", head(CHAT, 1 << 30), head("/nothing", 100_000)],
+    ids=["GET", "413", "404"],
+)
 def test_a_body_that_goes_on_behind_its_answer_is_given_up(monkeypatch, first):
     from lmc.serve import main
 
@@ -334,7 +345,14 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch, more):
 
 @pytest.mark.parametrize(
     ("left", "ended"),
-    [([1 << 20, 900_000, 800_000, 0], False), ([100, 0], False), ([0], False), ([1 << 20, (1 << 20) - 100], True), ([1 << 20, 900_000, 900_000], True), ([100, 100], True)],
+    [
+        ([1 << 20, 900_000, 800_000, 0], False),
+        ([100, 0], False),
+        ([0], False),
+        ([1 << 20, (1 << 20) - 100], True),
+        ([1 << 20, 900_000, 900_000], True),
+        ([100, 100], True),
+    ],
 )
 def test_an_answer_that_is_read_slowly_arrives(left, ended):
     class Loop:
@@ -364,7 +382,9 @@ def test_an_answer_that_is_read_slowly_arrives(left, ended):
     assert connection.transport.ended == ended
 
 
-@pytest.mark.parametrize("second", [b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["answer", "error"])
+@pytest.mark.parametrize(
+    "second", [b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["answer", "error"]
+)
 def test_who_sends_more_and_reads_no_answer_is_given_up_without_a_word(time_limits, caplog, second):
     with on_a_port(programs=[long], timeout=HOUR) as url:
         first, connection = unread(url, (head("/programs/long", 2) + b"{}") + second)

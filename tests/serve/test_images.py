@@ -49,14 +49,18 @@ def seeing(prompt: str, ask: Any, images: list[bytes | str]) -> str:
         (CHAT, asked({"type": "text", "text": "Compare "}, part(url(DARK)), {"type": "text", "text": " with "}, part(url(LIGHT), detail="low"))),
         (
             RESPONSES,
-            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "Compare "}, {"type": "input_image", "image_url": url(DARK)}, {"type": "input_text", "text": " with "}, {"type": "input_image", "image_url": url(LIGHT), "detail": "low"}]}]},
+            {"input": [{"role": "user",
+                "content": [{"type": "input_text", "text": "Compare "}, {"type": "input_image", "image_url": url(DARK)},
+                    {"type": "input_text", "text": " with "}, {"type": "input_image", "image_url": url(LIGHT), "detail": "low"}]}]},
         ),
         (
             MESSAGES,
             {
                 "max_tokens": 20, "messages": [{"role": "user", "content": [
-                    {"type": "text", "text": "Compare "}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(DARK).partition(",")[2]}},
-                    {"type": "text", "text": " with "}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(LIGHT).partition(",")[2]}},
+                    {"type": "text", "text": "Compare "},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(DARK).partition(",")[2]}},
+                    {"type": "text", "text": " with "},
+                    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url(LIGHT).partition(",")[2]}},
                 ]}],
             },
         ),
@@ -97,7 +101,11 @@ def test_what_is_refused(body, why):
 @pytest.mark.parametrize(
     ("path", "body", "why"),
     (
-        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]}]}, "takes text, and input_image"),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}]}]},
+            "takes text, and input_image",
+        ),
         (MESSAGES, {"max_tokens": 5, "system": [{"type": "audio"}], "messages": [{"role": "user", "content": "x"}]}, "pictures are parts of a user's message"),
     ),
 )

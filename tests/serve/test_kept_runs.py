@@ -60,7 +60,9 @@ def target(tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def server(target: str, folder: Path, backend: Any = None, count: int = 1, **limits: Any):
-    app = create_app(lmc.Mock() if backend is None else backend, settings(journals=folder / "runs", **limits), [load_program(target)], workers=WorkerOptions([target], count))
+    app = create_app(
+        lmc.Mock() if backend is None else backend, settings(journals=folder / "runs", **limits), [load_program(target)], workers=WorkerOptions([target], count)
+    )
     async with app.router.lifespan_context(app):
         yield app
 

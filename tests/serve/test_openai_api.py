@@ -208,7 +208,11 @@ BAD = {
     "unknown field": ({**HELLO, "temprature": 1}, "temprature", "did you mean 'temperature'"),
     "unknown role": ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role", "system"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "content"),
-    "audio": ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]}, "messages.0.content", "takes text and image_url"),
+    "audio": (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]},
+        "messages.0.content",
+        "takes text and image_url",
+    ),
     "wrong type": ({**HELLO, "temperature": "1"}, "temperature", "number"),
     "too hot": ({**HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
     "not a number": ('{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', None, ""),

@@ -33,8 +33,21 @@ def openai():
 def test_a_response_is_the_chat_completion(openai):
     server, client = openai(lmc.Mock(lambda prompt, ask: "Good day."))
     with server as url, client(url) as asked:
-        for given in ("Hello", [{"role": "user", "content": "Hello"}], [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}]):
-            found = asked.responses.create(model="mock", input=given, instructions="Be kind.", reasoning={"effort": "low"}, text={"verbosity": "low"}, metadata={"a": "b"}, user="u", store=False)
+        for given in (
+            "Hello",
+            [{"role": "user", "content": "Hello"}],
+            [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        ):
+            found = asked.responses.create(
+                model="mock",
+                input=given,
+                instructions="Be kind.",
+                reasoning={"effort": "low"},
+                text={"verbosity": "low"},
+                metadata={"a": "b"},
+                user="u",
+                store=False,
+            )
             assert (found.output_text, found.status, found.object, found.metadata) == ("Good day.", "completed", "response", {"a": "b"})
             assert found.usage.output_tokens == 9 and found.usage.total_tokens == found.usage.input_tokens + 9
         cut = asked.responses.create(model="mock", input="Hello", max_output_tokens=4)
@@ -43,9 +56,31 @@ def test_a_response_is_the_chat_completion(openai):
 
 def test_what_a_response_is_asked_with_reaches_the_model():
     mock = lmc.Mock()
-    post(RESPONSES, {"input": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "output_text", "text": "Yes"}]}, {"role": "user", "content": "So?"}], "instructions": "Kind."}, mock)
+    post(
+        RESPONSES,
+        {
+            "input": [
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "Yes"}]},
+                {"role": "user", "content": "So?"},
+            ],
+            "instructions": "Kind.",
+        },
+        mock,
+    )
     chat = lmc.Mock()
-    post(CHAT, {"messages": [{"role": "system", "content": "Kind."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So?"}]}, chat)
+    post(
+        CHAT,
+        {
+            "messages": [
+                {"role": "system", "content": "Kind."},
+                {"role": "user", "content": "Hi"},
+                {"role": "assistant", "content": "Yes"},
+                {"role": "user", "content": "So?"},
+            ]
+        },
+        chat,
+    )
     assert [call.prompt for call in mock.call_log] == [call.prompt for call in chat.call_log]
 
 
@@ -71,8 +106,16 @@ def test_tools_of_a_response(openai, stream):
         made = asked.responses.create(model="mock", input="Weather?", tools=[FLAT], stream=stream)
         found = list(made)[-1].response if stream else made
         text, call = found.output
-        assert text.content[0].text.rstrip() == "Let me see." and (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", {"city": "Oslo"})
-        given = [{"role": "user", "content": "Weather?"}, *[item.model_dump() for item in found.output], {"type": "function_call_output", "call_id": call.call_id, "output": "-5"}]
+        assert text.content[0].text.rstrip() == "Let me see." and (call.type, call.name, json.loads(call.arguments)) == (
+            "function_call",
+            "weather",
+            {"city": "Oslo"},
+        )
+        given = [
+            {"role": "user", "content": "Weather?"},
+            *[item.model_dump() for item in found.output],
+            {"type": "function_call_output", "call_id": call.call_id, "output": "-5"},
+        ]
         assert asked.responses.create(model="mock", input=given, tools=[FLAT]).output_text == "Cold."
 
 
@@ -86,7 +129,14 @@ def test_a_response_with_a_schema(openai):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    (("previous_response_id", "resp_1"), ("background", True), ("tools", [{"type": "web_search"}]), ("input", [{"type": "item_reference", "id": "x"}]), ("input", [{"role": "user", "content": [{"type": "input_image"}]}]), ("odd", 1)),
+    (
+        ("previous_response_id", "resp_1"),
+        ("background", True),
+        ("tools", [{"type": "web_search"}]),
+        ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("odd", 1),
+    ),
 )
 def test_what_a_response_cannot_have_is_refused(field, value):
     answer = post(RESPONSES, {"input": "x", field: value})
@@ -110,7 +160,14 @@ def test_a_message_is_the_chat_completion(anthropic):
     server, client = anthropic(lmc.Mock(lambda prompt, ask: "Good day."), api_keys=("k",))
     with server as url, client(url) as asked:
         for content in ("Hello", [{"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral"}}]):
-            found = asked.messages.create(model="mock", max_tokens=64, system="Be kind.", messages=[{"role": "user", "content": content}], metadata={"user_id": "u"}, extra_body={"temperature": 0})
+            found = asked.messages.create(
+                model="mock",
+                max_tokens=64,
+                system="Be kind.",
+                messages=[{"role": "user", "content": content}],
+                metadata={"user_id": "u"},
+                extra_body={"temperature": 0},
+            )
             assert (found.content[0].text, found.stop_reason, found.role, found.usage.output_tokens) == ("Good day.", "end_turn", "assistant", 9)
         ask = lambda **how: asked.messages.create(model="mock", messages=[{"role": "user", "content": "Hello"}], **{"max_tokens": 64, **how})
         assert (ask(max_tokens=4).content[0].text, ask(max_tokens=4).stop_reason) == ("Good", "max_tokens")
@@ -140,7 +197,10 @@ def test_tools_of_a_message(anthropic, stream):
             found = asked.messages.create(messages=given, **how)
         text, use = found.content
         assert (text.text.rstrip(), use.name, use.input, found.stop_reason) == ("Let me see.", "weather", {"city": "Oslo"}, "tool_use")
-        given += [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in found.content]}, {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "-5"}]}]
+        given += [
+            {"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in found.content]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "-5"}]},
+        ]
         assert asked.messages.create(messages=given, **how).content[0].text == "Cold."
 
 
@@ -150,7 +210,13 @@ def test_errors_of_messages_are_anthropics(anthropic):
     with server as url, client(url) as asked, pytest.raises(module.AuthenticationError) as refused:
         asked.messages.create(model="mock", max_tokens=4, messages=[{"role": "user", "content": "x"}])
     assert refused.value.body["type"] == "error" and refused.value.body["error"]["type"] == "authentication_error"
-    for field, value in (("thinking", {"type": "enabled", "budget_tokens": 9}), ("tools", [{"type": "web_search_20250305", "name": "w"}]), ("odd", 1), ("model", "gpt-9"), ("temperature", 2)):
+    for field, value in (
+        ("thinking", {"type": "enabled", "budget_tokens": 9}),
+        ("tools", [{"type": "web_search_20250305", "name": "w"}]),
+        ("odd", 1),
+        ("model", "gpt-9"),
+        ("temperature", 2),
+    ):
         answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}], field: value})
         assert answer.status_code in (400, 404) and answer.json()["type"] == "error" and answer.json()["error"]["message"]
 
@@ -165,7 +231,11 @@ def test_a_fault_in_the_middle_of_a_message_is_an_error_event():
 def test_a_fault_in_the_middle_of_a_message_reaches_the_client(anthropic):
     """Anthropic's client ignores events without a name: the answer would look complete."""
     module = pytest.importorskip("anthropic")
-    with on_a_port(lmc.Mock(latency=60), timeout=0.5) as url, module.Anthropic(base_url=url, api_key="k", max_retries=0) as asked, pytest.raises(module.APIStatusError, match="longer than this server allows"):
+    with (
+        on_a_port(lmc.Mock(latency=60), timeout=0.5) as url,
+        module.Anthropic(base_url=url, api_key="k", max_retries=0) as asked,
+        pytest.raises(module.APIStatusError, match="longer than this server allows"),
+    ):
         list(asked.messages.create(model="mock", max_tokens=4, messages=[{"role": "user", "content": "x"}], stream=True))
 
 
@@ -174,12 +244,20 @@ def test_a_fault_in_the_middle_of_a_message_reaches_the_client(anthropic):
 
 def test_fields_that_change_nothing_are_taken():
     plain = post(CHAT, {**HELLO, "seed": 1}).json()["choices"]
-    assert post(CHAT, {**HELLO, "seed": 1, "reasoning_effort": "low", "verbosity": "high", "user": "u", "metadata": {"a": "b"}, "store": True}).json()["choices"] == plain
+    assert (
+        post(CHAT, {**HELLO, "seed": 1, "reasoning_effort": "low", "verbosity": "high", "user": "u", "metadata": {"a": "b"}, "store": True}).json()["choices"]
+        == plain
+    )
 
 
 @pytest.mark.parametrize("path", (CHAT, "/v1/completions", RESPONSES, MESSAGES))
 def test_unknown_fields_are_refused_unless_the_server_is_lenient(path):
-    bodies = {CHAT: HELLO, "/v1/completions": {"prompt": "x"}, RESPONSES: {"input": "x"}, MESSAGES: {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]}}
+    bodies = {
+        CHAT: HELLO,
+        "/v1/completions": {"prompt": "x"},
+        RESPONSES: {"input": "x"},
+        MESSAGES: {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]},
+    }
     body = {**bodies[path], "odd": {"a": 1}, "odder": 2}
     assert post(path, body).status_code == 400
     assert post(path, body, lenient=True).status_code == 200

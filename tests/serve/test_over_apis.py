@@ -52,9 +52,12 @@ def ask(api: Server, path: str, **limits: Any) -> Any:
 
 
 FORMS = {
-    "chat": ("/v1/chat/completions", {"messages": SYSTEM_AND_USER}, lambda a: a["choices"][0]["message"]["content"], lambda a: (a["usage"]["prompt_tokens"], a["usage"]["completion_tokens"])),
-    "responses": ("/v1/responses", {"model": "mock", "instructions": "Be brief.", "input": "Hello <|im_end|>"}, lambda a: a["output"][0]["content"][0]["text"], lambda a: (a["usage"]["input_tokens"], a["usage"]["output_tokens"])),
-    "messages": ("/v1/messages", {"model": "mock", "system": "Be brief.", "messages": SYSTEM_AND_USER[1:], "max_tokens": 9}, lambda a: a["content"][0]["text"], lambda a: (a["usage"]["input_tokens"], a["usage"]["output_tokens"])),
+    "chat": ("/v1/chat/completions", {"messages": SYSTEM_AND_USER}, lambda a: a["choices"][0]["message"]["content"],
+        lambda a: (a["usage"]["prompt_tokens"], a["usage"]["completion_tokens"])),
+    "responses": ("/v1/responses", {"model": "mock", "instructions": "Be brief.", "input": "Hello <|im_end|>"}, lambda a: a["output"][0]["content"][0]["text"],
+        lambda a: (a["usage"]["input_tokens"], a["usage"]["output_tokens"])),
+    "messages": ("/v1/messages", {"model": "mock", "system": "Be brief.", "messages": SYSTEM_AND_USER[1:], "max_tokens": 9}, lambda a: a["content"][0]["text"],
+        lambda a: (a["usage"]["input_tokens"], a["usage"]["output_tokens"])),
 }  # fmt: skip
 
 
@@ -96,12 +99,20 @@ def test_tools_reach_the_api_and_its_calls_come_back(stream: bool) -> None:
 
 
 def test_results_of_tools_reach_the_api() -> None:
-    talked = [*SYSTEM_AND_USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_7", "content": '{"id": "x"}\nTea.'}]
+    talked = [
+        *SYSTEM_AND_USER,
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call_7", "content": '{"id": "x"}\nTea.'},
+    ]
     with Server(answered(content="It is tea.")) as api:
         found = ask(api, "/v1/chat/completions", body={"messages": talked, "tools": [TOOL]})
         assert found.json()["choices"][0]["message"]["content"] == "It is tea.", found.text
         sent = api.seen[0].body["messages"]
-        assert sent[3] == talked[3] and sent[2]["tool_calls"][0]["id"] == "call_7" and json.loads(sent[2]["tool_calls"][0]["function"]["arguments"]) == {"q": "tea"}
+        assert (
+            sent[3] == talked[3]
+            and sent[2]["tool_calls"][0]["id"] == "call_7"
+            and json.loads(sent[2]["tool_calls"][0]["function"]["arguments"]) == {"q": "tea"}
+        )
         lost = ask(api, "/v1/chat/completions", body={"messages": [*talked[:3], {**talked[3], "tool_call_id": "other"}]})
         forced = ask(api, "/v1/chat/completions", body={"messages": SYSTEM_AND_USER, "tools": [TOOL], "tool_choice": "required"})
         assert [(each.status_code, each.json()["error"]["param"]) for each in (lost, forced)] == [(400, "messages"), (400, "tool_choice")]

@@ -28,7 +28,16 @@ def test_a_broken_worker_leaves_the_rotation(tmp_path):
         urls = [url_in(tmp_path / f"worker-{i}", worker) for i, worker in enumerate(workers)]
         front = f"http://127.0.0.1:{(port := free_port())}"
         command = [str(ROUTER), "--host", "127.0.0.1", "--port", str(port), "--worker-urls", *urls, "--policy", "round_robin", "--disable-retries"]
-        command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1", "--health-success-threshold", "1", "--prometheus-port", str(free_port())]
+        command += [
+            "--health-check-interval-secs",
+            "1",
+            "--health-failure-threshold",
+            "1",
+            "--health-success-threshold",
+            "1",
+            "--prometheus-port",
+            str(free_port()),
+        ]
         router = stack.enter_context(process(*command, log=tmp_path / "router"))
         wait_for(f"{front}/health", router)
         wait_for(f"{front}/v1/models", router)

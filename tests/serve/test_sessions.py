@@ -106,7 +106,14 @@ def test_what_is_no_key_begins_no_session(tmp_path) -> None:
     log = tmp_path / "audit"
 
     async def look(client: Any) -> None:
-        for body, status in (({"key": "wrong-key"}, 401), ({"key": ""}, 401), ({"key": 5}, 400), ({}, 400), ({"key": "the-key", "x": 1}, 400), ({"key": "x" * 20_000}, 413)):
+        for body, status in (
+            ({"key": "wrong-key"}, 401),
+            ({"key": ""}, 401),
+            ({"key": 5}, 400),
+            ({}, 400),
+            ({"key": "the-key", "x": 1}, 400),
+            ({"key": "x" * 20_000}, 413),
+        ):
             answer = await client.post("/login", json=body)
             assert answer.status_code == status and "set-cookie" not in answer.headers and "wrong-key" not in answer.text, body
         await signed_in(client)

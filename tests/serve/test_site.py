@@ -23,7 +23,8 @@ _WAIT = """new Promise(done => { const look = () => (WANTED) && done(true);
 
 
 BROKEN = """[...document.querySelectorAll(".small td, .small th")].flatMap(cell => [...cell.childNodes].filter(n => n.nodeType === 3).flatMap(n =>
-    [...n.data.matchAll(/\\S+/g)].filter(w => { const r = document.createRange(); r.setStart(n, w.index); r.setEnd(n, w.index + w[0].length); return r.getClientRects().length > 1; }).map(w => w[0])))"""
+    [...n.data.matchAll(/\\S+/g)].filter(w => { const r = document.createRange(); r.setStart(n, w.index); r.setEnd(n, w.index + w[0].length);
+        return r.getClientRects().length > 1; }).map(w => w[0])))"""
 """Words of a table that are broken into lines."""
 
 
@@ -84,7 +85,12 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
         assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 request refused" in shown["errors"]
         assert tab.value("document.querySelector('#memory').textContent").endswith("<b>greet</b>400"), "names are text"
         assert tab.value("[...document.querySelectorAll('#memory .bar i')].map(i => i.style.width)") == ["50%", "25%"]
-        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 4).map(c => c.textContent)") == ["program greet", "4", "1", "0"]
+        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 4).map(c => c.textContent)") == [
+            "program greet",
+            "4",
+            "1",
+            "0",
+        ]
 
         for path, ready in (("/", "document.querySelector('#endpoints td')"), ("/docs", "document.querySelectorAll('.operation').length > 9")):
             for scheme in ("light", "dark"):
@@ -97,7 +103,12 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
                         assert tab.value(BROKEN) == []
         tab.visit(url)
         until("document.querySelector('#requests polyline')?.getAttribute('points')")
-        assert tab.value("[...document.querySelectorAll('.card polyline')].filter(line => !line.getAttribute('points').split(' ').at(-1).startsWith('120.0,')).length") == 0, "the newest on the right"
+        assert (
+            tab.value(
+                "[...document.querySelectorAll('.card polyline')].filter(line => !line.getAttribute('points').split(' ').at(-1).startsWith('120.0,')).length"
+            )
+            == 0
+        ), "the newest on the right"
         tab.visit(f"{url}/docs")
         until("document.querySelectorAll('.operation').length > 9")
         assert all(request.startswith((url, "data:")) for request in tab.requests)

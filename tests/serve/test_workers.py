@@ -535,7 +535,8 @@ def test_workers_end_with_their_server(file, tmp_path):
     marker = tmp_path / "begun"
     with served("--workers", "1", f"{file}:wild", f"{file}:fine") as (url, process):
         asking = subprocess.Popen(
-            [sys.executable, "-c", "import httpx, sys; httpx.post(sys.argv[1], json={'how': 'number', 'marker': sys.argv[2]}, timeout=60)", f"{url}/programs/wild", str(marker)],
+            [sys.executable, "-c", "import httpx, sys; httpx.post(sys.argv[1], json={'how': 'number', 'marker': sys.argv[2]}, timeout=60)",
+                f"{url}/programs/wild", str(marker)],
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:

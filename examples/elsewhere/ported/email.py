@@ -67,7 +67,11 @@ class EmailProcessor(dspy.Module):
 SAMPLE_EMAILS = [
     {"email_subject": "Order Confirmation #12345", "email_body": "Thank you for your order! It will ship on December 15.", "sender": "orders@shop.example"},
     {"email_subject": "URGENT: Server Outage", "email_body": "Our main server is down since 9 this morning. Please assist.", "sender": "admin@company.example"},
-    {"email_subject": "Team Meeting", "email_body": "You are invited to our weekly meeting on Friday, December 20, at 2 pm.", "sender": "manager@company.example"},
+    {
+        "email_subject": "Team Meeting",
+        "email_body": "You are invited to our weekly meeting on Friday, December 20, at 2 pm.",
+        "sender": "manager@company.example",
+    },
 ]
 
 

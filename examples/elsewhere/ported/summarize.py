@@ -3,7 +3,9 @@
 import lmc
 
 SYSTEM = "Rewrite this text in summarized form."
-DOCUMENT = " ".join(f"Chapter {i} tells of the year {1870 + i} in Aldery, when the harbour had {3 * i + 1} ships and the market {i % 7 + 2} days." for i in range(24))
+DOCUMENT = " ".join(
+    f"Chapter {i} tells of the year {1870 + i} in Aldery, when the harbour had {3 * i + 1} ships and the market {i % 7 + 2} days." for i in range(24)
+)
 
 
 def chunk_on_delimiter(text, most, delimiter="."):

@@ -17,7 +17,8 @@ def module_of(target: str) -> str:
 
 
 def write(
-    path: Path, weights: Mapping[str, Any], layers: Sequence[int], targets: Sequence[str] = (*ATTENTION, *MLP), *, rank: int = 4, alpha: float = 12, seed: int = 0,
+    path: Path, weights: Mapping[str, Any], layers: Sequence[int], targets: Sequence[str] = (*ATTENTION, *MLP), *, rank: int = 4, alpha: float = 12,
+    seed: int = 0,
     size: float = 0.3, **config: Any,
 ) -> Path:  # fmt: skip
     """A random adapter of a model with these weights, by transformers' names."""

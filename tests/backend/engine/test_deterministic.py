@@ -199,7 +199,9 @@ def test_what_has_no_fixed_numbers_is_refused(llama, tmp_path):
     for name, kind, more, said in (
         ("window", "Mistral", {"sliding_window": 16}, "sliding windows are not"), ("theirs", "Gemma", {"head_dim": 12}, "transformers' own code are not"),
     ):  # fmt: skip
-        config = getattr(transformers, f"{kind}Config")(**shape, **more, vocab_size=words.get_vocab_size(), eos_token_id=EOS, bos_token_id=None, pad_token_id=None)
+        config = getattr(transformers, f"{kind}Config")(
+            **shape, **more, vocab_size=words.get_vocab_size(), eos_token_id=EOS, bos_token_id=None, pad_token_id=None
+        )
         getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(tmp_path / name)
         words.save(str(tmp_path / name / "tokenizer.json"))
         refused(str(tmp_path / name), said)

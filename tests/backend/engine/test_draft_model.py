@@ -114,7 +114,8 @@ def test_random_answers_are_those_without_it(monkeypatch):
 
     def answers(runs, model) -> list[object]:
         engine, core = stepped(
-            slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts="off" if model is None else most, draft_model=model,
+            slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts="off" if model is None else most,
+            draft_model=model,
         )  # fmt: skip
         handles = run_cancelling(engine, core, chains, cancelled)
         counted.append((core.counters().preemptions, core.counters().accepted_tokens))
@@ -254,7 +255,9 @@ def expected(pair):
         return said(engine)
 
 
-@pytest.mark.parametrize(("same_model", "ahead", "drafts"), [(False, False, 1), (False, True, 6), (False, False, "auto"), (True, False, 6), (True, True, "auto")])
+@pytest.mark.parametrize(
+    ("same_model", "ahead", "drafts"), [(False, False, 1), (False, True, 6), (False, False, "auto"), (True, False, 6), (True, True, "auto")]
+)
 def test_answers_are_the_same(k, pair, expected, same_model, ahead, drafts):
     """Sampled, penalised, constrained, scored, stopped; by a model that knows nothing, and by one that knows all."""
     with lmc.Engine(pair[0], max_tokens=4096, drafts=drafts, draft_model=pair[0 if same_model else 1], **OPTIONS) as engine:
@@ -320,7 +323,8 @@ def test_the_small_model_says_the_same(tmp_path):
         tokenizer = engine.tokenizer.raw.to_str()
         size = engine.tokenizer.vocab_size
     config = transformers.LlamaConfig(
-        vocab_size=size, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, eos_token_id=2, bos_token_id=1,
+        vocab_size=size, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, eos_token_id=2,
+        bos_token_id=1,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(tokenizer)

@@ -331,7 +331,12 @@ def test_drafts_that_do_not_pay_cost_little(monkeypatch, ahead, row, host, answe
 
 def test_drafts_that_pay_are_not_held_back(monkeypatch):
     monkeypatch.setattr(Alike, "share", 0.95)
-    for runs, row, host, together, most in ((AlikeAhead, 0.005, 0.1, 1, 0.4), (AlikeAhead, 0.005, 0.1, 4, 0.5), (Alike, 0.15, 0.02, 1, 0.6), (Alike, 0.15, 0.02, 4, 0.98)):
+    for runs, row, host, together, most in (
+        (AlikeAhead, 0.005, 0.1, 1, 0.4),
+        (AlikeAhead, 0.005, 0.1, 4, 0.5),
+        (Alike, 0.15, 0.02, 1, 0.6),
+        (Alike, 0.15, 0.02, 4, 0.98),
+    ):
         off, on = (took(runs, drafts, row, host, together, 200, 1) for drafts in ("off", "auto"))
         assert off[1] == on[1] and on[0] < most * off[0], (runs, together, on[0], off[0])
 

@@ -188,7 +188,10 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("scheme", "per", "beside"), [(compressed(), "channel", False), (compressed(strategy="tensor"), "tensor", False), (MODELOPT, "tensor", False), (MODELOPT, "tensor", True)])
+@pytest.mark.parametrize(
+    ("scheme", "per", "beside"),
+    [(compressed(), "channel", False), (compressed(strategy="tensor"), "tensor", False), (MODELOPT, "tensor", False), (MODELOPT, "tensor", True)],
+)
 def test_a_checkpoint_is_read_as_it_is(f8, folder, tmp_path, scheme, per, beside):
     """Its very numbers: the matrices dequantized are those that it stands for, in our order of rows."""
     from pathlib import Path
@@ -238,7 +241,8 @@ def test_a_quantization_that_there_is_not_is_refused(f8, folder):
     [
         ({"quant_method": "gptq", "bits": 4}, "quantized by 'gptq'"), ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantized by 'fp8'"), (compressed(strategy="block"), "for each block"),
-        (compressed(num_bits=4, type="int", strategy="group"), "4-bit int"), ({"quant_method": "compressed-tensors"}, "config_groups"), ("fp8", "expected an object"),
+        (compressed(num_bits=4, type="int", strategy="group"), "4-bit int"), ({"quant_method": "compressed-tensors"}, "config_groups"),
+        ("fp8", "expected an object"),
     ],
 )  # fmt: skip
 def test_other_quantizations_are_refused_with_what_is_read(said, why):

@@ -47,7 +47,11 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
         group = RankGroup(0, 1, 10.0)
         group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device(DEVICE))
         wrap["wrap"] = lambda n, m: (
-            GatheredHead(m, group, config.vocab_size, config.vocab_size) if n == "head" else Summed(m, group, 0) if n.endswith((".o", ".down", ".experts")) else m
+            GatheredHead(m, group, config.vocab_size, config.vocab_size)
+            if n == "head"
+            else Summed(m, group, 0)
+            if n.endswith((".o", ".down", ".experts"))
+            else m
         )
     model = llama.build(weights, config, **wrap)
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17

@@ -45,7 +45,8 @@ RIGHT = {
     "attention.causal": True, "use_parallel_residual": False,
 }  # fmt: skip
 WRONG = {
-    "vocab_size": 96, "rope.dimension_count": bases.HEAD // 2, "attention.value_length": 16, "attention.scale": 1.0, "attention.causal": False, "use_parallel_residual": True,
+    "vocab_size": 96, "rope.dimension_count": bases.HEAD // 2, "attention.value_length": 16, "attention.scale": 1.0, "attention.causal": False,
+    "use_parallel_residual": True,
     "logit_scale": 0.25, "rope.scale_linear": 4.0, "expert_count": 8, "attn_logit_softcapping": 50.0, "rope.scaling.yarn_ext_factor": 0.5,
 }  # fmt: skip
 
@@ -57,7 +58,9 @@ def test_what_the_model_must_be_is_taken_if_it_is_and_refused_if_not(tmp_path, k
     right = model()
     right.metadata[f"llama.{key}"] = wanted
     load(str(right.write(tmp_path / "right")))
-    refused(tmp_path, rf"llama\.{key} is .*; expected .*, .*; convert it again, take its safetensors, or correct the field", **{f"llama.{key}": WRONG.get(key, 3)})
+    refused(
+        tmp_path, rf"llama\.{key} is .*; expected .*, .*; convert it again, take its safetensors, or correct the field", **{f"llama.{key}": WRONG.get(key, 3)}
+    )
 
 
 def test_a_file_that_rotates_a_part_of_each_head_is_refused(tmp_path):
@@ -75,7 +78,10 @@ def test_a_key_of_the_tokenizer_that_nobody_knows_is_refused(tmp_path, key):
     refused(tmp_path, rf"tokenizer\.ggml\.{key} is .*, which lmc does not know, .*tokenizer\.json", **{f"tokenizer.ggml.{key}": [5]})
 
 
-@pytest.mark.parametrize(("key", "value"), (("add_eos_token", True), ("add_sep_token", True), ("remove_extra_whitespaces", True), ("precompiled_charsmap", [1]), ("token_type_count", 2)))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    (("add_eos_token", True), ("add_sep_token", True), ("remove_extra_whitespaces", True), ("precompiled_charsmap", [1]), ("token_type_count", 2)),
+)
 def test_a_tokenizer_that_does_what_lmcs_does_not_is_refused(tmp_path, key, value):
     refused(tmp_path, rf"tokenizer\.ggml\.{key} is .*; expected ", **{f"tokenizer.ggml.{key}": value})
 
@@ -107,8 +113,10 @@ def test_a_file_that_is_no_whole_model_is_refused(tmp_path, key, value, why):
 def test_what_says_where_a_file_comes_from_is_of_no_matter(tmp_path):
     made = model()
     made.metadata |= {
-        "general.author": "x", "general.file_type": 0, "general.type": "model", "general.quantization_version": 2, "general.sampling.temp": 0.6, "quantize.imatrix.file": "x",
-        "split.no": 0, "split.count": 1, "split.tensors.count": len(made.tensors), "llama.tensor_data_layout": "Meta AI original pth", "llama.rope.scaling.finetuned": False,
+        "general.author": "x", "general.file_type": 0, "general.type": "model", "general.quantization_version": 2, "general.sampling.temp": 0.6,
+        "quantize.imatrix.file": "x",
+        "split.no": 0, "split.count": 1, "split.tensors.count": len(made.tensors), "llama.tensor_data_layout": "Meta AI original pth",
+        "llama.rope.scaling.finetuned": False,
         "tokenizer.ggml.padding_token_id": 0, "tokenizer.ggml.add_eos_token": False, "tokenizer.chat_template.tool_use": "x",
     }  # fmt: skip
     load(str(made.write(tmp_path)))
@@ -166,7 +174,12 @@ def test_every_end_that_a_file_names_ends_an_answer(tmp_path, key):
 
 def test_the_ramp_of_yarn_is_the_files(tmp_path):
     made = model()
-    made.metadata |= {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 2.0, "llama.rope.scaling.yarn_beta_fast": 16.0, "llama.rope.scaling.yarn_beta_slow": 2.0}
+    made.metadata |= {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 2.0,
+        "llama.rope.scaling.yarn_beta_fast": 16.0,
+        "llama.rope.scaling.yarn_beta_slow": 2.0,
+    }
     made.tensors.pop("rope_freqs.weight", None)
     scaling = load(str(made.write(tmp_path))).config.rope_scaling
     assert scaling is not None and (scaling.beta_fast, scaling.beta_slow) == (16.0, 2.0)

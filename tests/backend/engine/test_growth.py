@@ -27,9 +27,21 @@ from tests.searching import apart
 NAMES = [f"{'pre' * (i % 3)}name{i * 7 % 90}{'tion' * (i % 2)}" for i in range(90)]
 MORE = {
     "words": {"enum": NAMES},  # more states behind one than are looked at for dead ends
-    "keys": {"type": "object", "properties": {"name": {"type": "string"}, "names": {"const": "é"}}, "additionalProperties": {"type": "integer"}, "maxProperties": 4},
-    "lengths": {"type": "object", "properties": {"a": {"type": "string", "minLength": 2, "maxLength": 40}, "b": {"type": "string", "maxLength": 18}, "c": {"type": "string", "minLength": 1}}},
-    "classes": {"type": "array", "items": {"type": "string", "pattern": "^[a-zA-Zéß世]+(-[^\"x\\\\]*)?$"}, "minItems": 1},
+    "keys": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "names": {"const": "é"}},
+        "additionalProperties": {"type": "integer"},
+        "maxProperties": 4,
+    },
+    "lengths": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "minLength": 2, "maxLength": 40},
+            "b": {"type": "string", "maxLength": 18},
+            "c": {"type": "string", "minLength": 1},
+        },
+    },
+    "classes": {"type": "array", "items": {"type": "string", "pattern": '^[a-zA-Zéß世]+(-[^"x\\\\]*)?$'}, "minItems": 1},
     "ends": {"enum": ["é", "ab", "世界", "abc"]},
 }
 EVERY = {**{name: schema for name, (schema, _, _) in SCHEMAS.items()}, **MORE}

@@ -432,7 +432,9 @@ class AnythingWithAHostAhead(AnythingWithAHost):
 class AnythingWithAHostInTheRoomOfOthers(AnythingWithAHost, AnythingInTheRoomOfOthers): ...
 
 
-AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=50)
+AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(
+    examples(4, 80), stateful_step_count=50
+)
 TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
 TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)
 TestAnythingWithAHostInTheRoomOfOthers = pytest.mark.search(AnythingWithAHostInTheRoomOfOthers.TestCase)

@@ -134,7 +134,9 @@ def test_factors_of_positions_that_are_no_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("words", ("gpt2", "llama"))
-@pytest.mark.parametrize(("key", "value"), (("tokens", 5), ("tokens", [1, 2]), ("tokens", ["a" * 100_000] * 3), ("token_type", [1]), ("scores", "x"), ("merges", [""])))
+@pytest.mark.parametrize(
+    ("key", "value"), (("tokens", 5), ("tokens", [1, 2]), ("tokens", ["a" * 100_000] * 3), ("token_type", [1]), ("scores", "x"), ("merges", [""]))
+)
 def test_a_vocabulary_that_is_none(tmp_path, words, key, value):
     model = next(m for seed in range(99) if (m := bases.gguf(random.Random(seed))).metadata["tokenizer.ggml.model"] == words)
     if f"tokenizer.ggml.{key}" not in model.metadata:
@@ -158,7 +160,10 @@ CONFIGS = {
     "rope_parameters": ({"rope_theta": 0.0}, r"rope_parameters: rope_theta is 0\.0; expected a number from 2"),
     "rope_parameters ": ({"rope_type": "yarn", "factor": 0}, r"rope_parameters: factor is 0;"),
     "rope_parameters  ": ([1], r"rope_parameters is \[1\]; expected an object"),
-    "rope_parameters   ": ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, r"rope_parameters: low_freq_factor is 4\.0; expected less than"),
+    "rope_parameters   ": (
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+        r"rope_parameters: low_freq_factor is 4\.0; expected less than",
+    ),
     "vocab_size": (-1, r"vocab_size is -1"),
 }
 
@@ -218,7 +223,15 @@ def test_encoders_are_refused(tmp_path, kind):
         load(str(model.write(tmp_path)))
 
 
-@pytest.mark.parametrize("ask", (lambda: lmc.gen("x", max_tokens=3, temperature=0), lambda: lmc.gen("x", max_tokens=3), lambda: lmc.gen("x", regex="[ab]+", max_tokens=3), lambda: lmc.select("x", ["a", "b"])))
+@pytest.mark.parametrize(
+    "ask",
+    (
+        lambda: lmc.gen("x", max_tokens=3, temperature=0),
+        lambda: lmc.gen("x", max_tokens=3),
+        lambda: lmc.gen("x", regex="[ab]+", max_tokens=3),
+        lambda: lmc.select("x", ["a", "b"]),
+    ),
+)
 def test_weights_that_give_no_numbers_stop_a_request_with_an_error(tmp_path, ask):
     model = a_gguf()
     model.tensors["output_norm.weight"].data = b"\0\0\xc0\x7f" * bases.WIDTH
@@ -279,7 +292,9 @@ def test_a_processor_that_fails_is_an_error_at_the_picture(tmp_path):
     found.files["preprocessor_config.json"]["size"] = {"shortest_edge": ["x"]}
     with (
         lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu") as engine,
-        pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model fails on 8 × 8 pixels: TypeError: .*preprocessor_config\.json right"),
+        pytest.raises(
+            BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model fails on 8 × 8 pixels: TypeError: .*preprocessor_config\.json right"
+        ),
     ):
         sees.run(backend=engine).text()
 

@@ -47,7 +47,9 @@ def make_base(kind: str, path):
     name, options, targets = KINDS[kind]
     torch.manual_seed(0)
     words = trained()
-    config = getattr(transformers, f"{name}Config")(**SHAPE, **options, vocab_size=words.get_vocab_size(), eos_token_id=EOS, bos_token_id=None, initializer_range=0.15)
+    config = getattr(transformers, f"{name}Config")(
+        **SHAPE, **options, vocab_size=words.get_vocab_size(), eos_token_id=EOS, bos_token_id=None, initializer_range=0.15
+    )
     model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     model.save_pretrained(path / "model")
     words.save(str(path / "model" / "tokenizer.json"))
@@ -358,7 +360,10 @@ def test_programs_name_adapters(llama):
         with pytest.raises(ParameterError, match=r"adapter='sql': Engine\(model\) has no adapter of that name; there are all, some, rs") as caught:
             mixed.run("x", backend=engine, adapter="sql").text()
         assert caught.value.loc is not None
-    with lmc.Engine(llama.path, device="cpu", max_tokens=256) as engine, pytest.raises(UnsupportedOpError, match=r"gen with adapter='all'.*lmc.Engine\(adapters="):
+    with (
+        lmc.Engine(llama.path, device="cpu", max_tokens=256) as engine,
+        pytest.raises(UnsupportedOpError, match=r"gen with adapter='all'.*lmc.Engine\(adapters="),
+    ):
         mixed.run("x", backend=engine).text()
 
 
@@ -425,7 +430,8 @@ def test_a_configuration_that_cannot_be_is_refused(llama, tmp_path, name):
 
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 STATES = {
-    "of another matrix": (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[FIRST].clone()}), r"'base_model.model.lm_head.lora_A.weight' changes what no adapter"),
+    "of another matrix": (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": t[FIRST].clone()}), r"'base_model.model.lm_head.lora_A.weight' "
+                                                                                                            r"changes what no adapter"),
     "of a layer too many": (lambda t: t.update({FIRST.replace("layers.0", "layers.77"): t.pop(FIRST)}), r"is of layer 77, and the model has 3"),
     "without its other half": (lambda t: t.pop(FIRST), r"lora_A of self_attn.q_proj in layer 0 is missing"),
     "of another shape": (lambda t: t.update({FIRST: t[FIRST][:, :-1].contiguous()}), r"is \[4, 47\], and model and adapter_config.json say \[4, 48\]"),

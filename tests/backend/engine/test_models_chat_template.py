@@ -182,12 +182,25 @@ IMAGES = "{% for part in message['content'] | selectattr('type', 'equalto', 'ima
 TEXTS = "{% for part in message['content'] | selectattr('type', 'equalto', 'text') %}{{ '\n' + part['text'] }}{% endfor %}"
 ALL = "{% for part in message['content'] %}{{ part['text'] if part['type'] == 'text' else '<image>' }}{% endfor %}"
 SEEING = {  # as the published ones of OneVision, SmolVLM and LLaVA write them
-    "before each text": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}" + IMAGES + TEXTS + "<|im_end|>{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
-    "instead of a space": "{{ '<|im_start|>' }}{% for message in messages %}{{ message['role'] | capitalize + (':' if message['content'][0]['type'] == 'image' else ': ') }}" + ALL + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
-    "behind each picture": "{% for message in messages %}{{ message['role'] | upper + ': ' }}" + IMAGES.replace("<image>", "<image>\\n") + TEXTS.replace("'\n' + ", "") + " {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
-    "special tokens around": "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + ALL.replace("<image>", "<s><image></s>") + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "before each text": "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}" + IMAGES + TEXTS + "<|im_end|>{% endfor %}{% if "
+                                                                                                                       "add_generation_prompt %}{{ "
+                                                                                                                       "'<|im_start|>assistant\n' }}{% endif %}",
+    "instead of a space": "{{ '<|im_start|>' }}{% for message in messages %}{{ message['role'] | capitalize + (':' if message['content'][0]['type'] == "
+                          "'image' else ': ') }}" + ALL + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}",
+    "behind each picture": "{% for message in messages %}{{ message['role'] | upper + ': ' }}" + IMAGES.replace("<image>",
+        "<image>\\n") + TEXTS.replace("'\n' + ", "") + " {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}",
+    "special tokens around": "{% for message in messages %}<|im_start|>{{ message['role'] }}\n" + ALL.replace("<image>",
+        "<s><image></s>") + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
 }  # fmt: skip
-CONTENTS = (["What?"], ["<image>", "What?"], ["<image>", "<image>", "Which?"], ["<image>"], ["<image>", "<image>"], ["See ", "<image>", "!"], ["", "<image>", "What?"])
+CONTENTS = (
+    ["What?"],
+    ["<image>", "What?"],
+    ["<image>", "<image>", "Which?"],
+    ["<image>"],
+    ["<image>", "<image>"],
+    ["See ", "<image>", "!"],
+    ["", "<image>", "What?"],
+)
 
 
 @some("kind", SEEING, 3)

@@ -80,7 +80,11 @@ def given(pair: Pair, media: list[Image]) -> dict[str, Any]:
         else:
             found.setdefault("pixel_values_videos", []).append(pixels[0][None])
     batched = {"pixel_values_videos": 1 if not kind.startswith("qwen") else 0, "pixel_values": 1 if kind == "smolvlm" else 0}
-    joined = {name: values if name == "second_per_grid_ts" else torch.cat(values, batched.get(name, 0)) for name, values in found.items() if name not in ("rows", "cols")}
+    joined = {
+        name: values if name == "second_per_grid_ts" else torch.cat(values, batched.get(name, 0))
+        for name, values in found.items()
+        if name not in ("rows", "cols")
+    }
     if kind == "smolvlm":
         joined.pop("pixel_attention_mask", None)
     return joined
@@ -193,7 +197,9 @@ def test_patches_hold_frames_in_pairs(tmp_path):
     film = Film(shown(video(noise(5, 3, 112, 56), codec="ffv1", kind="matroska")))
     (part,) = [part for part in pair.vision.watch(film, [0, 1, 2]) if isinstance(part, Shown)]
     t, h, w = (int(n) for n in part.inputs["grid"][0])
-    pictures = [pair.vision.processor(images=p.resize((w * 14, h * 14), 3), do_resize=False, do_normalize=True, return_tensors="np") for p in film.at([0, 1, 2])]
+    pictures = [
+        pair.vision.processor(images=p.resize((w * 14, h * 14), 3), do_resize=False, do_normalize=True, return_tensors="np") for p in film.at([0, 1, 2])
+    ]
     each = [p["pixel_values"].reshape(h * w, 3, 2, 14 * 14) for p in pictures]
     found = part.inputs["pixel_values"].reshape(t, h * w, 3, 2, 14 * 14)
     assert t == 2

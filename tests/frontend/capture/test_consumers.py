@@ -1,4 +1,5 @@
-"""What an evaluation asks through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed on."""
+"""What an evaluation asks through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed
+on."""
 
 # ruff: noqa: C401 (programs are written as people write them)
 
@@ -222,7 +223,8 @@ def test_items_that_ask_nothing_are_not_gone_through_in_vain():
     def program(s):
         label = score("a").ret_value
         return (
-            [r for r in rows if r["n"] == label], sum(1 for r in rows if r["n"] == label), max(rows, key=lambda r: r["n"] * label), any(r["n"] == label for r in rows),
+            [r for r in rows if r["n"] == label], sum(1 for r in rows if r["n"] == label), max(rows, key=lambda r: r["n"] * label),
+            any(r["n"] == label for r in rows),
             {label + r["n"] for r in rows}, {label + r["n"]: 1 for r in rows}, sorted(label + r["n"] for r in rows),
         )  # fmt: skip
 

@@ -120,18 +120,24 @@ def test_no_code_of_the_users_runs():
 
 
 STATEMENTS = [
-    "p == 1", "p in [1]", "[x for x in p]", "{p: 1}", "{p}", "f'{p}'", "str(p)", "p.x", "p[0]", "p()", "p + 1", "len(p)", "p < p", "sorted([p, p])", "lmc.gen(p)", "s[p]", "s.fork(p)",
-    "lmc.user(p)", "dict(p)", "list(p)", "json.dumps([p])", "json.loads(p)", "re.match(p, 'a')", "'a'.join([p])", "isinstance(1, p)", "int(p)", "next(iter(p))", "zip(p, p)", "max([p, 1])",
-    "copy.copy(p)", "copy.deepcopy([p])", "s.set_var(p, 1)", "'x' in p", "p in s", "Counter(p)", "sum([p, p])", "any([p])", "p if p else p", "-p", "not p", "range(p)", "enumerate(p)",
-    "[1][p]", "'a' * p", "p % 1", "'%s' % p", "math.floor(p)", "heapq.heappush([p], p)", "functools.reduce(p, [1, 2])", "map(p, [1])", "getattr(s, p, 0)", "setattr(p, 'x', 1)", "tuple(p)",
-    "s.__iadd__(p)", "child(p)", "child(p, p)", "child(**p)", "child(*p)", "lmc.select('x', p)", "lmc.gen('x', regex=p, stop=[p])", "print(p)", "format(p, p)", "divmod(p, 1)", "hash(p)",
+    "p == 1", "p in [1]", "[x for x in p]", "{p: 1}", "{p}", "f'{p}'", "str(p)", "p.x", "p[0]", "p()", "p + 1", "len(p)", "p < p", "sorted([p, p])",
+    "lmc.gen(p)", "s[p]", "s.fork(p)",
+    "lmc.user(p)", "dict(p)", "list(p)", "json.dumps([p])", "json.loads(p)", "re.match(p, 'a')", "'a'.join([p])", "isinstance(1, p)", "int(p)", "next(iter(p))",
+    "zip(p, p)", "max([p, 1])",
+    "copy.copy(p)", "copy.deepcopy([p])", "s.set_var(p, 1)", "'x' in p", "p in s", "Counter(p)", "sum([p, p])", "any([p])", "p if p else p", "-p", "not p",
+    "range(p)", "enumerate(p)",
+    "[1][p]", "'a' * p", "p % 1", "'%s' % p", "math.floor(p)", "heapq.heappush([p], p)", "functools.reduce(p, [1, 2])", "map(p, [1])", "getattr(s, p, 0)",
+    "setattr(p, 'x', 1)", "tuple(p)",
+    "s.__iadd__(p)", "child(p)", "child(p, p)", "child(**p)", "child(*p)", "lmc.select('x', p)", "lmc.gen('x', regex=p, stop=[p])", "print(p)", "format(p, p)",
+    "divmod(p, 1)", "hash(p)",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", STATEMENTS)
 def test_each_operation_leaves_an_outside_object_alone(text: str):
     RAN.clear()
-    body = f"import copy, functools, heapq, json, math, re\nfrom collections import Counter\nimport lmc\n@lmc.function\ndef child(s, tip='', k=1):\n    s += tip\n@lmc.function\ndef program(s, p):\n    x = {text}\n"
+    body = (f"import copy, functools, heapq, json, math, re\nfrom collections import Counter\nimport lmc\n@lmc.function\ndef child(s, tip='', k=1):\n    s += "
+            f"tip\n@lmc.function\ndef program(s, p):\n    x = {text}\n")
     for line in ("    y = [x, x] if x else [x]\n    s += f'{x}'\n", "    s += 'a' + lmc.gen('z')\n"):
         body += line
     program = _made(body)
@@ -181,6 +187,8 @@ def test_random_programs_ask_what_python_asks_and_change_nothing(part: int):
         found, _ = evaluation(program, item, python.answers)
         assert (repr(look()), item) == (before, given), f"seed {seed}: something outside was changed"
         asked = [(a.address, a.name, a.prompt) for a in found]
-        assert asked and not [ask for a, ask in zip(found, asked, strict=True) if a.certain and not a.shifted and a.prompt is not None and ask not in python.asked], f"seed {seed}"
+        assert asked and not [
+            ask for a, ask in zip(found, asked, strict=True) if a.certain and not a.shifted and a.prompt is not None and ask not in python.asked
+        ], f"seed {seed}"
         whole += asked == python.asked
     assert whole > PROGRAMS / SLICES / 8, whole  # many define a class of their own, which is unknown

@@ -371,7 +371,12 @@ def test_locals_that_are_bound_once_are_read_from_pythons_frame():
     assert [(a.name, a.prompt) for a in asked] == [("ok", None), ("z", None)]
     live = {"plan": "a\nb", "step": "b"}  # `step` is bound in a loop
     asked, _ = evaluate(resumed, options={"frames": {place_of(resumed.func.__code__): live}}, g="/dev/null")
-    assert [(a.name, a.prompt) for a in asked] == [("ok", "Plan: a\nb"), ("c", "[user:a][assistant:"), ("c", "[user:b][assistant:"), ("z", "Plan: a\nb{('', 0)}")]
+    assert [(a.name, a.prompt) for a in asked] == [
+        ("ok", "Plan: a\nb"),
+        ("c", "[user:a][assistant:"),
+        ("c", "[user:b][assistant:"),
+        ("z", "Plan: a\nb{('', 0)}"),
+    ]
 
 
 @lmc.function
@@ -730,7 +735,21 @@ def operators(s, q):
     a, b = Money(len(q)), Money(2)
     with b as entered:
         {}["x"]
-    found = [str(sum([a, b])), max(a, b).n, a == b, a != Money(a.n), b in [a, Money(2)], len(b), list(b), 2 in b, b[3], {b: 1}[Money(2)], sorted([a, b])[0].n, bool(Money(0)), f"{entered}"]
+    found = [
+        str(sum([a, b])),
+        max(a, b).n,
+        a == b,
+        a != Money(a.n),
+        b in [a, Money(2)],
+        len(b),
+        list(b),
+        2 in b,
+        b[3],
+        {b: 1}[Money(2)],
+        sorted([a, b])[0].n,
+        bool(Money(0)),
+        f"{entered}",
+    ]
     s += f"{found}" + lmc.gen("x")
 
 
@@ -825,7 +844,10 @@ def compares_keys(s, q):
     common, seen = a.keys() & b.keys(), {"x"}
     answer = child(q)["c"]
     table = {"k": answer, "l": q}
-    s += f"{sorted(common)} {sorted(b.keys() - seen)} {a.keys() >= seen} {a.items() > {('x', 1)}} {len(table.items())} {'k' in list(table.keys())} {a.keys()}" + lmc.gen("end")
+    s += (
+        f"{sorted(common)} {sorted(b.keys() - seen)} {a.keys() >= seen} {a.items() > {('x', 1)}} {len(table.items())} {'k' in list(table.keys())} {a.keys()}"
+        + lmc.gen("end")
+    )
     for key, value in table.items():
         child(key + value)
 

@@ -29,7 +29,9 @@ def map_reduce(s, docs):
 
 def test_requests_that_wait_for_nothing_are_all_found():
     asked, outcome = evaluate(map_reduce, docs=["a", "b", "c"])
-    assert [(a.address, a.prompt) for a in asked[:3]] == [((f"/c{i}", 0), f"[system:You summarize.][user:Summarize: {d}][assistant:") for i, d in enumerate("abc")]
+    assert [(a.address, a.prompt) for a in asked[:3]] == [
+        ((f"/c{i}", 0), f"[system:You summarize.][user:Summarize: {d}][assistant:") for i, d in enumerate("abc")
+    ]
     assert asked[3].prompt is None and all(a.certain and not a.shifted for a in asked)
     assert outcome.stopped_at is None and outcome.waits == [frozenset({("/c0", 0), ("/c1", 0), ("/c2", 0)})]
 

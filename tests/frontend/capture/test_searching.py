@@ -17,7 +17,8 @@ from .recording import evaluate
 pytestmark = pytest.mark.unit
 
 CATASTROPHES = [
-    r"(a|a)*b", r"(a+)+b", r"(a|aa)+$b", r"(?:a*)*b", r"(?:\w+\s*)+:", r"(?:a?){60}b", r"(x+x+)+y|(?:a+a+)+b", r"(?:(?:a+)?)+b", r"(?i)(?:A|aa)+B", r"^(?:a+)*$(?<=b)", r"(?=(a+)+b)", r"(?:(?:(?=a)){0,3}a)+b",
+    r"(a|a)*b", r"(a+)+b", r"(a|aa)+$b", r"(?:a*)*b", r"(?:\w+\s*)+:", r"(?:a?){60}b", r"(x+x+)+y|(?:a+a+)+b", r"(?:(?:a+)?)+b", r"(?i)(?:A|aa)+B",
+    r"^(?:a+)*$(?<=b)", r"(?=(a+)+b)", r"(?:(?:(?=a)){0,3}a)+b",
 ]  # fmt: skip
 
 
@@ -32,14 +33,22 @@ def test_what_may_take_for_ever_ends(pattern: str, how: str) -> None:
     assert found is None
 
 
-PROSE = "Thought: I should look up the weather in Paris first.\nAction: search[weather in Paris, France]\nObservation: 12 °C, wind: 3 m/s; see https://example.org/a?b=1 .\n" * 20
+PROSE = (
+    "Thought: I should look up the weather in Paris first.\nAction: search[weather in Paris, France]\nObservation: 12 °C, wind: 3 m/s; see "
+    "https://example.org/a?b=1 .\n"
+    * 20
+)
 CODE = "Here is the code:\n```python\n" + "def f(x):\n    return [y ** 2 for y in range(x)]  # squares\n" * 60 + "```\nIt prints 42.\n"
 XML = "<answer><thought>" + "I think so. " * 100 + "</thought><score>7</score><label>good</label></answer>"
 USUAL = [
-    (r"(\w+)\[(.*)\]", PROSE), (r"Action:\s*(\w+)\[(.*?)\]", PROSE), (r"Action:\s*(.*?)\n+Observation:\s*(.*)", PROSE), (r"^\s*(\d+)[.)]\s+(.*)$", PROSE), (r"\d+", PROSE),
-    (r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", PROSE), (r"(?<=[.!?])\s+", PROSE), (r"\b[A-Z][a-z]+\b", PROSE), (r"https?://[^\s]+", PROSE), (r"\s*[,;]\s*", PROSE), (r"(\w+)\s*:\s*(.*)", PROSE),
-    (r"[\w.+-]+@[\w-]+\.[\w.-]+", PROSE), (r"```(?:\w+)?\n(.*?)```", CODE), (r"```python\s*(.*?)\s*```", CODE), (r"\{.*\}", CODE), (r"\((.*?)\)", CODE), (r"(?i)answer\s*(?:is|:)\s*(yes|no|maybe)", PROSE),
-    (r"<thought>(.*?)</thought>.*?<score>(\d+)</score>.*?<label>(.*?)</label>", XML), (r"<(\w+)>(.*?)</\1>", XML), (r'"(?:[^"\\]|\\.)*"', CODE), (r"(?:\d{1,3},)*\d{1,3}", PROSE), (r"\n\n+", CODE),
+    (r"(\w+)\[(.*)\]", PROSE), (r"Action:\s*(\w+)\[(.*?)\]", PROSE), (r"Action:\s*(.*?)\n+Observation:\s*(.*)", PROSE), (r"^\s*(\d+)[.)]\s+(.*)$", PROSE),
+    (r"\d+", PROSE),
+    (r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", PROSE), (r"(?<=[.!?])\s+", PROSE), (r"\b[A-Z][a-z]+\b", PROSE), (r"https?://[^\s]+", PROSE), (r"\s*[,;]\s*", PROSE),
+    (r"(\w+)\s*:\s*(.*)", PROSE),
+    (r"[\w.+-]+@[\w-]+\.[\w.-]+", PROSE), (r"```(?:\w+)?\n(.*?)```", CODE), (r"```python\s*(.*?)\s*```", CODE), (r"\{.*\}", CODE), (r"\((.*?)\)", CODE),
+    (r"(?i)answer\s*(?:is|:)\s*(yes|no|maybe)", PROSE),
+    (r"<thought>(.*?)</thought>.*?<score>(\d+)</score>.*?<label>(.*?)</label>", XML), (r"<(\w+)>(.*?)</\1>", XML), (r'"(?:[^"\\]|\\.)*"', CODE),
+    (r"(?:\d{1,3},)*\d{1,3}", PROSE), (r"\n\n+", CODE),
     (r"(?P<day>\d{4}-\d{2}-\d{2})T?(?P<time>\d{2}:\d{2})?", PROSE), (r"[^\w\s]", PROSE), (r"^(yes|no)\b", "yes, of course"), (r"\W+", PROSE),
 ]  # fmt: skip
 
@@ -65,7 +74,17 @@ def test_bytes_and_mistakes() -> None:
         assert isinstance(raised.value.value, (re.error, TypeError))
 
 
-@pytest.mark.parametrize("how, given", [("search", ["[[a]]", "a"]), ("search", ["a{i<2}", "a"]), ("sub", ["a", "b", "a", 1]), ("compile", ["[a--b]"]), ("match", ["(?:a{500}){500}", "a"]), ("sub", ["a", r"\q", "a"])])
+@pytest.mark.parametrize(
+    "how, given",
+    [
+        ("search", ["[[a]]", "a"]),
+        ("search", ["a{i<2}", "a"]),
+        ("sub", ["a", "b", "a", 1]),
+        ("compile", ["[a--b]"]),
+        ("match", ["(?:a{500}){500}", "a"]),
+        ("sub", ["a", r"\q", "a"]),
+    ],
+)
 def test_what_means_something_else_or_warns_is_unknown(how: str, given: list[Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
