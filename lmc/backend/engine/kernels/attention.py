@@ -27,7 +27,7 @@ from lmc.backend.engine.kv_fp8 import Stored, apart
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
 _EARLY = 4  # rows up to which waiting programs do not slow the reading ones (measured)
-_LESS = tl.constexpr(256.0)  # times too small is what `_apart` returns
+_LESS = 256.0  # times too small is what `_apart` returns
 _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
 _STAGES_OF_FP8 = 5  # of both kinds: its blocks are half as large
 
@@ -48,9 +48,9 @@ class DevicePlan:
 def _begin(
     piece, q, positions, kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, TYPE: tl.constexpr,
+    LANES: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of a piece: q as TYPE, which of them exist, and the last of the piece's slots that each sees."""
+    """Return the rows of a piece: q, which of them exist, and the last of the piece's slots that each sees."""
     lane = tl.arange(0, LANES)
     column = tl.arange(0, WIDTH)
     row = tl.load(piece) + lane // GROUP
@@ -58,7 +58,9 @@ def _begin(
     head = row * HEADS + kv_head * (HEADS // KV_HEADS) + lane % GROUP
     x = tl.load(q + head[:, None] * DIM + column[None, :], mask=taken[:, None] & (column < DIM)[None, :], other=0.0)
     last = tl.load(positions + row, mask=taken, other=0) - tl.load(piece + 4)
-    return x.to(TYPE), tl.minimum(last, tl.load(piece + 6) - 1), last
+    if FP8 and x.dtype != tl.float32:
+        x = x.to(tl.float16)
+    return x, tl.minimum(last, tl.load(piece + 6) - 1), last
 
 
 @triton.jit
@@ -96,15 +98,15 @@ _APART = tl.constexpr(
 
 
 @triton.jit
-def _apart(pair, TYPE: tl.constexpr):
-    """Return both numbers of `pair`, two of e4m3 in 16 bits, as TYPE, 256 times too small: the exponent of float16 has another
-    bias."""
-    if tl.float16 == TYPE:
-        even, odd = tl.inline_asm_elementwise(_APART, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
-    else:
+def _apart(pair, x):
+    """Return both numbers of `pair`, two of e4m3 in 16 bits, in the dtype of `x`, 256 times too small: the exponent of float16
+    has another bias."""
+    if x.dtype == tl.float16:
+        even, odd = tl.inline_asm_elementwise(_APART, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)  # pyright: ignore[reportArgumentType]
+    else:  # Triton's interpreter knows no assembly
         even = (((pair & 0x7F) << 7) | ((pair & 0x80) << 8)).to(tl.float16, bitcast=True)
         odd = (((pair >> 1) & 0x3F80) | (pair & -0x8000)).to(tl.float16, bitcast=True)
-    return even.to(TYPE), odd.to(TYPE)
+    return even.to(x.dtype), odd.to(x.dtype)
 
 
 @triton.jit
@@ -112,16 +114,14 @@ def _attend(
     q, keys, values, key_scales, value_scales, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
-    FP8: tl.constexpr, LARGEST: tl.constexpr, EARLY: tl.constexpr,
+    FP8: tl.constexpr, LARGEST: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Run one program per share and head of k. GROUP: lanes a row has, the heads of q that share a head of k, as a
     power of two. CHAINED: the blocks of a share are contiguous, so that reading continues from piece to piece."""
     if EARLY:
         after()
-    TYPE: tl.constexpr = tl.float16 if FP8 and q.dtype.element_ty != tl.float32 else q.dtype.element_ty
     PAIRED: tl.constexpr = FP8 and CHAINED
     COLUMNS: tl.constexpr = WIDTH // 2 if PAIRED else WIDTH  # of sums; the odd ones of pairs are apart
-    UNIT: tl.constexpr = (_LESS if PAIRED else 1.0) / LARGEST if FP8 else 1.0
     share = tl.program_id(0) // KV_HEADS
     kv_head = tl.program_id(0) % KV_HEADS
     first, behind = tl.load(shares + share), tl.load(shares + share + 1)
@@ -136,7 +136,7 @@ def _attend(
     runs = 1 if CHAINED else behind - first
     for run in range(runs):
         piece = pieces + (first + run) * PIECE
-        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, TYPE)
+        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
         begin, end = tl.load(piece + 2), tl.load(piece + 3)
         until = tl.load(pieces + (behind - 1) * PIECE + 3) if CHAINED else end
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
@@ -144,7 +144,7 @@ def _attend(
                 if block == end:
                     _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
                     piece += PIECE
-                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, TYPE)
+                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)
                     best = tl.full((LANES,), -float("inf"), tl.float32)
                     total = tl.zeros((LANES,), tl.float32)
@@ -153,7 +153,7 @@ def _attend(
             slot = tl.load(indices + block * BLOCK + at).to(tl.int64) * KV_HEADS + kv_head
             k = tl.load(keys + slot[None, :] * DIM + column[:, None], mask=(column < DIM)[:, None], other=0.0)
             if FP8:
-                score = tl.dot(x, k.to(TYPE)) * (tl.load(key_scales + slot) * scale)[None, :]
+                score = tl.dot(x, k.to(x.dtype)) * (tl.load(key_scales + slot) * scale)[None, :]
             else:
                 score = tl.dot(x, k) * scale
             place = (block - begin) * BLOCK + at
@@ -170,12 +170,12 @@ def _attend(
                 weight = tl.minimum(weight * (tl.load(value_scales + slot) * LARGEST)[None, :], 65504.0)
             if PAIRED:
                 half = tl.arange(0, COLUMNS)
-                even, odd = _apart(tl.load(values + slot[:, None] * (DIM // 2) + half[None, :], mask=(half < DIM // 2)[None, :], other=0), TYPE)
-                sums = tl.dot(weight.to(TYPE), even, sums * fade[:, None])
-                odds = tl.dot(weight.to(TYPE), odd, odds * fade[:, None])
+                even, odd = _apart(tl.load(values + slot[:, None] * (DIM // 2) + half[None, :], mask=(half < DIM // 2)[None, :], other=0), x)
+                sums = tl.dot(weight.to(x.dtype), even, sums * fade[:, None])
+                odds = tl.dot(weight.to(x.dtype), odd, odds * fade[:, None])
             else:
                 v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
-                sums = tl.dot(weight.to(TYPE), v.to(TYPE), sums * fade[:, None])
+                sums = tl.dot(weight.to(x.dtype), v.to(x.dtype), sums * fade[:, None])
             best = higher
         _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
         best = tl.full((LANES,), -float("inf"), tl.float32)
@@ -257,13 +257,14 @@ def attend(
     if beside is not None and wide:
         beside.wait_stream(torch.cuda.current_stream())
     for kind, pieces, shares in kinds[: 2 if wide else 1]:
+        unit = (_LESS if kind == NARROW else 1.0) / LARGEST if fp8 else 1.0
         stored = values.view(torch.int16) if fp8 and kind == NARROW else values
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
                 q, keys, stored, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
-                _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, warps=_WARPS[kind], early=early,
+                _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, unit, warps=_WARPS[kind], early=early,
             )  # fmt: skip
     if beside is not None and wide:
         torch.cuda.current_stream().wait_stream(beside)
