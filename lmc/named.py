@@ -88,6 +88,13 @@ def is_model(name: str) -> bool:
     return name != "mock" and name.partition(":")[0] not in _SERVICES
 
 
+def is_backend(name: str) -> bool:
+    """Return whether a path or word looks like a backend's name, or its part before the colon."""
+    path = Path(name).expanduser()
+    is_hub_id = name.count("/") == 1 and not name.startswith((".", "~", "/")) and path.suffix not in (".py", ".lmcp") and not path.parent.exists()
+    return name in ("mock", "smollm2", *_SERVICES) or path.suffix == ".gguf" or (path / "config.json").is_file() or is_hub_id
+
+
 def check_model(name: str) -> None:
     """Refuse names that cannot be a model."""
     path = Path(name).expanduser()

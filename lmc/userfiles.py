@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin
 
-from lmc import tracebacks
+from lmc import named, tracebacks
 from lmc.errors import LmcError, Loc
 
 Item = dict[str, Any]
@@ -66,12 +66,17 @@ def _is_saved(program: Any) -> bool:
     return isinstance(program, SavedFunction)
 
 
+def _of_model(path: Path) -> str:
+    """Say how a model is named, where one was given for a program, as other servers take it."""
+    return f", and a model is given by --backend {path}" if named.is_backend(str(path)) else ""
+
+
 def import_file(path: Path) -> ModuleType:
     """Import a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
     if not path.exists():
-        raise UsageError(f"no such file: {path} (looked in {Path.cwd()}); the form is FILE.py:FUNCTION")
+        raise UsageError(f"no such file: {path} (looked in {Path.cwd()}); the form is FILE.py:FUNCTION{_of_model(path)}")
     if path.is_dir() or path.suffix != ".py":
-        raise UsageError(f"{path} is not a Python file; the form is FILE.py:FUNCTION")
+        raise UsageError(f"{path} is not a Python file; the form is FILE.py:FUNCTION{_of_model(path)}")
     name = path.stem if path.stem not in sys.modules else f"lmc_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None
