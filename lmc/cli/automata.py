@@ -89,7 +89,7 @@ def made_while_used(kind: str, source: str, dfa: ByteDFA | None) -> list[str]:
     """Return facts about a constraint that is built on demand: why, how large it is, and the text forced at its beginning. `dfa`: its
     whole automaton, if it has one."""
     from lmc.fsm.compress import chain_label
-    from lmc.fsm.lazy import FORMS_A_STEP, MOST_FORMS, MOST_ROWS
+    from lmc.fsm.lazy import MOST_FORMS, MOST_ROWS
     from lmc.fsm.sources import grammar_of, lazily
 
     grammar = grammar_of(kind, source)
@@ -105,7 +105,7 @@ def made_while_used(kind: str, source: str, dfa: ByteDFA | None) -> list[str]:
     return [
         f"made while it is used: {why}",
         f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
-        f"a step may look at {MOST_FORMS:,} continuations, and at {FORMS_A_STEP:,} on average; an answer may reach {MOST_ROWS:,} states",
+        f"a step may look at {MOST_FORMS:,} continuations, and at {machine.forms_a_step:,} on average; an answer may reach {MOST_ROWS:,} states",
     ]
 
 

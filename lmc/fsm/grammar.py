@@ -47,6 +47,11 @@ class Grammar:
         """Return the sets of characters in all trees."""
         return self._survey.chars
 
+    @property
+    def parts(self) -> int:
+        """Return the number of parts of all trees, shared ones counted once."""
+        return self._survey.parts
+
     @cached_property
     def _survey(self) -> _Survey:
         return _Survey(self.start, self.rules)
@@ -212,6 +217,7 @@ class _Survey:
 
     named   by rule, the rules that it names, and marks
     chars   the sets of characters in all trees
+    parts   how many parts all trees have, shared ones counted once
     whole   all parts of all trees derive some text, and each state of a graph leads to an end, as far as that is soon seen: rules come
             after most of those that they name
     """
@@ -231,6 +237,7 @@ class _Survey:
         self.whole = self._visit(start) == _WHOLE and not todo
         self.named: Mapping[str, frozenset[str]] = {name: self._names.get(id(body), _NO_NAMES) for name, body in rules.items()}
         leaves = [start, *rules.values(), *dict(zip(map(id, self._parts), self._parts)).values()]
+        self.parts = len(leaves)
         self.chars: Sequence[Chars] = list(dict.fromkeys([leaf for leaf in leaves if type(leaf) is Chars]))
         self.whole &= all(chars.ranges for chars in self.chars)
 

@@ -32,6 +32,8 @@ from lmc.fsm.words import WordRange
 
 MOST_FORMS = 40_000  # visited in one step, if those before it have left as many: some 0.1 s
 FORMS_A_STEP = 1_000  # visited in each step on average: real schemas need up to 100
+MOST_A_STEP = 10_000  # the same, of constraints with many parts, each of which may be what comes next
+_OF_A_PART = 6  # visited at most where each is: three times, in two styles
 MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers get a new automaton
 UNMADE = 1  # a slot
@@ -69,6 +71,7 @@ class LazyDFA:
     rules   of a grammar that is not left-recursive and whose rules each derive some text
     styles  each text is written in one of them, where trees have marks (json_styles.py)
     named   by rule, where that is known: the rules that it names; chars: where they are known, the sets of characters of all trees
+    parts   of all trees, as far as they are counted
 
     sets    the classes of characters of the grammar
 
@@ -81,7 +84,7 @@ class LazyDFA:
 
     def __init__(
         self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (),
-        named: Mapping[str, frozenset[str]] | None = None, chars: Sequence[Chars] | None = None,
+        named: Mapping[str, frozenset[str]] | None = None, chars: Sequence[Chars] | None = None, parts: int = 0,
     ) -> None:  # fmt: skip
         marks = Styles(rules, recursive, styles, named)
         alphabet = Alphabet.of_all((*((start, *rules.values()) if chars is None else chars), *marks.texts))
@@ -89,6 +92,7 @@ class LazyDFA:
         self._shapes = Shapes(alphabet.segments)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
         self._lock = threading.RLock()
+        self._wide = min(_OF_A_PART * parts, MOST_A_STEP)  # visited in a step in which any part may come next
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
         self.slots, self.ends = array("i", bytes(4 * 256)), bytearray(256)
@@ -122,10 +126,15 @@ class LazyDFA:
         """Return whether it has grown so large that new answers had better use a new one."""
         return self._made > WORN_ROWS
 
+    @property
+    def forms_a_step(self) -> int:
+        """Return how many continuations a step may visit on average."""
+        return max(FORMS_A_STEP, self._wide)
+
     def begin(self) -> None:
         """Begin a step: its budget is what those before it have left, and what each may spend."""
         terms = self._terms
-        left = MOST_FORMS if terms.limit is None else max(terms.limit - terms.spent, 0) + FORMS_A_STEP
+        left = MOST_FORMS if terms.limit is None else max(terms.limit - terms.spent, 0) + self.forms_a_step
         terms.limit = terms.spent + min(left, MOST_FORMS)
 
     def step(self, state: int, text: bytes) -> int:

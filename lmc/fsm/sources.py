@@ -141,6 +141,6 @@ def lazily(grammar: Grammar) -> LazyDFA:
         grammar = grammar.productive()
         if not grammar.styles and grammar.recursive:  # no value of JSON begins with another one
             grammar = Grammar(grammar.start, without_left_recursion(grammar.rules))
-        return LazyDFA(grammar.start, grammar.rules, grammar.recursive, grammar.styles, grammar.named, grammar.chars)
+        return LazyDFA(grammar.start, grammar.rules, grammar.recursive, grammar.styles, grammar.named, grammar.chars, grammar.parts)
     except RecursionError:
         raise ConstraintError("the grammar is nested too deep") from None

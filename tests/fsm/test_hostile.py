@@ -309,7 +309,7 @@ def follow(machine) -> None:
         spent = machine._terms.spent if isinstance(machine, LazyDFA) else 0
         moves = machine.moves(state)
         if isinstance(machine, LazyDFA):
-            assert machine._terms.spent - spent <= 2 * lazy.MOST_FORMS and machine._terms.spent <= 2 * lazy.MOST_FORMS + (step + 1) * lazy.FORMS_A_STEP
+            assert machine._terms.spent - spent <= 2 * lazy.MOST_FORMS and machine._terms.spent <= 2 * lazy.MOST_FORMS + (step + 1) * machine.forms_a_step
         if not moves:
             break
         state = moves[step * 7 % len(moves)][1]
@@ -329,6 +329,18 @@ def test_masks_that_each_take_long_end_in_an_error(monkeypatch):
             state = automaton.next(state, token)
             most = max(most, automaton.dfa.lazy._terms.spent - spent)
     assert most < lazy.MOST_FORMS / 2 and automaton.dfa.lazy._terms.spent < 2 * lazy.MOST_FORMS
+
+
+def test_each_of_a_thousand_properties_may_come_next_at_each_step():
+    """Their budget was that of few: an error after nine tokens of the first name."""
+    vocabulary, encode = small()
+    names = [f"property_{i:05}" for i in range(1000)]
+    automaton = TokenAutomaton(begun("json_schema", json.dumps({"properties": {name: {"type": "null"} for name in names}})), vocabulary)
+    state = automaton.start
+    for token in encode(json.dumps({names[500]: None, names[900]: None})):
+        assert automaton.mask(state)[token >> 5] >> (token & 31) & 1
+        state = automaton.next(state, token)
+    assert automaton.is_done(state)
 
 
 def compiled(kind: str, source: str) -> None:

@@ -97,6 +97,7 @@ def test_a_thousand_turns_within_a_thousand_are_followed_in_few_terms():
 def test_what_steps_leave_of_their_budget_is_kept_for_a_later_one(monkeypatch):
     monkeypatch.setattr(lazy, "MOST_FORMS", 1000)
     monkeypatch.setattr(lazy, "FORMS_A_STEP", 10)
+    monkeypatch.setattr(lazy, "MOST_A_STEP", 10)
     made = lazy_regex("[ab]*")
     limits = []
     for spent in (0, 600, 0, 300, 0, 500, 0):
