@@ -117,6 +117,7 @@ class Ledger:
         self.began, self.ended = perf_counter(), 0.0  # of the run
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
+        self._evaluating = False
         self._fresh = True  # Python has since made a request that no evaluation predicted
         self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; unreferenced handles are dropped
         self.prefilled = 0  # prompts prefilled before their continuation was known
@@ -370,46 +371,49 @@ class Ledger:
         left: float | None = patience
         there = lambda: all(result.done for result in awaited)
         while not there():
-            event.wait(left)
+            spare = not event.wait(left)  # no other program is left that could run
             event.clear()
             left = began + patience - perf_counter()
             if left > 0:
                 continue
             left = None
-            while (worth := self.worth(line)) and idle() and not there():
+            while (worth := self.worth(line)) and (spare or idle()) and not there():
                 self.evaluate(there, event, line)
-            if worth and not idle():
+                spare = False
+            if worth:
                 left = 0.0  # another program goes first
-            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and idle() and not there():
+            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and (spare or idle()) and not there():
                 prepare, self.prepare = self.prepare, None
                 prepare()
 
     def worth(self, line: Hashable) -> bool:
         """Return whether an evaluation would know more than the previous one, and may be of use."""
-        if line is None or self._is_off():
+        if line is None or self._evaluating or self._is_off():
             return False
         return self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
 
     def evaluate(self, there: Callable[[], bool], event: Signal, line: Hashable) -> None:
         """Evaluate the next steps once, until the awaited answers are `there`; cancel guesses that it no longer reaches."""
-        others, stopped = 0.0, False  # seconds that other programs took on this thread meanwhile
+        others = 0.0  # seconds that other programs took on this thread meanwhile
 
         def stops() -> bool:
-            nonlocal others, stopped
-            while not there() and not idle():
-                if len(self._waiting) > 1:  # bodies of forks, which need the lock
-                    stopped = True
-                    break
+            nonlocal others
+            if not there() and not idle():
                 began = thread_time()
-                event.wait(0.0)
+                self._lock.release()  # threads of this program may run, too
+                try:
+                    event.wait(0.0)
+                finally:
+                    self._lock.acquire()
                 event.clear()
                 others += thread_time() - began
-            return stopped or there()
+            return self.closed or there()
 
         with self._lock:
-            if self.source is None:  # closed meanwhile
+            if self.source is None or self._evaluating:  # closed, or begun by another thread meanwhile
                 return
             self.evaluations += 1
+            self._evaluating = True
             self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
                 self._blocked = self.source.evaluate(self, self.run, stops)
@@ -420,12 +424,13 @@ class Ledger:
                 self.profile.fault(fault)
             finally:
                 self.profile.evaluated(line, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
-                self.once = 0.0
-            if stopped or there():  # it may have stopped early: the next one goes on
+                self.once, self._evaluating = 0.0, False
+            if there():  # it may have stopped early: the next one goes on
                 self._fresh = True
             else:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
+        self.wake()  # other threads of this program, which may know more
 
     def _notify(self, result: Result) -> None:
         if result.done:

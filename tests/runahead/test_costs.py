@@ -85,6 +85,35 @@ def test_what_was_due_before_comes_by_its_own_clock(monkeypatch: pytest.MonkeyPa
     assert came.wait(60)
 
 
+class BusyClock(Clock):
+    """Other programs are never done, though none of them is ready."""
+
+    waits = 0
+
+    def wait(self, signal: Signal, timeout: float | None) -> None:
+        self.waits += 1
+        assert self.waits < 100, "it polls"
+        super().wait(signal, timeout)
+
+    def idle(self) -> bool:
+        return False
+
+
+def test_a_program_that_nothing_else_goes_before_is_evaluated_and_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one in a batch that may begin more programs, when the process has no room for their threads."""
+    evaluations = list[int]()
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        assert not stops()
+        evaluations.append(ledger.evaluations)
+        return ()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    BusyClock(monkeypatch, evaluation=0.0)
+    lmc.compile(two)("x", backend=Mock(latency=1.0))
+    assert evaluations == [1, 2]
+
+
 @lmc.function
 def chatting(s, q):
     for _ in range(200):
@@ -299,23 +328,72 @@ def two_bodies(s, q):
     return s.fork(2).each(body, range(2))
 
 
-def test_an_evaluation_ends_for_other_bodies_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need the ledger that it holds, so it does not let them go first in its midst."""
-    backend, asked, later = Gated(), list[tuple[bool, int]](), threading.Event()
+def guess_something(ledger: ledger.Ledger, run: Any) -> None:
+    before, ask, _ = next(iter(ledger.asked.values()))
+    assert ledger.guess((run.seed, run.item, "elsewhere", 0), before, replace(ask, name="other"), run, certain=True) is not None
+
+
+def test_an_evaluation_lets_other_bodies_of_its_program_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take answers from the ledger, which it uses, too; only one is evaluated at a time."""
+    backend, went, evaluating, later = Gated(), list[tuple[bool, int]](), list[int](), threading.Event()
 
     def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
-        if not asked:
+        evaluating.append(HERE.body)
+        if not went:
+            guess_something(ledger, run)
             backend._held.pop(1 - HERE.body)()
             while idle():
                 later.wait(1e-4)
-            asked.append((stops(), len(backend.call_log)))
+            went.append((stops(), len(backend.call_log)))
+            assert len(evaluating) == 1
             backend.open()
         return ()
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     monkeypatch.setattr(flights._watch, "over", lambda _: None)  # nobody takes turns away
     eager(lmc.compile(two_bodies))("x", backend=backend)
-    assert asked == [(True, 2)]
+    assert went == [(False, 4)]  # a request of each body, the guess, and the other body's second one
+    backend.close()
+
+
+def test_an_evaluation_that_lets_others_go_first_leaves_the_ledger_to_threads_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that item 1 has started makes its request while item 0 goes first."""
+    backend, later, free, asked, seen = Gated(2, behind=1), threading.Event(), threading.Event(), threading.Event(), list[bool]()
+
+    @lmc.function
+    def with_a_thread(s, i):
+        def asks() -> None:
+            nonlocal f
+            free.wait(60)
+            f += "x" + lmc.gen("b", max_tokens=4)
+            asked.set()
+
+        (f,) = s.fork(1)
+        thread = threading.Thread(target=asks)
+        if i == 1:
+            thread.start()
+        s += "y" + lmc.gen("a", max_tokens=4)
+        first = s["a"]
+        if i == 0:
+            free.set()
+            seen.append(asked.wait(5))
+            backend.open()
+        else:
+            thread.join()
+        return first
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        if run.item == 1 and not seen:
+            guess_something(ledger, run)
+            while idle():
+                later.wait(1e-4)
+            stops()
+        return ()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    monkeypatch.setattr(flights._watch, "over", lambda _: None)  # nobody takes turns away
+    states = eager(lmc.compile(with_a_thread)).batch([{"i": 0}, {"i": 1}], backend=backend)
+    assert seen == [True] and [state.failure for state in states] == [None, None]
     backend.close()
 
 
