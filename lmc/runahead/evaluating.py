@@ -280,9 +280,17 @@ class ProgramSource:
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
         emitter = AheadEmitter(ledger, run)
         profile, compiled = ledger.profile, code.spent
+
+        def paused() -> bool:
+            nonlocal compiled
+            before = code.spent
+            stop = stops()
+            compiled += code.spent - before  # by other programs
+            return stop
+
         with frames() as running:
             evaluation = emitter.evaluation = Evaluation(
-                self.function, self.snapshot, emitter, stream=self.stream, paused=stops,
+                self.function, self.snapshot, emitter, stream=self.stream, paused=paused,
                 passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is AheadPolicy.LIKELY,
             )  # fmt: skip
             outcome = evaluation.run()

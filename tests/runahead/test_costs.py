@@ -142,6 +142,34 @@ def test_compiling_counts_once_and_never_below_nothing() -> None:
     assert profile.cost == 0.0 and profile.patience == 0.0
 
 
+@lmc.function
+def after_much_work(s, q):
+    s += q + lmc.gen("a", max_tokens=4)
+    first, n = s["a"], 0
+    for k in range(200):
+        n += k
+    s += f"{n}" + lmc.gen("b", max_tokens=4)
+    return first + s["b"]
+
+
+def test_what_others_compile_while_they_go_first_is_none_of_its_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[float]()
+    evaluate = ProgramSource.evaluate
+
+    def beside(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        def compiling() -> bool:
+            monkeypatch.setattr(code, "spent", code.spent + 100.0)
+            return stops()
+
+        return evaluate(self, ledger, run, compiling)
+
+    monkeypatch.setattr(ProgramSource, "evaluate", beside)
+    program = eager(lmc.compile(after_much_work))
+    program.profile.evaluated = lambda *of: found.append(of[-1])  # type: ignore[method-assign]
+    program("x", backend=Mock(latency=0.01))
+    assert found and max(found) < 100.0
+
+
 def test_short_waits_pay_for_an_evaluation_together() -> None:
     profile = Profile()
     profile.has_waited(0.0, FIRST_COST / SHARE)
