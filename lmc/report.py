@@ -17,12 +17,12 @@ from lmc import pages
 from lmc.backend.base import Prices, Result, Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
-from lmc.frontend.state import flat
+from lmc.frontend.emitter import flat
 from lmc.pages import TimelineRow, count, money, seconds, several
 from lmc.segments import Gen
 
 if TYPE_CHECKING:
-    from lmc.frontend.state import State
+    from lmc.frontend.streaming import StateView
 
 NOTHING = Usage()
 MOST_ROWS = 100
@@ -121,7 +121,7 @@ def of_ledger(ledger: _Ledger) -> RunRecord:
     return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
 
 
-def of_state(state: State[Any]) -> RunRecord:
+def of_state(state: StateView) -> RunRecord:
     """Return the run of a state; of an interpreted one without its calls of host functions."""
     ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
     if ledger is not None and ledger.records:
@@ -156,14 +156,14 @@ def _requests(asked: Iterable[_Asked], root: str) -> list[RequestRecord]:
     return found
 
 
-def page_of(state: State[Any]) -> str:
+def page_of(state: StateView) -> str:
     """Render the page of one run."""
     ran, prices, title = of_state(state), _prices(state), state.name or "run"
     body = f"<h1>{escape(title)}</h1>{pages.facts(sums([ran], prices))}"
     return pages.page(title, body + parts([ran], prices, state), script=pages.KEYS)
 
 
-def text_of(state: State[Any]) -> str:
+def text_of(state: StateView) -> str:
     """Return the requests of a run, a line each, and their sum."""
     ran, prices = of_state(state), _prices(state)
     lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
@@ -173,13 +173,13 @@ def text_of(state: State[Any]) -> str:
     return "\n".join(lines)
 
 
-def _prices(state: State[Any]) -> Prices | None:
+def _prices(state: StateView) -> Prices | None:
     run = getattr(state.emitter, "run", None)
     return None if run is None else run.backend.capabilities.prices
 
 
 def parts(
-    runs: Sequence[RunRecord], prices: Prices | None, state: State[Any] | None, more: Iterable[tuple[str, str]] = (), shown: RunRecord | None = None
+    runs: Sequence[RunRecord], prices: Prices | None, state: StateView | None, more: Iterable[tuple[str, str]] = (), shown: RunRecord | None = None
 ) -> str:
     """Return sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`.
     `state`: of that run, if it still exists."""
@@ -225,7 +225,7 @@ def _where(loc: Loc | None) -> str:
 # -- the conversation ----------------------------------------------------------------------------------------------
 
 
-def conversation(ran: RunRecord, state: State[Any] | None) -> str:
+def conversation(ran: RunRecord, state: StateView | None) -> str:
     """Render the messages of the run's state, and below them the answers of its branches; without the state, all
     answers."""
     told = {id(r.result): _told(r) for r in ran.requests}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc import codec
 from lmc.backend.base import Backend
@@ -29,7 +29,6 @@ from lmc.gc_tuning import few_full_collections
 from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
-    from lmc.frontend.interpreter import Function
     from lmc.frontend.options import Options
 
 
@@ -39,7 +38,16 @@ LARGEST = 1 << 20
 """Most bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
 
 
-def header(function: Function, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
+class Program(Protocol):
+    """A program, as a journal identifies it."""
+
+    name: str
+
+    @property
+    def digest(self) -> str: ...
+
+
+def header(function: Program, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
     """Return the header that a journal must have to be used for a call."""
     defaults = options.defaults(SamplingParams())
     changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
@@ -51,7 +59,7 @@ def header(function: Function, options: Options, backend: Backend, compiled: str
 
 @contextmanager
 def journaled(
-    function: Function, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
+    function: Program, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
     *, batch: bool, compiled: str = "",
 ) -> Generator[Options]:  # fmt: skip
     """Yield the options with the journal open and its seed. Raises JournalError if it belongs to another call."""

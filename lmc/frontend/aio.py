@@ -25,7 +25,7 @@ from lmc.waiting import Signal, is_set
 T = TypeVar("T")
 
 if TYPE_CHECKING:
-    from lmc.frontend.state import State
+    from lmc.frontend.streaming import StateView
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -55,7 +55,7 @@ async def after(answers: list[Result], read: Callable[[], T]) -> T:
     return read()
 
 
-def unanswered(state: State, name: Any) -> list[Result]:
+def unanswered(state: StateView, name: Any) -> list[Result]:
     """Return the answers that reading a variable would wait for."""
     return [answer for answer in _answers(state.variables.get(name), state.ctx) if not answer.done]
 

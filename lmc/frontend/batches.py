@@ -14,13 +14,13 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
 from lmc.frontend.fibers import Fibers
-from lmc.frontend.flights import MAX_THREADS, Flights
+from lmc.frontend.flights import IN_FLIGHT, MAX_THREADS, Flights
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
 from lmc.observing import ObservedBatch, observer
@@ -28,16 +28,23 @@ from lmc.waiting import TurnLimit, metered
 
 if TYPE_CHECKING:
     from lmc.backend.api.batches import BatchQueue
-    from lmc.frontend.interpreter import Function
     from lmc.frontend.state import State
 
-IN_FLIGHT = 512
-"""Programs of a batch that run at once, each on a thread, by default: as many sequences as an engine on a GPU decodes
-together."""
 FIBERS_IN_FLIGHT = 4096
-"""The same if they share a thread."""
+"""Programs of a batch that run at once by default, if they share a thread."""
 
 Bound = inspect.BoundArguments
+
+
+class Runnable(Protocol):
+    """A program, as a batch runs it."""
+
+    name: str
+    is_async: bool
+
+    def _call(self, state: State, bound: Bound) -> None: ...
+    async def _acall(self, state: State, bound: Bound) -> None: ...
+    def _ended(self, state: State, error: BaseException | None) -> BaseException | None: ...
 
 
 class PendingBatch:
@@ -51,7 +58,7 @@ class PendingBatch:
     """
 
     def __init__(
-        self, program: Function, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
+        self, program: Runnable, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
         progress: bool = False, ahead: Callable[[int, Bound], object] | None = None, desk: BatchQueue | None = None,
     ) -> None:  # fmt: skip
         self._program, self._make, self._limit, self._fibers, self._progress = program, make, limit, fibers, progress

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.batches import IN_FLIGHT
-from lmc.frontend.flights import Flights
-from lmc.frontend.live import LiveEmitter
+from lmc.frontend.active import ACTIVE
+from lmc.frontend.emitter import LiveRun
+from lmc.frontend.flights import IN_FLIGHT, Flights
 from lmc.frontend.primitives import caller_loc
 
 if TYPE_CHECKING:
-    from lmc.frontend.state import State
+    from lmc.frontend.streaming import StateView
 
 Outcome = tuple[Any, BaseException | None]
 
 
-def each(forks: Sequence[State], body: Callable[..., Any], items: Sequence[Iterable[Any]]) -> Any:
+def each(forks: Sequence[StateView], body: Callable[..., Any], items: Sequence[Iterable[Any]]) -> Any:
     """Return the results of `body(fork, item, …)` for each fork, in order; for an `async def` body, a coroutine of
     them.
 
@@ -58,8 +58,6 @@ def _on_threads(body: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> l
 
 def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
     """Run a body in a context of its own; return its outcome."""
-    from lmc.frontend.interpreter import ACTIVE  # imports states
-
     ACTIVE.set(call[0])
     try:
         return body(*call), None
@@ -70,13 +68,11 @@ def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
 def _interrupted(calls: Sequence[tuple[Any, ...]]) -> None:
     """Cancel pending requests if the run has been ended, and not only the task in which it waits here."""
     emitter = calls[0][0].emitter
-    if isinstance(emitter, LiveEmitter) and not isinstance(sys.exception(), asyncio.CancelledError):
+    if isinstance(emitter, LiveRun) and not isinstance(sys.exception(), asyncio.CancelledError):
         emitter.cancel()
 
 
 async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    from lmc.frontend.interpreter import ACTIVE  # imports states
-
     async def one(call: tuple[Any, ...]) -> Any:
         ACTIVE.set(call[0])
         return await body(*call)
@@ -90,7 +86,7 @@ async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequenc
 def _in_order(calls: Sequence[tuple[Any, ...]]) -> bool:
     """Return whether bodies run one after another: in a journaled run, whose effects have an order."""
     emitter = calls[0][0].emitter if calls else None
-    return isinstance(emitter, LiveEmitter) and emitter.run.journal is not None
+    return isinstance(emitter, LiveRun) and emitter.is_journaled
 
 
 def _results(outcomes: Sequence[Outcome]) -> list[Any]:

@@ -6,9 +6,9 @@ are made ahead (an evaluation), or the graph that an evaluation builds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
 from lmc.errors import Loc
 from lmc.frontend.primitives import GenExpr, SelectExpr
@@ -70,6 +70,17 @@ class Emitter(Protocol):
         ...
 
 
+@runtime_checkable
+class LiveRun(Protocol):
+    """The emitter of a run, whose requests are pending at a backend."""
+
+    @property
+    def is_journaled(self) -> bool: ...
+    def cancel(self) -> None:
+        """Cancel pending requests and refuse new ones."""
+        ...
+
+
 # -- values of names -----------------------------------------------------------------------------------------------
 
 
@@ -107,3 +118,12 @@ class Scoped:
 
     since: Ctx
     until: Ctx = None
+
+
+def flat(asked: Iterable[Any]) -> Iterator[Answer]:
+    """Yield the answers in a nested list of them, as `State.asked` is."""
+    for item in asked:
+        if item.__class__ is list:
+            yield from flat(cast(list[Any], item))
+        else:
+            yield item

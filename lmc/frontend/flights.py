@@ -24,6 +24,9 @@ R = TypeVar("R")
 
 LINGER = 0.5
 """Seconds that an abandoned batch waits for its programs to end; one inside a tool ends when the tool returns."""
+IN_FLIGHT = 512
+"""Programs of a batch that run at once, each on a thread, by default: as many sequences as an engine on a GPU decodes
+together."""
 MAX_THREADS = 2048
 """Workers in one process; beyond that each batch has one, so that nested batches progress."""
 

@@ -11,13 +11,12 @@ import contextlib
 import functools
 import inspect
 import threading
-import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, cast, overload
 
 from lmc.backend.base import Backend, ProgramRun
 from lmc.config import compiler, default_backend
@@ -27,6 +26,7 @@ from lmc.frontend.active import ACTIVE, next_call
 from lmc.frontend.batches import PendingBatch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
+from lmc.frontend.mirrors import on_abandoned, watch
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, checked, signature
 from lmc.frontend.prefix import Traced, constant_prefix
 from lmc.frontend.primitives import caller_loc
@@ -41,8 +41,7 @@ from lmc.frontend.state import (
     Stored,
     UnknownVariable,
 )
-from lmc.frontend.streaming import Mirror, Progress, on_abandoned
-from lmc.frontend.typed import Call, Decorator, Method, P, R, S, awaits_state, gives_state
+from lmc.frontend.typed import Call, P, R, S, awaits_state, gives_state
 from lmc.observing import observer
 from lmc.parameters import suggestion
 from lmc.prompt import Prompt
@@ -64,15 +63,6 @@ __all__ = [
 
 
 _NO_DEFAULTS = SamplingParams()
-
-
-def watch(own: State) -> tuple[State, Mirror]:
-    """Return a state that mirrors `own` while its program runs on another thread, and the object that updates it."""
-    state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
-    state.types = own.types
-    state.progress = Progress()
-    mirror = own.progress = Mirror(own, weakref.ref(state))
-    return state, mirror
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
@@ -680,6 +670,32 @@ def raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) ->
             note_item(failure, index, items[index])
             raise failure
         yield state
+
+
+class Method(Protocol[S, P, R]):  # pyright: ignore[reportInvalidTypeVarUse]  # it is, but for `self` of the first overload
+    """A program that is a method: of an object it is a `Function` without `self`, of a class method's class and its objects without `cls`."""
+
+    @overload
+    def __get__(self: Method[type[Any], P, R], obj: Any, owner: Any, /) -> Function[P, R]: ...
+    @overload
+    def __get__(self, obj: None, owner: Any, /) -> Any: ...
+    @overload
+    def __get__(self, obj: S, owner: Any, /) -> Function[P, R]: ...
+    def __get__(self, obj: Any, owner: Any, /) -> Any: ...
+
+
+class Decorator(Protocol):
+    """Type of `lmc.function(num_api_spec_tokens=…)`."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[State[Any], P], Coroutine[Any, Any, R]], /) -> Function[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[State[Any], P], R], /) -> Function[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R]], /) -> Method[S, P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[S, State[Any], P], R], /) -> Method[S, P, R]: ...
+    def __call__(self, func: Any, /) -> Any: ...
 
 
 @overload

@@ -114,6 +114,10 @@ class LiveEmitter:
         self._cancelled = False
         self._typed: dict[Result, tuple[Any, Loc | None]] = {}  # type and location of answers that no limit may cut
 
+    @property
+    def is_journaled(self) -> bool:
+        return self.run.journal is not None
+
     def cancel(self) -> None:
         """Cancel pending requests and refuse new ones: reading raises CancelledError."""
         self._cancelled = True

@@ -21,7 +21,7 @@ from lmc.thumbnails import thumbnail
 
 if TYPE_CHECKING:
     from lmc.backend.base import Output, Result
-    from lmc.frontend.state import State
+    from lmc.frontend.streaming import StateView
 
 _OFTEN = 0.1  # seconds between two renderings of a growing text
 
@@ -34,12 +34,12 @@ def never_raising(what: object, show: Callable[[], str]) -> str:
         return f"<pre>{escape(object.__repr__(what))}: cannot be shown, {escape(type(error).__name__)}: {escape(str(error))}</pre>"
 
 
-def state_html(state: State[Any]) -> str:
+def state_html(state: StateView) -> str:
     """Render the conversation so far."""
     return never_raising(state, lambda: pages.fragment(f'<div class="talk">{conversation(state, {}, set())}{value(state)}</div>', "lmc-state"))
 
 
-def conversation(state: State[Any], told: Mapping[int, str], shown: set[int]) -> str:
+def conversation(state: StateView, told: Mapping[int, str], shown: set[int]) -> str:
     """Render a row for each message and for text outside of any, except the chat template's own.
 
     told   further notes on an answer, by the id of its result
@@ -150,7 +150,7 @@ def _with_forced(output: Output) -> str:
     return "".join([*parts, escape(output.text[at:])])
 
 
-def value(state: State[Any]) -> str:
+def value(state: StateView) -> str:
     """Render a row for the program's return value or exception; "" for neither."""
     if state.failure is not None:
         return _row("raised", _error(state.failure))
@@ -171,7 +171,7 @@ def _image(image: Image) -> str:
     return f'<span class="s">[{image.kind}]</span>' if url is None else f'<img alt="{image.kind}" src="{url}">'
 
 
-def display(state: State[Any]) -> None:
+def display(state: StateView) -> None:
     """Show a state in the cell of a notebook; for a running one, its text as it grows."""
     ipython: Any = import_module("IPython.display")  # only a notebook calls this
     shown = ipython.display(_bundle(state), raw=True, display_id=True)
@@ -188,5 +188,5 @@ def display(state: State[Any]) -> None:
     shown.update(_bundle(state), raw=True)
 
 
-def _bundle(state: State[Any]) -> Mapping[str, str]:
+def _bundle(state: StateView) -> Mapping[str, str]:
     return {"text/plain": repr(state), "text/html": state_html(state)}

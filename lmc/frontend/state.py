@@ -18,7 +18,8 @@ from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
 from lmc.frontend.active import TASK, next_fork
-from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken
+from lmc.frontend.each import each
+from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken, flat
 from lmc.frontend.host import RECORDING
 from lmc.frontend.primitives import (
     Expr,
@@ -605,15 +606,6 @@ _RULES: Mapping[type, Callable[[State, Any], None]] = {
 }
 
 
-def flat(asked: Iterable[Any]) -> Iterator[Answer]:
-    """Yield the answers in a nested list of them, as `State.asked` is."""
-    for item in asked:
-        if item.__class__ is list:
-            yield from flat(cast(list[Any], item))
-        else:
-            yield item
-
-
 # -- forks -----------------------------------------------------------------------------------------------------------
 
 
@@ -672,8 +664,6 @@ class StateGroup:
         A plain body runs on a thread, in a copy of the context; an `async def` body is a task: `await forks.each(body)`. When all have ended,
         the first exception in the order of the forks is raised.
         """
-        from lmc.frontend.each import each  # imports runs
-
         return each(self.states, body, items)
 
     def join(self, mode: str = "gather_variable") -> None:

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from lmc.backend.base import Result
-from lmc.frontend.emitter import Scoped, Stored, Taken
+from lmc.frontend.emitter import Ctx, Emitter, Scoped, Stored, Taken
 from lmc.prompt import Excerpt, Piece, Prompt
 from lmc.segments import Given, Image, Mark, plain
 from lmc.waiting import Signal
-
-if TYPE_CHECKING:
-    from lmc.frontend.state import State
 
 
 class Progress:
@@ -66,67 +62,28 @@ class Progress:
             self.unwatch(changed.set)
 
 
-class Mirror(Progress):
-    """The `progress` of a running program's own state: it is mirrored by another state, which others watch.
+class StateView(Protocol):
+    """A state as streams, displays and reports read it."""
 
-    The program keeps its own state alive, and only the watchers keep the other: when they drop it, the run is
-    abandoned.
-    """
+    ctx: Ctx
+    variables: dict[str | None, Any]
+    scopes: dict[str, list[Scoped]]
+    progress: Progress | None
+    failure: BaseException | None
+    _value: Any
+    emitter: Emitter
+    asked: list[Any]
+    name: str
+    stream: str
 
-    def __init__(self, own: State, watched: weakref.ref[State]) -> None:
-        super().__init__()
-        self._own, self.watched = own, watched
-        self._held: dict[str | None, Any] = {}  # mirrored values: the watcher may assign variables of its own
-
-    def elsewhere(self) -> bool:
-        return False
-
-    def notify(self) -> None:
-        """Record that the program appended to its prompt."""
-        watched = self.watched()
-        if watched is not None:
-            self._publish(watched)
-            assert watched.progress is not None
-            watched.progress.notify()
-
-    def finish(self, error: BaseException | None) -> None:
-        """Record the end of the run."""
-        watched, own = self.watched(), self._own
-        if watched is None:
-            return
-        self._publish(watched)
-        watched.asked, watched.role, watched.previous, watched.ordinal = own.asked, own.role, own.previous, own.ordinal
-        watched.forks, watched.calls = own.forks, own.calls
-        if error is None:
-            watched.ret_value = watched if (value := own.ret_value) is own else value
-        assert watched.progress is not None
-        watched.progress.finish(error)
-
-    def _publish(self, watched: State) -> None:
-        own = self._own
-        watched.ctx = own.ctx
-        for name, held in tuple(own.variables.items()):
-            if self._held.get(name, own) is not held:
-                self._held[name] = watched.variables[name] = held
-        watched.scopes = {name: [*open_] for name, open_ in tuple(own.scopes.items())}
-
-
-def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
-    """Call `stop`, on a thread of its own, once `watched` is garbage while its program still runs."""
-    progress = watched.progress
-    assert progress is not None
-
-    def dropped() -> None:  # runs anywhere, also where locks are held
-        if not progress.done:
-            threading.Thread(target=stop, name="lmc-stop", daemon=True).start()
-
-    weakref.finalize(watched, dropped).atexit = False
+    def __getitem__(self, name: str | None) -> Any: ...
+    def text_iter(self) -> Iterator[str]: ...
 
 
 class _Cursor:
     """Position in a state's text, or in one of its variables, up to which it has been shown."""
 
-    def __init__(self, state: State, name: str | None, notify: Callable[[], None]) -> None:
+    def __init__(self, state: StateView, name: str | None, notify: Callable[[], None]) -> None:
         self._state, self._name, self._notify = state, name, notify
         self._last: Prompt | None = None  # shown up to and including this node
         self._since: Prompt | None = None  # of a variable that is a scope
@@ -260,7 +217,7 @@ def _visible(part: Piece) -> str:
     return "" if isinstance(part, (Mark, Image, Given)) else plain((part,))
 
 
-def _check(state: State) -> None:
+def _check(state: StateView) -> None:
     if not isinstance(state.ctx, Prompt):
         raise TypeError("a state that is evaluated, and not run, has no stream of text")
 
@@ -271,13 +228,13 @@ def _is_as_answered(held: Stored) -> bool:
     return type(value) is list and isinstance(source, Result) and source.done and source.output().value == value
 
 
-def text_iter(state: State, name: str | None) -> Iterator[str]:
+def text_iter(state: StateView, name: str | None) -> Iterator[str]:
     """Yield pieces of a state's text, or of one variable, as they arrive; waits between them."""
     _check(state)
     return _pieces(state, name)
 
 
-def _pieces(state: State, name: str | None) -> Iterator[str]:
+def _pieces(state: StateView, name: str | None) -> Iterator[str]:
     changed = Signal()
     cursor = _Cursor(state, name, changed.set)
     if state.progress is not None:
@@ -296,7 +253,7 @@ def _pieces(state: State, name: str | None) -> Iterator[str]:
             state.progress.unwatch(changed.set)
 
 
-async def text_async_iter(state: State, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
+async def text_async_iter(state: StateView, name: str | None, with_meta: bool) -> AsyncIterator[Any]:
     """As `text_iter`, without blocking the event loop or a thread while it waits."""
     _check(state)
     loop, changed = asyncio.get_running_loop(), asyncio.Event()

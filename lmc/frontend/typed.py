@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypedDict, overload
 
 if TYPE_CHECKING:
     from typing_extensions import (  # bundled with type checkers; defaults of type variables are Python 3.13's
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     )
 
     from lmc.backend.base import Backend
-    from lmc.frontend.interpreter import Function
-    from lmc.frontend.state import State
     from lmc.limits import Budget
 
     P = ParamSpec("P", default=...)
@@ -176,29 +174,3 @@ def gives_state(method: Callable[..., Any]) -> GivesState:
 def awaits_state(method: Callable[..., Any]) -> AwaitsState:
     """Decorate: as `gives_state`, of a coroutine function."""
     return method  # pyright: ignore[reportReturnType]
-
-
-class Method(Protocol[S, P, R]):  # pyright: ignore[reportInvalidTypeVarUse]  # it is, but for `self` of the first overload
-    """A program that is a method: of an object it is a `Function` without `self`, of a class method's class and its objects without `cls`."""
-
-    @overload
-    def __get__(self: Method[type[Any], P, R], obj: Any, owner: Any, /) -> Function[P, R]: ...
-    @overload
-    def __get__(self, obj: None, owner: Any, /) -> Any: ...
-    @overload
-    def __get__(self, obj: S, owner: Any, /) -> Function[P, R]: ...
-    def __get__(self, obj: Any, owner: Any, /) -> Any: ...
-
-
-class Decorator(Protocol):
-    """Type of `lmc.function(num_api_spec_tokens=…)`."""
-
-    @overload
-    def __call__(self, func: Callable[Concatenate[State[Any], P], Coroutine[Any, Any, R]], /) -> Function[P, R]: ...
-    @overload
-    def __call__(self, func: Callable[Concatenate[State[Any], P], R], /) -> Function[P, R]: ...
-    @overload
-    def __call__(self, func: Callable[Concatenate[S, State[Any], P], Coroutine[Any, Any, R]], /) -> Method[S, P, R]: ...
-    @overload
-    def __call__(self, func: Callable[Concatenate[S, State[Any], P], R], /) -> Method[S, P, R]: ...
-    def __call__(self, func: Any, /) -> Any: ...
