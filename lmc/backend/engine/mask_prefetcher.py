@@ -122,9 +122,9 @@ class MaskPrefetcher:
 
     def _build(self, ahead: Prefetched, state: int, urgent: bool) -> None:
         automaton = ahead.automaton
-        if automaton.is_done(state):
-            return
         try:
+            if automaton.is_done(state):
+                return
             if not isinstance(automaton.dfa, ArrayDFA):  # prefetching would create states that no answer reaches
                 automaton.row(state).list_ids()
                 if ahead.canonical is not None:

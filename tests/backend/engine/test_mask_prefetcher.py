@@ -11,6 +11,7 @@ from lmc.backend.engine.automaton import AutomatonMatcher
 from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.regex import compile_regex
+from lmc.fsm.sources import begun as machine_begun
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.small_vocabulary import small
@@ -85,6 +86,19 @@ def test_a_row_that_the_vocabulary_cannot_begin_is_the_answers_error():
     prefetcher.request(Prefetched(automaton, None), 0)
     prefetcher.wait_idle()
     assert list(automaton.known) == [0]
+    prefetcher.close()
+
+
+def test_a_state_that_takes_too_long_is_the_answers_error(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    """Asking whether anything may follow ended the thread, and dropped what other answers need."""
+    prefetcher, other = MaskPrefetcher(), begun("[ab]{1,9}")
+    slow = TokenAutomaton(machine_begun("regex", "(a|b)*"), other.automaton.vocabulary)
+    monkeypatch.setattr("lmc.fsm.lazy.MOST_FORMS", 0)
+    slow.dfa.begin()
+    prefetcher.request(Prefetched(slow, None), 0)
+    prefetcher.request(other, 0)
+    prefetcher.wait_idle()
+    assert "failed" not in caplog.text and not slow.known and 0 in other.automaton.known
     prefetcher.close()
 
 
