@@ -61,6 +61,17 @@ def test_a_row_in_eight_bits_does_not_depend_on_others():
     assert all(torch.equal(head(row[None])[0], found) for row, found in zip(x, every, strict=False))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_row_that_is_not_finite_takes_no_others_along(wrong, at):
+    """Its numbers were among those whose smallest and largest decide the levels of all: an error of the whole pass."""
+    head, x = linear.eight_bits(weights(200, 96)), weights(3, 96, 2)
+    others, expected = [i for i in range(3) if i != at], head(x)
+    x[at, 0] = wrong
+    found = head(x)
+    assert not torch.isfinite(found[at]).any() and torch.equal(found[others], expected[others])
+
+
 def test_without_exact_products_a_head_is_packed_as_float16(monkeypatch):
     """Older CPUs add up two products in 16 bits."""
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)

@@ -110,7 +110,7 @@ def eight_bits(weight: Tensor) -> Linear:
     def linear(x: Tensor) -> Tensor:
         x = x / even
         unit = x.abs().amax(1, keepdim=True).clamp_min_(1e-30).div_(127)
-        whole = x / unit
+        whole = (x / unit).nan_to_num_(0.0)  # a row that is not finite has such a unit, and no other row's levels
         high = whole.round()
         both = x.new_empty(2 * len(x), columns + 2)
         both[:, columns:] = ends  # the smallest and the largest number decide the levels: these are the whole numbers
