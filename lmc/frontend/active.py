@@ -33,15 +33,16 @@ class TaskOfRun:
     """A task that a running program has created: it numbers its own sub-programs, forks and tasks, so that their
     addresses do not depend on the order in which tasks go on.
 
-    state   of the program
+    state   of the program; None: it numbers nothing itself
     prefix  of the addresses' streams
     label   by which other states number what it makes of them
+    fork    whose body it is (lmc/frontend/each.py), which no other task copies meanwhile
     """
 
-    __slots__ = ("calls", "forks", "label", "prefix", "state", "tasks")
+    __slots__ = ("calls", "fork", "forks", "label", "prefix", "state", "tasks")
 
-    def __init__(self, state: Numbers, prefix: str, label: str, calls: int = 0) -> None:
-        self.state, self.prefix, self.label, self.calls, self.forks = state, prefix, label, calls, 0
+    def __init__(self, state: Numbers | None, prefix: str, label: str, calls: int = 0, fork: Numbers | None = None) -> None:
+        self.state, self.prefix, self.label, self.calls, self.forks, self.fork = state, prefix, label, calls, 0, fork
         self.tasks: Mapping[str, int] = {}
 
 
@@ -70,7 +71,7 @@ def next_fork(state: ForkedState) -> str:
     of them numbers its own copies.
     """
     by, task = numbering(state), TASK.get()
-    if by is state and task is not state.home and state is not ACTIVE.get():
+    if by is state and task is not state.home and state is not ACTIVE.get() and (task is None or task.fork is not state):
         return f"{state.prefix}{_numbered(state, ':' if task is None else task.label.lstrip('/').replace('/', '|'))}"
     by.forks += 1
     return f"{by.prefix}{by.forks - 1}"
@@ -95,6 +96,11 @@ def new_task(state: Numbers, name: str, *, calls: bool = False) -> TaskOfRun:
         return TaskOfRun(state, by.prefix, f"{by.prefix}c{by.calls - 1}:", by.calls - 1)
     prefix = f"{by.prefix}{_numbered(by, f'{name}.')}:"
     return TaskOfRun(state, prefix, prefix)
+
+
+def new_body(fork: Numbers) -> TaskOfRun:
+    """Return the task that a plain body of `forks.each` is, on a thread of its own."""
+    return TaskOfRun(None, fork.prefix, f"{fork.prefix}:", fork=fork)
 
 
 class _Creating(threading.local):

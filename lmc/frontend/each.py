@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.active import ACTIVE
+from lmc.frontend.active import ACTIVE, TASK, new_body
 from lmc.frontend.emitter import LiveRun
 from lmc.frontend.flights import IN_FLIGHT, Flights
 from lmc.frontend.primitives import caller_loc
@@ -59,6 +59,7 @@ def _on_threads(body: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> l
 def _outcome(body: Callable[..., Any], call: tuple[Any, ...]) -> Outcome:
     """Run a body in a context of its own; return its outcome."""
     ACTIVE.set(call[0])
+    TASK.set(new_body(call[0]))
     try:
         return body(*call), None
     except Exception as error:
@@ -75,6 +76,8 @@ def _interrupted(calls: Sequence[tuple[Any, ...]]) -> None:
 async def _awaited(body: Callable[..., Coroutine[Any, Any, Any]], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     async def one(call: tuple[Any, ...]) -> Any:
         ACTIVE.set(call[0])
+        if (task := TASK.get()) is not None:
+            task.fork = call[0]
         return await body(*call)
 
     if _in_order(calls):

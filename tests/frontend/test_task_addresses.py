@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmc
 from tests.backend.gated import InTurn
+from tests.conformance.harness import eager
 
 CONNECTIONS: list[int] = []
 """How many tasks of its own a library needs before the program's."""
@@ -107,6 +109,46 @@ async def shares_what_a_task_has_made(s: Any) -> Any:
 
 
 @lmc.function
+def copies_in_turn(s: Any, shared: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    (copy,) = shared.fork(1 if s["a"] else 2)
+    copy += q + lmc.gen("a", max_tokens=4)
+    return s["a"] + copy["a"]
+
+
+@lmc.function
+def bodies_share_what_they_copy(s: Any) -> Any:
+    (shared,) = s.fork(1)
+
+    def body(f: Any, q: str) -> str:
+        f += q + lmc.gen("a", max_tokens=4)
+        (of_all,) = s.fork(1 if f["a"] else 2)
+        of_all += q + "!" + lmc.gen("a", max_tokens=4)
+        (own,) = f.fork(1)
+        own += q + "?" + lmc.gen("a", max_tokens=4)
+        return of_all["a"] + own["a"] + copies_in_turn.run(shared, q + ".").ret_value
+
+    return s.fork(3).each(body, "abc")
+
+
+@lmc.function
+async def async_bodies_share_what_they_copy(s: Any) -> Any:
+    (shared,) = s.fork(1)
+
+    async def body(f: Any, q: str) -> str:
+        f += q + lmc.gen("a", max_tokens=4)
+        (of_all,) = s.fork(1 if f["a"] else 2)
+        of_all += q + "!" + lmc.gen("a", max_tokens=4)
+        (own,) = f.fork(1)
+        own += q + "?" + lmc.gen("a", max_tokens=4)
+        (copy,) = shared.fork(1)
+        copy += q + "." + lmc.gen("a", max_tokens=4)
+        return of_all["a"] + own["a"] + copy["a"]
+
+    return await s.fork(3).each(body, "abc")
+
+
+@lmc.function
 async def in_one_context(s: Any) -> Any:
     context = contextvars.copy_context()
     return await asyncio.gather(*[asyncio.get_running_loop().create_task(chain(q), context=context) for q in "abc"])
@@ -138,7 +180,7 @@ async def of_one(s: Any, q: str) -> Any:
 
 PROGRAMS = [
     gathers, groups, nests, forks, in_one_context, on_threads, shields, sub_programs_that_gather, shares_a_fork, hands_a_fork_to_sub_programs,
-    shares_what_a_task_has_made,
+    shares_what_a_task_has_made, bodies_share_what_they_copy, async_bodies_share_what_they_copy,
 ]  # fmt: skip
 
 
@@ -156,6 +198,27 @@ def test_seeds_do_not_depend_on_the_order_of_answers(program: Any, compiled: boo
         found.append((run(backend=backend, seed=1).ret_value, asked(backend)))
     assert found[0] == found[1] == found[2]
     assert len({seed for _, seed in found[0][1]}) == len(found[0][1])
+
+
+BODIES = [bodies_share_what_they_copy, async_bodies_share_what_they_copy]
+
+
+@pytest.mark.parametrize("program", BODIES, ids=lambda p: p.name)
+def test_an_evaluation_numbers_what_bodies_copy_as_they_do(program: Any) -> None:
+    backend, plain = lmc.Mock(latency=0.02), lmc.Mock()
+    usage = eager(lmc.compile(program))(backend=backend, seed=1).usage
+    program.run(backend=plain, seed=1)
+    assert usage.ahead_wasted == 0 < usage.ahead_used
+    assert asked(backend) == asked(plain)
+
+
+@pytest.mark.parametrize("program", BODIES, ids=lambda p: p.name)
+def test_what_bodies_copy_has_the_same_addresses_in_a_journaled_run(program: Any, tmp_path: Path) -> None:
+    backend, plain, again = lmc.Mock(), lmc.Mock(), lmc.Mock()
+    program.run(backend=backend, seed=1, journal=tmp_path / "run.journal")
+    program.run(backend=plain, seed=1)
+    program.run(backend=again, seed=1, journal=tmp_path / "run.journal")
+    assert asked(backend) == asked(plain) and asked(again) == []
 
 
 @lmc.function

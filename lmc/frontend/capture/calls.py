@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.active import TASK, TaskOfRun, new_task, next_call, next_fork
+from lmc.frontend.active import TASK, TaskOfRun, new_body, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import NotUnderstood, code_of
@@ -318,13 +318,11 @@ class CallEvaluator:
         if name == "each" and type(x) is StateGroup:
             body, *items = args or kwargs.values()
             made = [
-                self._within(f, lambda f=f, more=more: self.call(body, [f, *more], {}))
+                self._within(f, lambda f=f, more=more: self.call(body, [f, *more], {}), new_body(f))
                 for f, *more in zip(x.states, *[op.iterate(self, i) for i in items], strict=False)
             ]
             awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
-            return (
-                Coroutine(lambda: [self._within(f, lambda one=one: self.awaited_or(one)) for f, one in zip(x.states, made, strict=False)]) if awaited else made
-            )
+            return Coroutine(lambda: [run() for run in [self._body(f, one) for f, one in zip(x.states, made, strict=False)]]) if awaited else made
         if self.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
             return Unknown(self.lost[id(x)])
         unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
@@ -341,6 +339,14 @@ class CallEvaluator:
         if name == "fork":
             self.states.extend(found.states)
         return self._entered(found) if type(found).__name__ == "_GeneratorContextManager" else found
+
+    def _body(self: Evaluation, fork: State, made: Any) -> Callable[[], Any]:
+        """Return what runs an `async def` body of `forks.each`: all of them are tasks before the first one runs (lmc/frontend/each.py)."""
+        task = None if self.current is None else new_task(self.current, "one")
+        if task is not None:
+            self.made_tasks.append(task)
+            task.fork = fork
+        return lambda: self._within(fork, lambda: self.awaited_or(made), task)
 
     def _within(self: Evaluation, state: State, run: Callable[[], Any], task: TaskOfRun | None = None) -> Any:
         """Run a task, or a body of `forks.each`: sub-programs inherit from this state."""
