@@ -518,10 +518,12 @@ class LocalBackend:
             return self._complete(step, self._asker.given(step.ask, place), None)
         else:
             request = self._asker.prefill(place, order, step.hints.low_priority, step.hints.adapter) if step.wants_prefill else None
-            step.requests = (request,) if request is not None else ()
-            for req in step.requests:
+            with self._lock:  # it may be released or cancelled meanwhile
+                requests = (request,) if request is not None and step.wants_prefill and step.state is _State.WAITING else ()
+                step.requests = requests
+            for req in requests:
                 self._tag(req, step)
-            self._send(step.requests)
+            self._send(requests)
             return self._complete(step, place, None)
         with self._lock:
             if step.state is not _State.WAITING:

@@ -144,6 +144,40 @@ def test_what_waits_for_pictures_is_cancelled_with_its_run(engine, sight):
     assert engine.counters().calls == 0
 
 
+def test_what_is_cancelled_while_it_begins_is_not_computed(engine, sight, monkeypatch):
+    """A request begins on the thread that prepares its picture, while others may cancel it."""
+    waiting, send = engine.submit(None, [look(WIDE), gen()]), engine._send
+
+    def cancelled_before(requests):
+        waiting.cancel()
+        send(requests)
+
+    monkeypatch.setattr(engine, "_send", cancelled_before)
+    sight.gate.set()
+    waiting.prepared()
+    engine.check()
+    assert engine.counters().calls == 0 and engine.stats()["waiting"] == engine.stats()["running"] == 0
+    with pytest.raises(lmc.LmcError, match="cancelled"):
+        waiting.results[0].output()
+
+
+@pytest.mark.parametrize("when", ["_asker.prefill", "_tag"])
+def test_a_pin_that_is_ended_while_it_begins_pins_nothing(engine, sight, monkeypatch, when):
+    pin, (owner, _, name) = engine.prefill(None, [look(WIDE), Text((" and so on",))]), when.rpartition(".")
+    of = getattr(engine, owner) if owner else engine
+    real = getattr(of, name)
+
+    def ended_meanwhile(*args):
+        engine.release(pin)
+        return real(*args)
+
+    monkeypatch.setattr(of, name, ended_meanwhile)
+    sight.gate.set()
+    pin.prepared()
+    assert tokens(engine.submit(pin, [gen()])) == 4
+    assert engine.stats()["pinned"] == 0
+
+
 def test_closing_does_not_wait_for_pictures(sight):
     engine, _ = backend(eyes=Eyes(sight, threads=1))
     first, second = (engine.submit(None, [look(data), gen()]) for data in (WIDE, picture(Random(3), 42, 14)))

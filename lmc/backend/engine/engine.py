@@ -233,6 +233,7 @@ class EngineCore:
         self.call(self._take_kernels)
 
     def cancel(self, req: Request) -> None:
+        req.cancelled = True
         self.post(lambda: self._cancel(req))
 
     def post(self, action: Callable[[], None]) -> None:
@@ -717,10 +718,11 @@ class EngineCore:
         if self.broken is not None:
             req.error, req.done = self.broken, True
             return _tell(req)
-        if self._closed:
-            self._live[req] = None
-            return self._drop(req, BackendError("the engine was closed"))
         self._live[req] = None
+        if self._closed:
+            return self._drop(req, BackendError("the engine was closed"))
+        if req.cancelled:
+            return self._cancel(req)
         self._calls += req.kind is not RequestKind.PREFILL
         if req.max_new > 0:
             self._guarded(req, lambda: self._open(req))

@@ -111,6 +111,7 @@ class Request:
     order: int = field(default_factory=lambda: next(_order))
     error: BaseException | None = None
     done: bool = False
+    cancelled: bool = False  # nobody wants it any longer, perhaps before the loop has it
     pinned: bool = False  # PREFILL: its prompt is held in the cache
     ending: Ending | None = None  # GENERATE
     logprobs: list[TokenLogprob] = field(default_factory=list)
