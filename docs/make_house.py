@@ -112,8 +112,9 @@ def draw(found: nx.DiGraph) -> Picture:
 def main() -> None:
     found = graph()
     (ROOT / "docs" / "pictures" / "house.svg").write_text(draw(found).svg(), encoding="utf-8")
-    print(f"{len(found)} modules, {found.number_of_edges()} imports; circles, type checkers' imports counted:")
-    for circle in circles(found):
+    rings = circles(found)
+    print(f"{len(found)} modules, {found.number_of_edges()} imports; {len(rings) or 'no'} circles, type checkers' imports counted")
+    for circle in rings:
         print(f"  {len(circle):3}  {', '.join(circle[:6])}{' …' if len(circle) > 6 else ''}")
 
 

@@ -12,12 +12,11 @@ import enum
 import re
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 from lmc.frontend.capture.outside import is_quiet, is_users
 from lmc.frontend.capture.table import PURE_METHODS, is_known
-from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
 from lmc.frontend.source import NoSource, find
 
@@ -38,9 +37,14 @@ _REFUSED = (ast.AsyncWith, ast.AsyncFor, ast.Await, ast.AsyncFunctionDef, ast.Cl
 _MISSING = object()
 
 
-def is_closed(function: Function, arguments: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether runs of a program with these arguments make no unknown calls."""
-    return all(_is_plain(x) for given in arguments for x in given.values()) and _Closed().is_closed(function.func)
+class Program(Protocol):
+    func: Callable[..., Any]
+    is_async: bool
+
+
+def is_closed(function: Program, arguments: Iterable[Mapping[str, Any]], kind: type[Any]) -> bool:
+    """Return whether runs of a program with these arguments make no unknown calls. `kind`: the class of all programs."""
+    return all(_is_plain(x) for given in arguments for x in given.values()) and _Closed(kind).is_closed(function.func)
 
 
 def _is_plain(x: Any) -> bool:
@@ -53,7 +57,8 @@ def _is_plain(x: Any) -> bool:
 class _Closed:
     """One look at a program and at the functions that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
         self._seen: set[types.CodeType] = set()  # visited, or being visited
 
     def is_closed(self, fn: Any) -> bool:
@@ -93,7 +98,7 @@ class _Closed:
         if found is not None:  # of a module
             return self._is_known(found[0])
         base = body.found(func.value.id) if isinstance(func.value, ast.Name) and not body.is_own(func.value.id) else None
-        if issubclass(type(base), Function):
+        if issubclass(type(base), self._kind):
             return func.attr == "run" and self._is_known(base)
         return func.attr in _METHODS
 
@@ -102,7 +107,7 @@ class _Closed:
         user's."""
         if id(x) in _BLOCKING or x is _MISSING or not is_quiet(type(x)):
             return False
-        if issubclass(type(x), Function):
+        if issubclass(type(x), self._kind):
             return not x.is_async and self.is_closed(x.func)
         if issubclass(type(x), type):
             return x.__module__ == "builtins" or is_known(x) or _is_record(x)

@@ -551,9 +551,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, limit: Any = "auto", progress: bool = False
     ) -> PendingBatch:
         """A batch that is about to run. Its journal is open, if it has one."""
-        from lmc.frontend.closed import is_closed  # it knows programs
+        from lmc.frontend.closed import is_closed  # imports the table of all functions that are known
 
-        fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items])
+        fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items], Function)
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
         return PendingBatch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 

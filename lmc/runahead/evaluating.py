@@ -14,7 +14,7 @@ from lmc.errors import LmcError
 from lmc.frontend.capture import code
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
-from lmc.frontend.capture.values import NOTHING, Deps, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function

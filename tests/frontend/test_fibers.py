@@ -24,6 +24,7 @@ import lmc
 from lmc.backend.mock import Mock
 from lmc.frontend.closed import is_closed
 from lmc.frontend.fibers import Fibers
+from lmc.frontend.interpreter import Function
 from lmc.waiting import Signal
 
 # -- which programs are closed
@@ -179,25 +180,25 @@ OPEN = [fn for name, fn in [*globals().items()] if name.startswith("of_")]
 
 @pytest.mark.parametrize("fn", CLOSED, ids=lambda fn: fn.__name__)
 def test_what_only_computes_and_asks_is_closed(fn: Callable[..., Any]):
-    assert is_closed(lmc.function(fn), [{"text": "x", "row": Row("x"), "list": [1]}])
+    assert is_closed(lmc.function(fn), [{"text": "x", "row": Row("x"), "list": [1]}], Function)
 
 
 @pytest.mark.parametrize("fn", OPEN, ids=lambda fn: fn.__name__)
 def test_what_calls_something_unknown_is_not_closed(fn: Callable[..., Any]):
     assert len(OPEN) == 17
-    assert not is_closed(lmc.function(fn), [])
+    assert not is_closed(lmc.function(fn), [], Function)
 
 
 @pytest.mark.parametrize("argument", [LOCK, QUEUE, print, object()])
 def test_an_argument_that_is_no_data_opens_a_program(argument: Any):
-    assert not is_closed(part, [{"text": "x"}, {"text": argument}])
+    assert not is_closed(part, [{"text": "x"}, {"text": argument}], Function)
 
 
 def test_what_a_name_stands_for_counts_when_the_batch_begins(monkeypatch: pytest.MonkeyPatch):
     program = lmc.function(of_what_comes_later)
-    assert not is_closed(program, [])
+    assert not is_closed(program, [], Function)
     monkeypatch.setitem(globals(), "late", str)
-    assert is_closed(program, [])
+    assert is_closed(program, [], Function)
 
 
 # -- what runs on fibers

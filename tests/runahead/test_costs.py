@@ -16,8 +16,9 @@ from lmc import waiting
 from lmc.backend import mock
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend import flights
-from lmc.frontend.capture import code
-from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture import closures, code
+from lmc.frontend.capture.code import Outcome
+from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead import ledger
@@ -49,7 +50,7 @@ class Clock:
         monkeypatch.setattr(mock, "timer", self)
         monkeypatch.setattr(ledger, "perf_counter", lambda: self.now)
         monkeypatch.setattr(ledger, "thread_time", self.spent)
-        monkeypatch.setattr(code, "thread_time", lambda: 0.0)
+        monkeypatch.setattr(closures, "thread_time", lambda: 0.0)
         monkeypatch.setattr(waiting._here, "waiter", self, raising=False)
 
     def spent(self) -> float:

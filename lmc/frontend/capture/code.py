@@ -1,22 +1,21 @@
-"""Functions compiled to closures, once per code object: their parameters, body and possible effects."""
+"""What is evaluated: functions compiled to closures, with their parameters and possible effects, and the frames of their calls. What evaluates it."""
 
 from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from time import thread_time
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from lmc.errors import Loc
-from lmc.frontend.capture.outside import is_users
+from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
-from lmc.frontend.scopes import Bindings, Comprehension
-from lmc.frontend.source import FunctionNode, NoSource, find
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Frame
+from lmc.frontend.capture.unknown import Deps, Raised, Unknown
+from lmc.frontend.scopes import Comprehension
+from lmc.frontend.source import FunctionNode
+from lmc.frontend.state import State
 
 Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
@@ -70,7 +69,7 @@ class Scope:
 class Code:
     """A function: `body(frame)` runs it."""
 
-    def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None) -> None:
+    def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None, body: Eval) -> None:
         self.name, self.is_lambda = name, isinstance(node, ast.Lambda)
         self.place = None if python is None else place_of(python)
         a = node.args
@@ -88,9 +87,7 @@ class Code:
         """Effects, except those on its own names."""
         if self.is_generator and self.is_async:
             raise NotUnderstood("an async generator")
-        from lmc.frontend.capture.statements import block  # which compiles functions in turn
-
-        self.body: Eval = block([ast.copy_location(ast.Return(node.body), node.body)] if isinstance(node, ast.Lambda) else node.body, scope)
+        self.body = body
 
 
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
@@ -105,39 +102,163 @@ def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
 spent = 0.0
 """CPU seconds spent compiling functions so far: approximate, counted without a lock."""
 
-_codes: dict[tuple[types.CodeType, str], Code | NotUnderstood] = {}
-_MOST_CODES = 10_000
 
+class Frame:
+    """The names of a call or a comprehension.
 
-def code_of(fn: types.FunctionType) -> Code:
-    """Return the compiled code of a function of the user's, made once per code object. Raises NotUnderstood."""
-    global spent
-    key = fn.__code__, fn.__code__.co_filename  # code objects compare equal across files
-    found = _codes.get(key)
-    if found is None:
-        began = thread_time()
+    live       locals of the Python frame that runs this function now; None: there is none
+    undecided  an answer may decide that it has returned already (False: none can)
+    """
+
+    __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
+
+    def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
+        self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
+        self.result: Any = None
+        self.loops: list[Any] = []
+        self.undecided: Any = False
+        self.live: Any = None
+        self.is_program = False
+        self.first: Any = None  # argument, for `super()`
+        self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
+        self.generator: Any = None  # of a generator function, its running body
+
+    def inner(self) -> Frame:
+        """Return the frame of a comprehension in this one."""
+        frame = Frame(self.ev, {}, self, self.code, self.module)
+        frame.loops, frame.first = self.loops, self.first
+        return frame
+
+    def around(self) -> Iterator[Frame]:
+        """The frames around it, from this one on."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.outer
+
+    def peek(self, name: str) -> Any:
+        """Return the value of a name; None if unbound."""
+        for frame in self.around():
+            if name in frame.vars:
+                return frame.vars[name]
         try:
-            found = _compiled(fn)
-        except NotUnderstood as error:
-            found = error.with_traceback(None)
-        except RecursionError:
-            found = NotUnderstood("nested too deep")
-        if len(_codes) >= _MOST_CODES:
-            _codes.clear()
-        _codes[key] = found
-        spent += thread_time() - began
-    if isinstance(found, NotUnderstood):
-        raise found
-    return found
+            return self.ev.global_value(self.module, name)
+        except Raised:
+            return None
+
+    def outer_value(self, name: str) -> Any:
+        for frame in self.outer.around() if self.outer is not None else ():
+            if name in frame.vars:
+                return frame.vars[name]
+        raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+
+    def store(self, name: str, x: Any, kind: str) -> None:
+        if kind == "local":
+            self.vars[name] = self.from_python(name, x) if self.live is not None and isinstance(x, Unknown) and x.deps is None else x
+        elif kind == "global":
+            self.ev.set_global(self.module, name, x)
+        else:
+            holder = next((frame for frame in self.outer.around() if name in frame.vars), self.outer)
+            holder.vars[name] = x
+            if holder.cells is not None and name in holder.cells:
+                self.ev.snapshot.changed.add(id(holder.cells[name]))
+                holder.vars[name] = Unknown(None)
+
+    def from_python(self, name: str, x: Unknown) -> Any:
+        """Return the value in Python's own frame of a name that is bound once, if only Python knows it."""
+        assert self.live is not None and self.code is not None
+        found = self.live.get(name, x) if name in self.code.once else x
+        return x if found is x else self.ev.locals.adopt(found)
 
 
-def _compiled(fn: types.FunctionType) -> Code:
-    python = fn.__code__
-    if not is_users(python.co_filename):
-        raise NotUnderstood(f"{fn.__qualname__} is not the program's own")
-    try:
-        found = find(fn)
-    except NoSource as error:
-        raise NotUnderstood(str(error)) from None
-    scope = Scope(Bindings(found.node), None, python.co_filename, python.co_freevars, found.class_name)
-    return Code(found.node, scope, python.co_name, python)
+@dataclass
+class Outcome:
+    """The outcome of an evaluation.
+
+    stopped_at  where it stopped, and why; None if it did not
+    paused      it stopped on request
+    waits       sets of answers, each of which would let it continue
+    passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
+    """
+
+    stopped_at: Loc | None = None
+    reason: str = ""
+    paused: bool = False
+    waits: list[frozenset[Any]] = field(default_factory=list[frozenset[Any]])
+    passed: Counter[Loc] = field(default_factory=Counter[Loc])
+    raised: Any = None
+    value: Any = None
+    steps: int = 0
+
+
+class Evaluator(Protocol):
+    """An evaluation, as the rules of the language see it (evaluation.py)."""
+
+    certain: bool
+    shifted: bool
+    current: State | None
+    depth: int
+    domain: Any
+    emitter: Any
+    explores: bool
+    exploring: int
+    forked: dict[int, Deps]
+    frames: Mapping[Any, Any]
+    generators: list[Any]
+    handled: list[Any]
+    loc: Loc
+    locals: Any
+    lost: dict[int, Deps]
+    made_tasks: list[TaskOfRun]
+    outcome: Outcome
+    passes: Callable[[Loc], int]
+    risks: list[Deps]
+    snapshot: Any
+    states: list[State]
+    tasks: list[Any]
+    tries: int
+    _asks: dict[int, bool]
+    _functions: dict[int, Any]
+    _globals: dict[tuple[int, str], Any]
+
+    @property
+    def stops(self) -> bool: ...
+    @property
+    def adopt(self) -> Callable[[Any], Any]: ...
+    def attribute(self, x: Any, name: str) -> Any: ...
+    def awaited(self, x: Any) -> Any: ...
+    def blocked(self, deps: Deps) -> None: ...
+    def cached(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call_method(self, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call_with_unknown(self, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any: ...
+    def catches(self, kinds: Any, value: Any) -> bool: ...
+    def changes(self, x: Any) -> None: ...
+    def class_of(self, x: Any) -> Any: ...
+    def count(self, n: int) -> None: ...
+    def exception(self, x: Any) -> Any: ...
+    def global_value(self, module: dict[str, Any], name: str) -> Any: ...
+    def hand_over(self, values: Sequence[Any], depth: int = 0) -> None: ...
+    def havoc(self, frame: Frame, effects: PossibleEffects, deps: Deps) -> None: ...
+    def is_exception(self, x: Any) -> bool: ...
+    def is_instance(self, x: Any, kinds: Any) -> Any: ...
+    def is_lost(self, x: Any) -> bool: ...
+    def language(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def left_off(self, values: Sequence[Any], deps: Deps) -> None: ...
+    def left_out(self, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps: ...
+    def lose(self, x: Any, deps: Deps) -> None: ...
+    def manager(self, x: Any) -> Any: ...
+    def may_ask(self, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
+    def may_ask_in(self, values: Iterable[Any]) -> bool: ...
+    def may_skip(self, frame: Frame, target: Any) -> bool: ...
+    def of_rule(self, rule: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any: ...
+    def run_frame(self, frame: Frame) -> Any: ...
+    def run_tasks(self) -> None: ...
+    def set_attribute(self, x: Any, name: str, value: Any) -> None: ...
+    def set_global(self, module: dict[str, Any], name: str, x: Any) -> None: ...
+    def special(self, x: Any, name: str) -> Any: ...
+    def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def super_of(self, frame: Frame) -> Any: ...
+    def task(self, x: Any) -> Any: ...
+    def unknown_code(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...

@@ -14,18 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from lmc.errors import Loc
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.heap import Heap
-from lmc.frontend.capture.values import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.scan import PossibleEffects
+from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.emitter import Ctx, Emitter
+from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
-    from lmc.frontend.capture.scan import PossibleEffects
-    from lmc.frontend.host import HostFunction
 
 Signal = str | None
 BREAK, CONTINUE, RETURN = "break", "continue", "return"
@@ -95,15 +93,15 @@ class Domain:
     skips = True
     """Whether a comprehension goes on behind items of which it is undecided whether they are in it."""
 
-    def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+    def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
         return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "", some=name in _NEVER_NONE)
 
-    def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
         return Unknown(None)
 
-    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
+    def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not taken."""
         evaluation.blocked(test.deps)
         arms = (site.then, site.orelse)
@@ -121,7 +119,7 @@ class Domain:
         self.explore(evaluation, frame, leaving)
         return (site.orelse if leaving is site.then else site.then).run(frame)
 
-    def explore(self, evaluation: Evaluation, frame: Frame, arm: Arm) -> None:
+    def explore(self, evaluation: Evaluator, frame: Frame, arm: Arm) -> None:
         """If likely requests are wanted, make the requests of an arm, and undo all its other effects."""
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
@@ -143,19 +141,19 @@ class Domain:
             evaluation._globals, evaluation.tasks = names, tasks
             evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
-    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
+    def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
         evaluation.blocked(test.deps)
         self._either(evaluation, frame, test, site)
         return Unknown(test.deps)
 
-    def _either(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> None:
+    def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
             self.explore(evaluation, frame, arm)
         for arm in (site.then, site.orelse):
             evaluation.havoc(frame, arm.effects, test.deps)
 
-    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
+    def loop(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         """Handle a loop over unknown items, or with an unknown condition: it is skipped."""
         evaluation.blocked(items.deps)
         for kind in sorted(site.effects.exits & {"return", "raise"}, reverse=True):
@@ -163,13 +161,13 @@ class Domain:
         evaluation.havoc(frame, site.effects, items.deps)
         return None
 
-    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
+    def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         """Handle a comprehension over unknown items, or with an undecided condition."""
         evaluation.blocked(items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
         return Unknown(items.deps)
 
-    def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
         evaluation.blocked(deps)
         for arm in handlers:
@@ -177,7 +175,7 @@ class Domain:
                 self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
 
-    def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
+    def leave(self, evaluation: Evaluator, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         """Handle an undecided return, break, continue or raise.
 
         A loop or helper function that makes no requests is skipped as a whole. Elsewhere certainty ends, except at a

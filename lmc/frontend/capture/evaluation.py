@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
+from lmc.frontend.capture import calls, havoc, objects
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.calls import CallEvaluator
-from lmc.frontend.capture.code import Code
+from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking, Domain
-from lmc.frontend.capture.havoc import Havoc
-from lmc.frontend.capture.objects import Objects
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
-from lmc.frontend.capture.values import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import place
 from lmc.frontend.state import State
@@ -29,95 +25,7 @@ UNCERTAIN_MISS = 16
 """As how many of them one behind something undecided counts, such as each turn of an agent's loop."""
 
 
-class Frame:
-    """The names of a call or a comprehension.
-
-    live       locals of the Python frame that runs this function now; None: there is none
-    undecided  an answer may decide that it has returned already (False: none can)
-    """
-
-    __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
-
-    def __init__(self, ev: Evaluation, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
-        self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
-        self.result: Any = None
-        self.loops: list[Any] = []
-        self.undecided: Any = False
-        self.live: Any = None
-        self.is_program = False
-        self.first: Any = None  # argument, for `super()`
-        self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
-        self.generator: Any = None  # of a generator function, its running body
-
-    def inner(self) -> Frame:
-        """Return the frame of a comprehension in this one."""
-        frame = Frame(self.ev, {}, self, self.code, self.module)
-        frame.loops, frame.first = self.loops, self.first
-        return frame
-
-    def around(self) -> Iterator[Frame]:
-        """The frames around it, from this one on."""
-        frame: Frame | None = self
-        while frame is not None:
-            yield frame
-            frame = frame.outer
-
-    def peek(self, name: str) -> Any:
-        """Return the value of a name; None if unbound."""
-        for frame in self.around():
-            if name in frame.vars:
-                return frame.vars[name]
-        try:
-            return self.ev.global_value(self.module, name)
-        except Raised:
-            return None
-
-    def outer_value(self, name: str) -> Any:
-        for frame in self.outer.around() if self.outer is not None else ():
-            if name in frame.vars:
-                return frame.vars[name]
-        raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
-
-    def store(self, name: str, x: Any, kind: str) -> None:
-        if kind == "local":
-            self.vars[name] = self.from_python(name, x) if self.live is not None and isinstance(x, Unknown) and x.deps is None else x
-        elif kind == "global":
-            self.ev.set_global(self.module, name, x)
-        else:
-            holder = next((frame for frame in self.outer.around() if name in frame.vars), self.outer)
-            holder.vars[name] = x
-            if holder.cells is not None and name in holder.cells:
-                self.ev.snapshot.changed.add(id(holder.cells[name]))
-                holder.vars[name] = Unknown(None)
-
-    def from_python(self, name: str, x: Unknown) -> Any:
-        """Return the value in Python's own frame of a name that is bound once, if only Python knows it."""
-        assert self.live is not None and self.code is not None
-        found = self.live.get(name, x) if name in self.code.once else x
-        return x if found is x else self.ev.locals.adopt(found)
-
-
-@dataclass
-class Outcome:
-    """The outcome of an evaluation.
-
-    stopped_at  where it stopped, and why; None if it did not
-    paused      it stopped on request
-    waits       sets of answers, each of which would let it continue
-    passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
-    """
-
-    stopped_at: Loc | None = None
-    reason: str = ""
-    paused: bool = False
-    waits: list[frozenset[Any]] = field(default_factory=list[frozenset[Any]])
-    passed: Counter[Loc] = field(default_factory=Counter[Loc])
-    raised: Any = None
-    value: Any = None
-    steps: int = 0
-
-
-class Evaluation(CallEvaluator, Objects, Havoc):
+class Evaluation:
     """Follows `function` from its first line. The emitter reads `certain` and `shifted` at each request.
 
     certain  only an exception could keep Python from making a request here
@@ -170,7 +78,7 @@ class Evaluation(CallEvaluator, Objects, Havoc):
             self.states.append(state)
             args = [self.adopt(a) for a in self.snapshot.args]
             kwargs = {k: self.adopt(v) for k, v in self.snapshot.kwargs.items()}
-            outcome.value = self.program(self.function, state, args, kwargs)
+            outcome.value = calls.program(self, self.function, state, args, kwargs)
         except Stop as stop:
             outcome.reason, outcome.stopped_at = stop.reason, stop.loc or self.loc
         except Raised as raised:
@@ -190,8 +98,17 @@ class Evaluation(CallEvaluator, Objects, Havoc):
         outcome.steps = self.steps
         return outcome
 
-    def frame(self, vars: dict[str, Any], outer: Frame | None, code: Code | None, module: dict[str, Any]) -> Frame:
-        return Frame(self, vars, outer, code, module)
+    # -- what the program's operations mean, each where it is defined
+
+    call, call_method, call_with_unknown, unknown_code = calls.call, calls.call_method, calls.call_with_unknown, calls.unknown_code
+    of_rule, cached, language = calls.of_rule, calls.cached, calls.language
+    run_frame, state_method, hand_over, left_off = calls.run_frame, calls.state_method, calls.hand_over, calls.left_off
+    awaited, run_tasks, task = calls.awaited, calls.run_tasks, calls.task
+    attribute, set_attribute, special, super_of = objects.attribute, objects.set_attribute, objects.special, objects.super_of
+    class_of, is_instance, is_exception = objects.class_of, objects.is_instance, objects.is_exception
+    exception, catches, manager = objects.exception, objects.catches, objects.manager
+    may_ask, may_ask_in, may_skip = havoc.may_ask, havoc.may_ask_in, havoc.may_skip
+    havoc, left_out = havoc.havoc, havoc.left_out
 
     # -- budget and flags
 

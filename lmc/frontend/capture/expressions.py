@@ -1,22 +1,23 @@
-"""Expressions, compiled to closures that take a frame and give a value."""
+"""Expressions and assignment targets, compiled to closures that take a frame and give or bind a value."""
 
 from __future__ import annotations
 
 import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import Any
 
+from lmc.errors import Loc
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Code, Eval, NotUnderstood, Scope
-from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
+from lmc.frontend.capture.code import Code, Eval, Evaluator, Frame, NotUnderstood, Scope
+from lmc.frontend.capture.domain import RETURN, Arm, BranchStatement, LoopStatement, Signal
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.values import NOTHING, Closure, LazyItems, Raised, Undecided, UndecidedItems, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.values import Closure, LazyItems, UndecidedItems
 from lmc.frontend.scopes import Bindings, Comprehension
 
-if TYPE_CHECKING:
-    from lmc.errors import Loc
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
+Bind = Callable[[Frame, Any], None]
 
 
 def expression(node: ast.expr, scope: Scope) -> Eval:
@@ -72,7 +73,7 @@ def _part(part: ast.expr, scope: Scope) -> Eval:
 # -- operators -------------------------------------------------------------------------------------------------------
 
 
-def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluation, Any, Any], Any]) -> Eval:
+def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluator, Any, Any], Any]) -> Eval:
     """Compile an operation on two values."""
 
     def run(frame: Frame) -> Any:
@@ -278,7 +279,7 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
                 if name is not None:
                     kwargs[name] = x
                 else:
-                    ev.spread(kwargs, x)
+                    op.spread(ev, kwargs, x)
         except Undecided as undecided:
             ev.loc = loc
             return ev.call_with_unknown(callee, method, given, undecided.deps)
@@ -290,7 +291,34 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     return run
 
 
-def function(node: Any, scope: Scope, name: str) -> Eval:
+def or_stop(rule: Callable[[Any, Scope], Eval] | None, node: Any, scope: Scope) -> Eval:
+    """Compile by a rule; what is unsupported stops the evaluation where it runs."""
+    loc = scope.loc(node)
+    try:
+        if rule is None:
+            raise NotUnderstood(type(node).__name__)
+        return rule(node, scope)
+    except NotUnderstood as error:
+        reason = str(error)
+
+    def stop(frame: Frame) -> None:
+        raise NotFollowed(reason, loc)
+
+    return stop
+
+
+def lambda_body(node: ast.Lambda, scope: Scope) -> Eval:
+    value = or_stop(expression, node.body, scope)
+
+    def run(frame: Frame) -> Signal:
+        frame.ev.count(1)
+        frame.result = value(frame)
+        return RETURN
+
+    return run
+
+
+def function(node: Any, scope: Scope, name: str, body: Callable[[Any, Scope], Eval]) -> Eval:
     """Compile to a closure; its code is compiled when it is first made."""
     defaults = [expression(d, scope) for d in node.args.defaults]
     named = [(a.arg, expression(d, scope)) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
@@ -300,7 +328,7 @@ def function(node: Any, scope: Scope, name: str) -> Eval:
         if not made:
             inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
             try:
-                made.append(Code(node, inner, name, None))
+                made.append(Code(node, inner, name, None, body(node, inner)))
             except NotUnderstood:
                 return Unknown(None)
         return Closure(made[0], frame, name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
@@ -335,6 +363,60 @@ def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
     return run
 
 
+# -- binding ---------------------------------------------------------------------------------------------------------
+
+
+def target(node: ast.expr, scope: Scope) -> Bind:
+    """Compile an assignment target: `bind(frame, value)`."""
+    if isinstance(node, ast.Name):
+        return bind_name(scope.mangled(node.id), scope.kind(node.id))
+    if isinstance(node, ast.Tuple | ast.List):
+        return _bind_items(node, scope)
+    if isinstance(node, ast.Subscript):
+        value, at = expression(node.value, scope), expression(node.slice, scope)
+        return lambda frame, x: op.set_item(frame.ev, value(frame), at(frame), x)
+    if isinstance(node, ast.Attribute):
+        value, name = expression(node.value, scope), scope.mangled(node.attr)
+        return lambda frame, x: frame.ev.set_attribute(value(frame), name, x)
+    raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
+
+
+def bind_name(name: str, kind: str) -> Bind:
+    return lambda frame, x: frame.store(name, x, kind)
+
+
+def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
+    targets = [target(e.value if isinstance(e, ast.Starred) else e, scope) for e in node.elts]
+    star = next((i for i, e in enumerate(node.elts) if isinstance(e, ast.Starred)), None)
+
+    def bind(frame: Frame, x: Any) -> None:
+        ev = frame.ev
+        try:
+            items = _unpacked(ev, x, len(targets), star)
+        except Undecided as undecided:
+            for i, one in enumerate(targets):
+                one(frame, ev.operation("unpack", (x, i), undecided.deps))
+            return
+        for one, item in zip(targets, items, strict=True):
+            one(frame, item)
+
+    return bind
+
+
+def _unpacked(ev: Evaluator, x: Any, n: int, star: int | None) -> list[Any]:
+    try:
+        items = op.iterate(ev, x)
+    except Raised:
+        raise raised(TypeError) from None
+    found = list(items if star is not None else islice(items, n + 1))  # of what has no end, one too many
+    if star is None and len(found) == n:
+        return found
+    if star is None or len(found) < n - 1:
+        raise raised(ValueError)
+    after = len(found) - (n - star - 1)
+    return [*found[:star], found[star:after], *found[after:]]
+
+
 # -- comprehensions --------------------------------------------------------------------------------------------------
 
 
@@ -346,8 +428,6 @@ class Comprehended:
     """
 
     def __init__(self, node: Any, scope: Scope, elements: Sequence[ast.expr]) -> None:
-        from lmc.frontend.capture.statements import target
-
         loops: Sequence[ast.comprehension] = node.generators
         bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
         inner = Scope(Comprehension(bound), scope, scope.file, class_name=scope.class_name)
@@ -362,7 +442,7 @@ class Comprehended:
         always = 1 if loops[0].ifs else 0  # the first test; without one, the second iterable
         self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
 
-    def begun(self, frame: Frame) -> tuple[Evaluation, Any, UndecidedItems]:
+    def begun(self, frame: Frame) -> tuple[Evaluator, Any, UndecidedItems]:
         """Return the evaluation, the items of the first iterable, and what becomes undecided among them."""
         ev, items = frame.ev, self.first(frame)
         return ev, items, UndecidedItems(lambda: ev.may_ask(frame, self.site.effects) or ev.may_ask_in([items]))
@@ -430,7 +510,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
 
 _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>"),
+    ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>", lambda_body),
     ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
     ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
     ast.Await: of_value(lambda frame, x: frame.ev.awaited(x)), ast.Yield: of_value(lambda frame, x: frame.generator.give(x)),

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from greenlet import error, getcurrent, greenlet
 
+from lmc.frontend.capture.code import Frame
 from lmc.frontend.capture.operations import iterate
-from lmc.frontend.capture.values import Abandoned, LazyItems, Raised, Undecided
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Frame
+from lmc.frontend.capture.unknown import Abandoned, Raised, Undecided
+from lmc.frontend.capture.values import LazyItems
 
 
 class GeneratorBody:

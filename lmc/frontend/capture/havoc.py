@@ -5,146 +5,151 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Code, NotUnderstood
+from lmc.frontend.capture.closures import closure_of
+from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
+from lmc.frontend.capture.objects import class_attribute
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.values import BoundMethod, Closure, Deps, LazyItems, Object, Unknown, join
+from lmc.frontend.capture.unknown import Deps, Unknown, join
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
 _DEEPEST = 4
 
 
-class Havoc:
-    """Part of an Evaluation: the effects of skipped code."""
+def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
+    """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
+    if ev.may_ask(frame, effects):
+        ev.shifted = True
+    _touch(ev, frame, effects, deps, 0)
+    for name in effects.names | effects.appends:
+        held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
+        if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
+            code = frame.code
+            frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
 
-    def havoc(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
-        """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
-        if self.may_ask(frame, effects):
-            self.shifted = True
-        self._touch(frame, effects, deps, 0)
-        for name in effects.names | effects.appends:
-            held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
-            if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
-                code = frame.code
-                frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
 
-    def left_out(self: Evaluation, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
-        """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
-        deps = join(*undecided)
-        for each in undecided if self.may_ask(frame, effects) else (deps,):
-            self.blocked(each)
-        self.havoc(frame, effects, deps)
-        return deps
+def left_out(ev: Evaluator, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
+    """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
+    deps = join(*undecided)
+    for each in undecided if ev.may_ask(frame, effects) else (deps,):
+        ev.blocked(each)
+    ev.havoc(frame, effects, deps)
+    return deps
 
-    def _touch(self: Evaluation, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:
-        for name in effects.touched:
-            self.lose(frame.peek(name), deps)
-        for call in effects.calls:
-            fn = self._resolved(frame, call.func)
-            callee = self._callee(fn)
-            if callee is None:
-                if id(fn) in CHANGING or not self._understands(frame, call):
-                    for arg in call.args:
-                        if isinstance(arg, ast.Name):
-                            self.lose(frame.peek(arg.id), deps)
-                continue
+
+def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:
+    for name in effects.touched:
+        ev.lose(frame.peek(name), deps)
+    for call in effects.calls:
+        fn = _resolved(ev, frame, call.func)
+        callee = callee_of(ev, fn)
+        if callee is None:
+            if id(fn) in CHANGING or not _understands(ev, frame, call):
+                for arg in call.args:
+                    if isinstance(arg, ast.Name):
+                        ev.lose(frame.peek(arg.id), deps)
+            continue
+        code, inner = callee
+        first = [call.func.value] if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else [call.func] if isinstance(fn, type) else []
+        given = [*zip(code.positional, [*first, *call.args], strict=False), *((k.arg, k.value) for k in call.keywords if k.arg)]
+        for parameter, arg in given:
+            inner.vars[parameter] = _resolved(ev, frame, arg)
+            if parameter in code.effects.touched and (name := root(arg)) is not None:
+                ev.lose(frame.peek(name), deps)
+        if depth < _DEEPEST:
+            for name in code.nonlocals:
+                inner.store(name, Unknown(deps), "outer")
+            for name in code.writes_globals:
+                inner.store(name, Unknown(deps), "global")
+            _touch(ev, inner, code.free_effects, deps, depth + 1)
+
+
+def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
+    """Return whether code with these effects may make requests."""
+    for call in effects.calls:
+        fn = _resolved(ev, frame, call.func)
+        if id(fn) in ASKS or isinstance(fn, Function):
+            return True
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
+            return True
+        callee = callee_of(ev, fn)
+        if callee is not None and depth < _DEEPEST:
             code, inner = callee
-            first = [call.func.value] if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else [call.func] if isinstance(fn, type) else []
-            given = [*zip(code.positional, [*first, *call.args], strict=False), *((k.arg, k.value) for k in call.keywords if k.arg)]
-            for parameter, arg in given:
-                inner.vars[parameter] = self._resolved(frame, arg)
-                if parameter in code.effects.touched and (name := root(arg)) is not None:
-                    self.lose(frame.peek(name), deps)
-            if depth < _DEEPEST:
-                for name in code.nonlocals:
-                    inner.store(name, Unknown(deps), "outer")
-                for name in code.writes_globals:
-                    inner.store(name, Unknown(deps), "global")
-                self._touch(inner, code.free_effects, deps, depth + 1)
-
-    def may_ask(self: Evaluation, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
-        """Return whether code with these effects may make requests."""
-        for call in effects.calls:
-            fn = self._resolved(frame, call.func)
-            if id(fn) in ASKS or isinstance(fn, Function):
+            known = ev._asks.get(id(code))
+            if known is None:
+                ev._asks[id(code)] = False  # while it is visited: a recursion adds nothing
+                known = ev._asks[id(code)] = ev.may_ask(inner, code.effects, depth + 1)
+            if known:
                 return True
-            if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
-                return True
-            callee = self._callee(fn)
-            if callee is not None and depth < _DEEPEST:
-                code, inner = callee
-                known = self._asks.get(id(code))
-                if known is None:
-                    self._asks[id(code)] = False  # while it is visited: a recursion adds nothing
-                    known = self._asks[id(code)] = self.may_ask(inner, code.effects, depth + 1)
-                if known:
-                    return True
-        appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
-        return appended and any(_asks(frame.peek(name)) for name in effects.loads)
+    appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
+    return appended and any(_asks(frame.peek(name)) for name in effects.loads)
 
-    def may_ask_in(self: Evaluation, values: Iterable[Any]) -> bool:
-        """Return whether going through these iterators, or calling these functions, may make requests."""
-        for x in values:
-            callee = self._callee(x)
-            if isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or (callee is not None and self.may_ask(callee[1], callee[0].effects)):
-                return True
-        return False
 
-    def may_skip(self: Evaluation, frame: Frame, target: Any) -> bool:
-        """Return whether a loop, or the helper function of a frame, may be skipped as a whole: it makes no requests."""
-        if target is frame:
-            return not frame.is_program and frame.code is not None and not self.may_ask(frame, frame.code.effects)
-        return not self.may_ask(frame, target.effects)
+def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:
+    """Return whether going through these iterators, or calling these functions, may make requests."""
+    for x in values:
+        callee = callee_of(ev, x)
+        if isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or (callee is not None and ev.may_ask(callee[1], callee[0].effects)):
+            return True
+    return False
 
-    def _callee(self: Evaluation, fn: Any) -> tuple[Code, Frame] | None:
-        """Return the code of a function of the program's, and a frame around it; None for what is none."""
-        if type(fn) is LRU:
-            fn = fn.__wrapped__
-        elif isinstance(fn, BoundMethod):
-            fn = fn.function
-        elif isinstance(fn, type) and is_plain(fn):
-            fn = self.class_attribute(fn, "__init__")
-        if type(fn) is types.FunctionType and not is_known(fn):
-            try:
-                fn = self.closure_of(fn)
-            except NotUnderstood:
-                return None
-        return (fn.code, self.frame({}, fn.outer, fn.code, fn.module)) if type(fn) is Closure else None
 
-    def _resolved(self: Evaluation, frame: Frame, node: ast.expr) -> Any:
-        """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
-        if isinstance(node, ast.Name):
-            return frame.peek(node.id)
-        if isinstance(node, ast.Attribute):
-            base = self._resolved(frame, node.value)
-            if isinstance(base, types.ModuleType):
-                return self.attribute(base, node.attr)
-            if isinstance(base, Object):
-                found = self.class_attribute(base.cls, node.attr)
-                return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
-            if isinstance(base, (State, StateGroup, Function)):
-                return BoundMethod(node.attr, base)
-        return None
+def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
+    """Return whether a loop, or the helper function of a frame, may be skipped as a whole: it makes no requests."""
+    if target is frame:
+        return not frame.is_program and frame.code is not None and not ev.may_ask(frame, frame.code.effects)
+    return not ev.may_ask(frame, target.effects)
 
-    def _understands(self: Evaluation, frame: Frame, call: ast.Call) -> bool:
-        """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
-        fn = self._resolved(frame, call.func)
-        if fn is None and isinstance(call.func, ast.Attribute):
-            fn = self._resolved(frame, call.func.value)  # a method of what is known, or would have to be computed first
-            return not isinstance(fn, Unknown) or fn.deps is not None
-        if isinstance(fn, Unknown):
-            return fn.deps is not None
-        return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or self._callee(fn) is not None
+
+def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
+    """Return the code of a function of the program's, and a frame around it; None for what is none."""
+    if type(fn) is LRU:
+        fn = fn.__wrapped__
+    elif isinstance(fn, BoundMethod):
+        fn = fn.function
+    elif isinstance(fn, type) and is_plain(fn):
+        fn = class_attribute(ev, fn, "__init__")
+    if type(fn) is types.FunctionType and not is_known(fn):
+        try:
+            fn = closure_of(ev, fn)
+        except NotUnderstood:
+            return None
+    return (fn.code, Frame(ev, {}, fn.outer, fn.code, fn.module)) if type(fn) is Closure else None
+
+
+def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
+    """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
+    if isinstance(node, ast.Name):
+        return frame.peek(node.id)
+    if isinstance(node, ast.Attribute):
+        base = _resolved(ev, frame, node.value)
+        if isinstance(base, types.ModuleType):
+            return ev.attribute(base, node.attr)
+        if isinstance(base, Object):
+            found = class_attribute(ev, base.cls, node.attr)
+            return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
+        if isinstance(base, (State, StateGroup, Function)):
+            return BoundMethod(node.attr, base)
+    return None
+
+
+def _understands(ev: Evaluator, frame: Frame, call: ast.Call) -> bool:
+    """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
+    fn = _resolved(ev, frame, call.func)
+    if fn is None and isinstance(call.func, ast.Attribute):
+        fn = _resolved(ev, frame, call.func.value)  # a method of what is known, or would have to be computed first
+        return not isinstance(fn, Unknown) or fn.deps is not None
+    if isinstance(fn, Unknown):
+        return fn.deps is not None
+    return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or callee_of(ev, fn) is not None
 
 
 def _asks(x: Any) -> bool:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import ItemsView, Iterator, KeysView
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.frontend.active import TaskOfRun
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.values import BoundMethod, Closure, Object, Unknown
+from lmc.frontend.capture.unknown import Unknown
+from lmc.frontend.capture.values import BoundMethod, Closure, Object
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.state import State, StateGroup
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 MISSING = object()
 _NUMBERS = ("forks", "calls", "tasks")
@@ -24,7 +23,7 @@ _BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "_value")
 class Heap:
     """All mutable objects that a frame reaches, with their contents when this was made."""
 
-    def __init__(self, evaluation: Evaluation, frame: Frame) -> None:
+    def __init__(self, evaluation: Evaluator, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
         todo: list[Any] = [evaluation.states, evaluation.lost, [each.vars for each in frame.around()], tuple(evaluation._globals.values())]
         todo += evaluation.made_tasks

@@ -8,260 +8,277 @@ import os
 import sys
 import types
 from enum import EnumMeta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Raised, Super, Undecided, Unknown, raised
+from lmc.frontend.capture.unknown import Raised, Undecided, Unknown, raised
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 _MISSING = object()
 _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
 
 
-class Objects:
-    """Part of an Evaluation: attributes and classes."""
+def attribute(ev: Evaluator, x: Any, name: str) -> Any:
+    """Evaluate `x.name`, without running code of the user's except properties with source."""
+    kind = type(x)
+    if isinstance(x, Unknown):
+        return ev.operation("attribute", (x, name), x.deps)
+    if isinstance(x, Object):
+        return _of_object(ev, x, name)
+    if isinstance(x, types.ModuleType):
+        return _of_module(ev, x, name)
+    if kind is Super:
+        return _of_super(ev, x, name)
+    if isinstance(x, type):
+        return _of_class(ev, x, name)
+    if kind is State:
+        return x._value if name == "ret_value" else BoundMethod(name, x) if hasattr(State, name) and name != "usage" else Unknown(None)
+    if kind is StateGroup:
+        return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
+    if kind is Closure:
+        return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
+    if kind is types.FunctionType:
+        return x.__name__ if name in ("__name__", "__qualname__") else ev.adopt(vars(x).get(name, Unknown(None)))
+    if isinstance(x, Function):
+        return BoundMethod(name, x)
+    if isinstance(x, BaseException):
+        return ev.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
+    if isinstance(x, Expr):
+        return op.native(getattr, x, name)
+    if type(kind) is EnumMeta and is_plain_enum(kind):
+        if name in ("name", "value") and not any(name in vars(one) for one in kind.__mro__ if one.__module__ != "enum"):
+            return ev.adopt(vars(x)[f"_{name}_"])
+        return _bound(ev, class_attribute(ev, kind, name), x, kind)
+    if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
+        held = getattr(kind, name, _MISSING)
+        if held is _MISSING and kind is not LazyItems:
+            raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
+        return BoundMethod(name, x) if callable(held) or held is _MISSING else ev.adopt(op.native(getattr, x, name))
+    return Unknown(None)
 
-    def attribute(self: Evaluation, x: Any, name: str) -> Any:
-        """Evaluate `x.name`, without running code of the user's except properties with source."""
-        kind = type(x)
-        if isinstance(x, Unknown):
-            return self.operation("attribute", (x, name), x.deps)
-        if isinstance(x, Object):
-            return self._of_object(x, name)
-        if isinstance(x, types.ModuleType):
-            return self._of_module(x, name)
-        if kind is Super:
-            return self._of_super(x, name)
-        if isinstance(x, type):
-            return self._of_class(x, name)
-        if kind is State:
-            return x._value if name == "ret_value" else BoundMethod(name, x) if hasattr(State, name) and name != "usage" else Unknown(None)
-        if kind is StateGroup:
-            return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
-        if kind is Closure:
-            return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
-        if kind is types.FunctionType:
-            return x.__name__ if name in ("__name__", "__qualname__") else self.adopt(vars(x).get(name, Unknown(None)))
-        if isinstance(x, Function):
-            return BoundMethod(name, x)
-        if isinstance(x, BaseException):
-            return self.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
-        if isinstance(x, Expr):
-            return op.native(getattr, x, name)
-        if type(kind) is EnumMeta and is_plain_enum(kind):
-            if name in ("name", "value") and not any(name in vars(one) for one in kind.__mro__ if one.__module__ != "enum"):
-                return self.adopt(vars(x)[f"_{name}_"])
-            return self._bound(self.class_attribute(kind, name), x, kind)
-        if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
-            held = getattr(kind, name, _MISSING)
-            if held is _MISSING and kind is not LazyItems:
-                raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
-            return BoundMethod(name, x) if callable(held) or held is _MISSING else self.adopt(op.native(getattr, x, name))
+
+def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
+    found = class_attribute(ev, x.cls, name)
+    if type(found) is not property and name in x.attributes:
+        return x.attributes[name]
+    if found is not _MISSING:
+        return _bound(ev, found, x, x.cls)
+    if name == "__class__":
+        return x.cls
+    if ev.is_exception(x):
+        return x.args if name == "args" else Unknown(None)
+    raise Raised(AttributeError(f"{x.cls.__name__!r} object has no attribute {name!r}"))
+
+
+def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
+    """Bind an attribute of a class to an object, or to the class (`x` is None)."""
+    if found is _MISSING:
         return Unknown(None)
+    if type(found) is staticmethod:
+        return found.__func__
+    if type(found) is classmethod:
+        return BoundMethod(found.__func__, cls)
+    if x is None:
+        return found
+    if type(found) is property:
+        return ev.call(found.fget, [x], {})
+    if type(found) is functools.cached_property and isinstance(x, Object):
+        x.attributes[str(found.attrname)] = value = ev.call(found.func, [x], {})
+        return value
+    if isinstance(found, Function) and found.is_method:
+        return found.bound_to(cls if found.is_class_method else x)
+    return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
-    def _of_object(self: Evaluation, x: Object, name: str) -> Any:
-        found = self.class_attribute(x.cls, name)
-        if type(found) is not property and name in x.attributes:
-            return x.attributes[name]
-        if found is not _MISSING:
-            return self._bound(found, x, x.cls)
-        if name == "__class__":
-            return x.cls
-        if self.is_exception(x):
-            return x.args if name == "args" else Unknown(None)
-        raise Raised(AttributeError(f"{x.cls.__name__!r} object has no attribute {name!r}"))
 
-    def _bound(self: Evaluation, found: Any, x: Any, cls: Any) -> Any:
-        """Bind an attribute of a class to an object, or to the class (`x` is None)."""
+def class_attribute(ev: Evaluator, cls: type, name: str) -> Any:
+    """Return the raw value of a name in a class and its bases; `_MISSING` if there is none."""
+    for one in cls.__mro__:
+        if one.__module__ != "builtins" and name in vars(one):
+            raw = vars(one)[name]
+            if (id(one), name) in ev.snapshot.changed:
+                return Unknown(None)
+            if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
+                return raw if type(raw) in _METHOD_KINDS else ev.adopt(ev.snapshot.first((id(one), name), raw))
+    return _MISSING
+
+
+def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
+    if name in ("__name__", "__qualname__"):
+        return cls.__name__
+    if type(cls) is EnumMeta and is_plain_enum(cls):
+        member = vars(cls)["_member_map_"].get(name)
+        return ev.adopt(member) if member is not None else _bound(ev, class_attribute(ev, cls, name), None, cls)
+    if is_plain(cls):
+        found = class_attribute(ev, cls, name)
         if found is _MISSING:
-            return Unknown(None)
-        if type(found) is staticmethod:
-            return found.__func__
-        if type(found) is classmethod:
-            return BoundMethod(found.__func__, cls)
-        if x is None:
-            return found
-        if type(found) is property:
-            return self.call(found.fget, [x], {})
-        if type(found) is functools.cached_property and isinstance(x, Object):
-            x.attributes[str(found.attrname)] = value = self.call(found.func, [x], {})
-            return value
-        if isinstance(found, Function) and found.is_method:
-            return found.bound_to(cls if found.is_class_method else x)
-        return BoundMethod(found, x) if type(found) is types.FunctionType else found
+            raise Raised(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
+        return _bound(ev, found, None, cls)
+    made = table.CLASS_METHODS.get((cls, name))
+    if made is not None:
+        return Partial(lambda args, kwargs: ev.of_rule(made, name, args, kwargs))
+    return getattr(cls, name, Unknown(None)) if cls.__module__ == "builtins" else Unknown(None)
 
-    def class_attribute(self: Evaluation, cls: type, name: str) -> Any:
-        """Return the raw value of a name in a class and its bases; `_MISSING` if there is none."""
-        for one in cls.__mro__:
-            if one.__module__ != "builtins" and name in vars(one):
-                raw = vars(one)[name]
-                if (id(one), name) in self.snapshot.changed:
-                    return Unknown(None)
-                if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
-                    return raw if type(raw) in _METHOD_KINDS else self.adopt(self.snapshot.first((id(one), name), raw))
-        return _MISSING
 
-    def _of_class(self: Evaluation, cls: Any, name: str) -> Any:
-        if name in ("__name__", "__qualname__"):
-            return cls.__name__
-        if type(cls) is EnumMeta and is_plain_enum(cls):
-            member = vars(cls)["_member_map_"].get(name)
-            return self.adopt(member) if member is not None else self._bound(self.class_attribute(cls, name), None, cls)
-        if is_plain(cls):
-            found = self.class_attribute(cls, name)
-            if found is _MISSING:
-                raise Raised(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
-            return self._bound(found, None, cls)
-        made = table.CLASS_METHODS.get((cls, name))
-        if made is not None:
-            return Partial(lambda args, kwargs: self.of_rule(made, name, args, kwargs))
-        return getattr(cls, name, Unknown(None)) if cls.__module__ == "builtins" else Unknown(None)
+def _of_module(ev: Evaluator, x: types.ModuleType, name: str) -> Any:
+    held = vars(x)
+    if name in held:
+        return ev.global_value(held, name)
+    if x.__name__ == "lmc":
+        return ev.adopt(op.native(getattr, x, name))
+    return sys.modules.get(f"{x.__name__}.{name}", Unknown(None))
 
-    def _of_module(self: Evaluation, x: types.ModuleType, name: str) -> Any:
-        held = vars(x)
-        if name in held:
-            return self.global_value(held, name)
-        if x.__name__ == "lmc":
-            return self.adopt(op.native(getattr, x, name))
-        return sys.modules.get(f"{x.__name__}.{name}", Unknown(None))
 
-    def _of_super(self: Evaluation, x: Super, name: str) -> Any:
-        cls = x.receiver.cls if isinstance(x.receiver, Object) else x.receiver
-        order = cls.__mro__ if isinstance(cls, type) else ()
-        for one in order[order.index(x.after) + 1 :] if x.after in order else ():
-            if name in vars(one) and one.__module__ != "builtins" and type(vars(one)[name]) in _METHOD_KINDS:
-                return self._bound(vars(one)[name], x.receiver, cls)
-        if name == "__init__" and isinstance(x.receiver, Object):
-            return Partial(lambda args, _: setattr(x.receiver, "args", tuple(args)))
+def _of_super(ev: Evaluator, x: Super, name: str) -> Any:
+    cls = x.receiver.cls if isinstance(x.receiver, Object) else x.receiver
+    order = cls.__mro__ if isinstance(cls, type) else ()
+    for one in order[order.index(x.after) + 1 :] if x.after in order else ():
+        if name in vars(one) and one.__module__ != "builtins" and type(vars(one)[name]) in _METHOD_KINDS:
+            return _bound(ev, vars(one)[name], x.receiver, cls)
+    if name == "__init__" and isinstance(x.receiver, Object):
+        return Partial(lambda args, _: setattr(x.receiver, "args", tuple(args)))
+    return Unknown(None)
+
+
+def super_of(ev: Evaluator, frame: Frame) -> Any:
+    """Evaluate `super()` in a method, which has its class in a cell."""
+    try:
+        return Super(frame.outer_value("__class__"), frame.first)
+    except Raised:
         return Unknown(None)
 
-    def super_of(self: Evaluation, frame: Frame) -> Any:
-        """Evaluate `super()` in a method, which has its class in a cell."""
-        try:
-            return Super(frame.outer_value("__class__"), frame.first)
-        except Raised:
-            return Unknown(None)
 
-    def set_attribute(self: Evaluation, x: Any, name: str, value: Any) -> None:
-        """Evaluate `x.name = value`."""
-        if isinstance(x, Object):
-            x.attributes[name] = value
-            if x.outside is not None and not self.snapshot.is_captured(x.outside):
-                self.snapshot.changed.add((id(x.outside), name))
-                x.attributes[name] = Unknown(None)
-        elif type(x) is Closure:
-            x.attributes[name] = value
-        elif type(x) is State and name == "ret_value":
-            x.ret_value = value
-        elif isinstance(x, types.ModuleType):
-            self.set_global(vars(x), name, value)
-        elif isinstance(x, Unknown):
-            self.hand_over([value])
-        else:
-            self.snapshot.changed.add((id(x), name))
+def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
+    """Evaluate `x.name = value`."""
+    if isinstance(x, Object):
+        x.attributes[name] = value
+        if x.outside is not None and not ev.snapshot.is_captured(x.outside):
+            ev.snapshot.changed.add((id(x.outside), name))
+            x.attributes[name] = Unknown(None)
+    elif type(x) is Closure:
+        x.attributes[name] = value
+    elif type(x) is State and name == "ret_value":
+        x.ret_value = value
+    elif isinstance(x, types.ModuleType):
+        ev.set_global(vars(x), name, value)
+    elif isinstance(x, Unknown):
+        ev.hand_over([value])
+    else:
+        ev.snapshot.changed.add((id(x), name))
 
-    def special(self: Evaluation, x: Object, name: str) -> Any:
-        """The method of the program's that an operator means, bound; None if the class has none."""
-        found = self.class_attribute(x.cls, name)
-        if found is _MISSING or found is None or _is_generated(found):
-            return None
-        return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
-    # -- classes and instances
+def special(ev: Evaluator, x: Object, name: str) -> Any:
+    """The method of the program's that an operator means, bound; None if the class has none."""
+    found = class_attribute(ev, x.cls, name)
+    if found is _MISSING or found is None or _is_generated(found):
+        return None
+    return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
-    def instance(self: Evaluation, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return a new object of a plain class."""
-        made = Object(self, cls, {}, tuple(args))
-        init = self.class_attribute(cls, "__init__")
-        if _is_generated(init):
-            self._initialize(made, args, kwargs)
-        elif type(init) is types.FunctionType:
-            self.call(init, [made, *args], kwargs)
-        elif (args or kwargs) and not self.is_exception(made):
-            raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
-        return made
 
-    def _initialize(self: Evaluation, made: Object, args: list[Any], kwargs: dict[str, Any]) -> None:
-        """Run the generated `__init__` of a dataclass."""
-        fields = dataclasses.fields(made.cls)
-        given = {**dict(zip([f.name for f in fields if f.init and not f.kw_only], args)), **kwargs}
-        for field in fields:
-            if field.name in given:
-                made.attributes[field.name] = given.pop(field.name)
-            elif field.default_factory is not dataclasses.MISSING:
-                made.attributes[field.name] = self.call(field.default_factory, [], {})
-            elif field.default is not dataclasses.MISSING:
-                made.attributes[field.name] = self.adopt(field.default)
-            elif field.init:
-                raise raised(TypeError)
-        if given:
+# -- classes and instances
+
+
+def instance(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return a new object of a plain class."""
+    made = Object(ev, cls, {}, tuple(args))
+    init = class_attribute(ev, cls, "__init__")
+    if _is_generated(init):
+        _initialize(ev, made, args, kwargs)
+    elif type(init) is types.FunctionType:
+        ev.call(init, [made, *args], kwargs)
+    elif (args or kwargs) and not ev.is_exception(made):
+        raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
+    return made
+
+
+def _initialize(ev: Evaluator, made: Object, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Run the generated `__init__` of a dataclass."""
+    fields = dataclasses.fields(made.cls)
+    given = {**dict(zip([f.name for f in fields if f.init and not f.kw_only], args)), **kwargs}
+    for field in fields:
+        if field.name in given:
+            made.attributes[field.name] = given.pop(field.name)
+        elif field.default_factory is not dataclasses.MISSING:
+            made.attributes[field.name] = ev.call(field.default_factory, [], {})
+        elif field.default is not dataclasses.MISSING:
+            made.attributes[field.name] = ev.adopt(field.default)
+        elif field.init:
             raise raised(TypeError)
-        after = self.special(made, "__post_init__")
-        if after is not None:
-            self.call(after, [], {})
+    if given:
+        raise raised(TypeError)
+    after = ev.special(made, "__post_init__")
+    if after is not None:
+        ev.call(after, [], {})
 
-    def class_of(self: Evaluation, x: Any) -> Any:
-        return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
 
-    def is_instance(self: Evaluation, x: Any, kinds: Any) -> Any:
-        """Evaluate `isinstance(x, kinds)`."""
-        all_ = _classes(kinds)
-        if isinstance(x, Unknown) or not all(isinstance(k, type) for k in all_):
-            return self.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
-        if type(x) in (Closure, BoundMethod, Partial, LazyItems):
-            return False if all(k.__module__ == "builtins" and k is not object for k in all_) else Unknown(None)
-        return any(k in self.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and not isinstance(x, Object) and isinstance(x, k)) for k in all_)
+def class_of(ev: Evaluator, x: Any) -> Any:
+    return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
 
-    # -- exceptions
 
-    def is_exception(self: Evaluation, x: Any) -> bool:
-        return isinstance(x, Object) and issubclass(x.cls, BaseException)
+def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
+    """Evaluate `isinstance(x, kinds)`."""
+    all_ = _classes(kinds)
+    if isinstance(x, Unknown) or not all(isinstance(k, type) for k in all_):
+        return ev.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
+    if type(x) in (Closure, BoundMethod, Partial, LazyItems):
+        return False if all(k.__module__ == "builtins" and k is not object for k in all_) else Unknown(None)
+    return any(k in ev.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and not isinstance(x, Object) and isinstance(x, k)) for k in all_)
 
-    def exception(self: Evaluation, x: Any) -> Any:
-        """Return the exception that `raise x` raises."""
-        if isinstance(x, type):
-            x = self.call(x, [], {})
-        return x if isinstance(x, (BaseException, Unknown)) or self.is_exception(x) else TypeError("exceptions must derive from BaseException")
 
-    def catches(self: Evaluation, kinds: Any, value: Any) -> bool:
-        """Return whether an `except` of these classes catches an exception."""
-        all_ = _classes(kinds)
-        if isinstance(value, Unknown):
-            if any(k is Exception or k is BaseException for k in all_):
-                return True
-            raise Undecided(value.deps)
-        if any(k in self.class_of(value).__mro__ for k in all_ if isinstance(k, type)):
+# -- exceptions
+
+
+def is_exception(ev: Evaluator, x: Any) -> bool:
+    return isinstance(x, Object) and issubclass(x.cls, BaseException)
+
+
+def exception(ev: Evaluator, x: Any) -> Any:
+    """Return the exception that `raise x` raises."""
+    if isinstance(x, type):
+        x = ev.call(x, [], {})
+    return x if isinstance(x, (BaseException, Unknown)) or ev.is_exception(x) else TypeError("exceptions must derive from BaseException")
+
+
+def catches(ev: Evaluator, kinds: Any, value: Any) -> bool:
+    """Return whether an `except` of these classes catches an exception."""
+    all_ = _classes(kinds)
+    if isinstance(value, Unknown):
+        if any(k is Exception or k is BaseException for k in all_):
             return True
-        if any(isinstance(k, Unknown) for k in all_):
-            raise Undecided(None)
-        return False
+        raise Undecided(value.deps)
+    if any(k in ev.class_of(value).__mro__ for k in all_ if isinstance(k, type)):
+        return True
+    if any(isinstance(k, Unknown) for k in all_):
+        raise Undecided(None)
+    return False
 
-    # -- context managers
 
-    def manager(self: Evaluation, x: Any) -> Manager:
-        """Return the manager that `with x` enters and exits."""
-        if type(x) is Manager:
-            return x
-        if isinstance(x, (State, Expr)):
-            return Manager(lambda: op.native(op.native(getattr, x, "__enter__")), lambda _: False)
-        if isinstance(x, Object) and (enter := self.special(x, "__enter__")) is not None and (leave := self.special(x, "__exit__")) is not None:
-            return Manager(lambda: self.call(enter, [], {}), lambda error: self._leave(leave, error))
-        result = self.unknown_code(x, [x], {})
-        return Manager(lambda: result, lambda _: False)
+# -- context managers
 
-    def _leave(self: Evaluation, leave: Any, error: Any) -> bool:
-        known = op.truth(self, self.call(leave, [error and self.class_of(error), error, error and Unknown(None)], {}))
-        if isinstance(known, Unknown) and error is not None:
-            raise Undecided(known.deps)
-        return known is True
+
+def manager(ev: Evaluator, x: Any) -> Manager:
+    """Return the manager that `with x` enters and exits."""
+    if type(x) is Manager:
+        return x
+    if isinstance(x, (State, Expr)):
+        return Manager(lambda: op.native(op.native(getattr, x, "__enter__")), lambda _: False)
+    if isinstance(x, Object) and (enter := ev.special(x, "__enter__")) is not None and (leave := ev.special(x, "__exit__")) is not None:
+        return Manager(lambda: ev.call(enter, [], {}), lambda error: _leave(ev, leave, error))
+    result = ev.unknown_code(x, [x], {})
+    return Manager(lambda: result, lambda _: False)
+
+
+def _leave(ev: Evaluator, leave: Any, error: Any) -> bool:
+    known = op.truth(ev, ev.call(leave, [error and ev.class_of(error), error, error and Unknown(None)], {}))
+    if isinstance(known, Unknown) and error is not None:
+        raise Undecided(known.deps)
+    return known is True
 
 
 def _classes(kinds: Any) -> list[Any]:

@@ -12,27 +12,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import EnumMeta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
-from lmc.frontend.capture.values import NOTHING, BoundMethod, Closure, Deps, LazyItems, Object, Partial, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object, Partial
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation
 
 LARGEST_TEXT = 2_000_000
 LARGEST_NUMBER = 20_000
 """Bound on the size of integers, in bits."""
 
 
-def known(ev: Evaluation, x: Any) -> Deps:
+def known(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of inspecting a value at all."""
     return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
 
 
-def need(ev: Evaluation, x: Any) -> Deps:
+def need(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
     if kind in ATOMS or isinstance(x, Object):
@@ -85,7 +84,7 @@ def interrupts(error: BaseException) -> bool:
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
-def apply(ev: Evaluation, name: str, fn: Callable[..., Any], *args: Any) -> Any:
+def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`; an operation where something unknown matters to it."""
     deps = join(*(known(ev, x) for x in args))
     if deps is None or deps:
@@ -110,7 +109,7 @@ _OPERATORS: Mapping[type[ast.AST], str] = {
 BINARY: Mapping[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {kind: (name, getattr(operator, f"__{name}__")) for kind, name in _OPERATORS.items()}
 
 
-def binary(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`."""
     bound(name, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
@@ -151,7 +150,7 @@ def fits(length: int) -> None:
         raise Stop("a text is too large")
 
 
-def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """`a <op>= b`: changes lists, sets, dicts, states and objects of the program in place."""
     kind = type(a)
     if isinstance(a, (State, StateGroup)):
@@ -167,7 +166,7 @@ def inplace(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
     return apply(ev, name, getattr(operator, f"__i{name}__"), a, b) if isinstance(a, Object) else binary(ev, name, fn, a, b)
 
 
-def change(ev: Evaluation, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:
+def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:
     """Return `fn(*args)`, which changes a container. Raises Undecided, and nothing is known of it any longer, where something unknown matters."""
     ev.changes(x)
     try:
@@ -179,7 +178,7 @@ def change(ev: Evaluation, x: Any, deps: Deps, fn: Callable[..., Any], *args: An
     raise Undecided(deps)
 
 
-def append(ev: Evaluation, name: str, a: Any, b: Any) -> Any:
+def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
     """Evaluate `state += …`, `group += …`."""
     if name != "add":
         raise raised(TypeError)
@@ -203,7 +202,7 @@ COMPARE: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
 }  # fmt: skip
 
 
-def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`: True, False or unknown; an own method may return anything."""
     if name in ("is", "is not"):
         if (a is None or b is None) and any(isinstance(x, Unknown) and x.some for x in (a, b)):
@@ -216,7 +215,7 @@ def compare(ev: Evaluation, name: str, fn: Callable[[Any, Any], Any], a: Any, b:
     return apply(ev, name, fn, a, b)
 
 
-def truth(ev: Evaluation, x: Any) -> Any:
+def truth(ev: Evaluator, x: Any) -> Any:
     """Return whether a value is true, or Unknown."""
     if x is True or x is False or x is None:
         return bool(x)
@@ -230,7 +229,7 @@ def truth(ev: Evaluation, x: Any) -> Any:
         return Unknown(undecided.deps)
 
 
-def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
+def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value. Raises Undecided where they are not known."""
     deps = known(ev, x)
     if deps is None or deps:
@@ -250,16 +249,16 @@ def iterate(ev: Evaluation, x: Any) -> Iterator[Any]:
     return _counted(ev, native(iter, x))
 
 
-def each_of(ev: Evaluation, x: Any) -> Iterator[Any]:
+def each_of(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value for what goes through all of them. Raises Undecided where it is not known which they are."""
     return x.each() if type(x) is LazyItems else iterate(ev, x)
 
 
-def all_of(ev: Evaluation, x: Any) -> list[Any]:
+def all_of(ev: Evaluator, x: Any) -> list[Any]:
     return list(each_of(ev, x))
 
 
-def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:
+def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
     i = 0
     while i < len(x):
         ev.count(1)
@@ -272,13 +271,13 @@ def _live(ev: Evaluation, x: list[Any]) -> Iterator[Any]:
 _END = object()
 
 
-def _counted(ev: Evaluation, items: Any) -> Iterator[Any]:
+def _counted(ev: Evaluator, items: Any) -> Iterator[Any]:
     while (item := native(next, items, _END)) is not _END:
         ev.count(1)
         yield item
 
 
-def item(ev: Evaluation, x: Any, at: Any) -> Any:
+def item(ev: Evaluator, x: Any, at: Any) -> Any:
     """Evaluate `x[at]`."""
     kind = type(x)
     if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
@@ -299,7 +298,7 @@ def item(ev: Evaluation, x: Any, at: Any) -> Any:
     return apply(ev, "item", operator.getitem, x, at)
 
 
-def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
+def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
     """Evaluate `x[at] = value`."""
     if type(at) is slice:
         ev.count(passes(value))
@@ -307,12 +306,12 @@ def set_item(ev: Evaluation, x: Any, at: Any, value: Any) -> None:
     _changed(ev, x, [value], operator.setitem, x, at, value)
 
 
-def delete_item(ev: Evaluation, x: Any, at: Any) -> None:
+def delete_item(ev: Evaluator, x: Any, at: Any) -> None:
     """Evaluate `del x[at]`."""
     _changed(ev, x, [], operator.delitem, x, at)
 
 
-def _changed(ev: Evaluation, x: Any, given: Sequence[Any], fn: Callable[..., Any], *args: Any) -> None:
+def _changed(ev: Evaluator, x: Any, given: Sequence[Any], fn: Callable[..., Any], *args: Any) -> None:
     if isinstance(x, Unknown):
         return ev.hand_over(given)
     ev.changes(x)
@@ -324,10 +323,19 @@ def _changed(ev: Evaluation, x: Any, given: Sequence[Any], fn: Callable[..., Any
         ev.lose(x, undecided.deps)
 
 
+def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:
+    """Add `**x`."""
+    if (deps := known(ev, x)) != NOTHING:
+        raise Undecided(deps)
+    if type(x) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
+        raise raised(TypeError)
+    kwargs.update(x)
+
+
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
+def formatted(ev: Evaluator, x: Any, conversion: str, how: Any) -> Any:
     """Evaluate `f"{x!conversion:how}"`."""
     if type(x) in PLAIN and type(how) is str and not how and conversion in ("", "s"):
         return str(x)
@@ -340,7 +348,7 @@ def formatted(ev: Evaluation, x: Any, conversion: str, how: Any) -> Any:
     return apply(ev, "format", format, x, how)
 
 
-def text_of(ev: Evaluation, x: Any, conversion: str) -> Any:
+def text_of(ev: Evaluator, x: Any, conversion: str) -> Any:
     """Evaluate `str(x)` ("s"), `repr(x)` ("r"), `ascii(x)` ("a")."""
     fn = _TEXTS[conversion]
     deps = NOTHING if isinstance(x, Expr) else need(ev, x)

@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 from enum import EnumMeta
 from typing import Any, Generic, Protocol
 
-from lmc.frontend.capture.values import Object, Unknown
+from lmc.frontend.capture.unknown import Unknown
+from lmc.frontend.capture.values import Object
 from lmc.frontend.host import HostFunction
 from lmc.frontend.primitives import Expr
 from lmc.segments import ChoicesMethod

@@ -15,7 +15,7 @@ from typing import Any
 from lmc.frontend.capture import code
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.values import Raised, Undecided
+from lmc.frontend.capture.unknown import Raised, Undecided
 
 LONGEST = 0.1
 """Seconds of a search after which its result is unknown."""

@@ -5,21 +5,16 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Eval, NotUnderstood, Scope
+from lmc.frontend.capture.code import Eval, Frame, Scope
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
-from lmc.frontend.capture.expressions import expression, function, of_value
+from lmc.frontend.capture.expressions import Bind, bind_name, expression, function, lambda_body, of_value, or_stop, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
-from lmc.frontend.capture.values import NOTHING, Abandoned, NotFollowed, Raised, Undecided, Unknown, join, raised
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
-
-Bind = Callable[["Frame", Any], None]
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Raised, Undecided, Unknown, join
+from lmc.frontend.source import FunctionNode
 
 
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
@@ -39,19 +34,12 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
-    """Compile a statement; an unsupported one stops the evaluation where it runs."""
-    rule, loc = _RULES.get(type(node)), scope.loc(node)
-    try:
-        if rule is None:
-            raise NotUnderstood(type(node).__name__)
-        return rule(node, scope)
-    except NotUnderstood as error:
-        reason = str(error)
+    return or_stop(_RULES.get(type(node)), node, scope)
 
-    def stop(frame: Frame) -> None:
-        raise NotFollowed(reason, loc)
 
-    return stop
+def body(node: FunctionNode, scope: Scope) -> Eval:
+    """Compile the body of a function."""
+    return lambda_body(node, scope) if isinstance(node, ast.Lambda) else block(node.body, scope)
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
@@ -59,58 +47,7 @@ def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: A
     return Arm(run or block(nodes, scope), effects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
 
 
-# -- binding ---------------------------------------------------------------------------------------------------------
-
-
-def target(node: ast.expr, scope: Scope) -> Bind:
-    """Compile an assignment target: `bind(frame, value)`."""
-    if isinstance(node, ast.Name):
-        return _bind_name(scope.mangled(node.id), scope.kind(node.id))
-    if isinstance(node, ast.Tuple | ast.List):
-        return _bind_items(node, scope)
-    if isinstance(node, ast.Subscript):
-        value, at = expression(node.value, scope), expression(node.slice, scope)
-        return lambda frame, x: op.set_item(frame.ev, value(frame), at(frame), x)
-    if isinstance(node, ast.Attribute):
-        value, name = expression(node.value, scope), scope.mangled(node.attr)
-        return lambda frame, x: frame.ev.set_attribute(value(frame), name, x)
-    raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
-
-
-def _bind_name(name: str, kind: str) -> Bind:
-    return lambda frame, x: frame.store(name, x, kind)
-
-
-def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
-    targets = [target(e.value if isinstance(e, ast.Starred) else e, scope) for e in node.elts]
-    star = next((i for i, e in enumerate(node.elts) if isinstance(e, ast.Starred)), None)
-
-    def bind(frame: Frame, x: Any) -> None:
-        ev = frame.ev
-        try:
-            items = _unpacked(ev, x, len(targets), star)
-        except Undecided as undecided:
-            for i, one in enumerate(targets):
-                one(frame, ev.operation("unpack", (x, i), undecided.deps))
-            return
-        for one, item in zip(targets, items, strict=True):
-            one(frame, item)
-
-    return bind
-
-
-def _unpacked(ev: Evaluation, x: Any, n: int, star: int | None) -> list[Any]:
-    try:
-        items = op.iterate(ev, x)
-    except Raised:
-        raise raised(TypeError) from None
-    found = list(items if star is not None else islice(items, n + 1))  # of what has no end, one too many
-    if star is None and len(found) == n:
-        return found
-    if star is None or len(found) < n - 1:
-        raise raised(ValueError)
-    after = len(found) - (n - star - 1)
-    return [*found[:star], found[star:after], *found[after:]]
+# -- assignments ---------------------------------------------------------------------------------------------------------
 
 
 def _assign(node: ast.Assign, scope: Scope) -> Eval:
@@ -375,7 +312,7 @@ def _match(node: ast.Match, scope: Scope) -> Eval:
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
-    made, bind = function(node, scope, node.name), _bind_name(scope.mangled(node.name), scope.kind(node.name))
+    made, bind = function(node, scope, node.name, body), bind_name(scope.mangled(node.name), scope.kind(node.name))
     decorators = [expression(d, scope) for d in node.decorator_list]
 
     def run(frame: Frame) -> None:
@@ -390,7 +327,7 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
     """Compile a class definition: its value is unknown until Python has made it."""
-    bind = _bind_name(scope.mangled(node.name), scope.kind(node.name))
+    bind = bind_name(scope.mangled(node.name), scope.kind(node.name))
     return lambda frame: bind(frame, frame.ev.operation("class", (), None))
 
 
@@ -400,7 +337,7 @@ def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
         name = alias.asname or alias.name.split(".")[0]
         from_module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
         module, part = (from_module, alias.name) if isinstance(node, ast.ImportFrom) else (alias.name if alias.asname else name, None)
-        found.append((_bind_name(scope.mangled(name), scope.kind(name)), module, part))
+        found.append((bind_name(scope.mangled(name), scope.kind(name)), module, part))
 
     def run(frame: Frame) -> None:
         for bind, module, part in found:

@@ -27,19 +27,18 @@ import textwrap
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.values import NOTHING, Closure, Coroutine, LazyItems, Manager, Object, Partial, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.values import Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation
-
-Rule = Callable[["Evaluation", list[Any], dict[str, Any]], Any]
+Rule = Callable[["Evaluator", list[Any], dict[str, Any]], Any]
 
 PURE_METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(n for n in dir(str) if not n.startswith("_")) - {"format_map"},
@@ -103,7 +102,7 @@ for _fn in _LANGUAGE:
     rule(_fn)(lambda ev, args, kwargs, fn=_fn: ev.language(fn, args, kwargs))
 
 
-def pure(ev: Evaluation, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
@@ -128,7 +127,7 @@ _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16
 """Bits of their numbers: of widths, lengths and exponents."""
 
 
-def callback(ev: Evaluation, fn: Any) -> Any:
+def callback(ev: Evaluator, fn: Any) -> Any:
     """Wrap a function to pass it to native code; return other values unchanged."""
     known = fn is None or type(fn) is Partial or isinstance(fn, Unknown) or type(fn) in op.ATOMS
     return fn if known else Partial(lambda args, kwargs: ev.call(fn, args, kwargs))
@@ -151,7 +150,7 @@ anything; the last letter stands for all arguments that follow, and those behind
 
 
 def _natively(fn: Any, how: str) -> Rule:
-    def made(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def made(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
         letters = how.partition("|")[2 if len(args) > 1 else 0] or how
         kinds = [letters[min(i, len(letters) - 1)] for i in range(len(args))]
         given = [_TAKEN[kind](ev, a) for kind, a in zip(kinds, args, strict=True)]
@@ -172,18 +171,18 @@ def _natively(fn: Any, how: str) -> Rule:
     return made
 
 
-def _keyed(ev: Evaluation, items: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _keyed(ev: Evaluator, items: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Compute the keys by which items are sorted or compared: each once, in order, whatever the others are."""
     keys = iter([ev.call(kwargs["key"], [x], {}) for x in items])
     del kwargs["key"]  # it is called no more
     return {**kwargs, "key": Partial(lambda *_: next(keys))}
 
 
-def _mapping(ev: Evaluation, x: Any) -> Any:
+def _mapping(ev: Evaluator, x: Any) -> Any:
     return x if type(x) in op.MAPPINGS and not ev.is_lost(x) else [tuple(op.iterate(ev, i)) if type(i) in (list, LazyItems) else i for i in op.all_of(ev, x)]
 
 
-_TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
+_TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
     "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
     "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
@@ -191,14 +190,14 @@ _TAKEN: Mapping[str, Callable[[Evaluation, Any], Any]] = {
 _END = object()
 
 
-def _known(ev: Evaluation, x: Any) -> Any:
+def _known(ev: Evaluator, x: Any) -> Any:
     deps = op.known(ev, x)
     if deps is None or deps:
         raise Undecided(deps)
     return x
 
 
-def _each(ev: Evaluation, items: Any) -> Any:
+def _each(ev: Evaluator, items: Any) -> Any:
     """The items of an iterator of Python's; those of groups are taken at once."""
     while (item := op.native(next, items, _END)) is not _END:
         yield (item[0], LazyItems(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
@@ -209,7 +208,7 @@ for _fn, _letters in _TAKING.items():
 
 
 @rule(next)
-def _next(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is not LazyItems:
         return op.native(next, *args)
     try:
@@ -248,7 +247,7 @@ _READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1
 _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference"})
 
 
-def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
 
     def run() -> Any:
@@ -274,14 +273,14 @@ def call_container(ev: Evaluation, x: Any, name: str, args: list[Any], kwargs: d
 
 
 @rule(type)
-def _type(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _type(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     x = args[0]
     is_own = op.need(ev, x) is not None or isinstance(x, (BaseException, State, Object)) or type(x) in op.CONTAINERS
     return ev.class_of(x) if len(args) == 1 and is_own and not isinstance(x, Unknown) else ev.operation("type", args, op.known(ev, x) or None)
 
 
 @rule(getattr)
-def _getattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
         return ev.attribute(args[0], args[1]) if isinstance(args[1], str) else ev.operation("getattr", args, op.known(ev, args[1]))
     except Raised as raised:
@@ -291,13 +290,13 @@ def _getattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 @rule(hasattr)
-def _hasattr(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     found = _getattr(ev, [*args[:2], _END], kwargs)
     return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not _END
 
 
 @rule(functools.wraps)
-def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _wraps(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     def wrap(more: list[Any], _: dict[str, Any]) -> Any:
         if type(more[0]) is Closure:
             more[0].attributes["__wrapped__"] = args[0]
@@ -307,7 +306,7 @@ def _wraps(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return Partial(wrap)
 
 
-def _cached(ev: Evaluation, fn: Any) -> Any:
+def _cached(ev: Evaluator, fn: Any) -> Any:
     """Return a function behind `functools.cache`."""
     if type(fn) is Closure:
         fn.is_cached = True
@@ -315,19 +314,19 @@ def _cached(ev: Evaluation, fn: Any) -> Any:
     return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
 
 
-def _copy(ev: Evaluation, x: Any) -> Any:
+def _copy(ev: Evaluator, x: Any) -> Any:
     if type(x) in op.CONTAINERS or type(x) in op.ATOMS:
         return op.apply(ev, "copy", copy.copy, x)
     ev.hand_over([x])  # what is done to an unknown copy is done to what the two share, such as a state
     return Unknown(None)
 
 
-def deep_copy(ev: Evaluation, x: Any) -> Any:
+def deep_copy(ev: Evaluator, x: Any) -> Any:
     """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
     return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
 
 
-def manager_of(ev: Evaluation, items: Any) -> Any:
+def manager_of(ev: Evaluator, items: Any) -> Any:
     """Return the context manager of a generator function."""
     if type(items) is not LazyItems or items.generator is None:
         return Unknown(None)
@@ -352,7 +351,7 @@ def manager_of(ev: Evaluation, items: Any) -> Any:
 
 
 @rule(asyncio.gather)
-def _gather(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _gather(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     args = [ev.task(a) for a in args]
 
     def run() -> Any:
@@ -374,14 +373,14 @@ def _or_error(x: Any) -> Any:
 
 
 @rule(asyncio.create_task, asyncio.ensure_future)
-def _create_task(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _create_task(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is Coroutine:
         ev.tasks.append(ev.task(args[0]))
     return args[0]
 
 
 @rule(asyncio.TaskGroup)
-def _task_group(ev: Evaluation, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group = Object(ev, asyncio.TaskGroup, {"create_task": Partial(lambda more, named: _create_task(ev, more, named))})
 
     def leave(error: Any) -> bool:

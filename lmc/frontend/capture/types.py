@@ -11,7 +11,7 @@ from enum import EnumMeta
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, PLAIN, is_plain_enum, is_quiet
-from lmc.frontend.capture.values import Unknown
+from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.host import HostFunction
 
 _LIBRARY = ("builtins", "datetime", "decimal", "uuid", "typing")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from lmc.frontend.capture.evaluation import Evaluation, Frame, Outcome
+from lmc.frontend.capture.code import Frame, Outcome
+from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
-from lmc.frontend.capture.values import Unknown
+from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing.emitter import LATER, GraphEmitter
 from lmc.frontend.tracing.regions import GraphDomain
@@ -49,21 +50,21 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
 class _GraphEvaluation(Evaluation):
     """An evaluation that shows a fork of unknown size as one branch."""
 
-    def _state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
             args, kwargs = [1], {}
-        return super()._state_method(x, name, args, kwargs)
+        return super().state_method(x, name, args, kwargs)
 
-    def _run(self, frame: Frame) -> Any:
+    def run_frame(self, frame: Frame) -> Any:
         """Call a function. A helper that makes no requests and cannot be evaluated to its end is reduced to the
         call."""
         skippable = self.may_skip(frame, frame) and frame.code is not None and not frame.code.is_lambda
         if not skippable:
-            return super()._run(frame)
+            return super().run_frame(frame)
         emitter = self.emitter
         assert isinstance(emitter, GraphEmitter)
         given, undo = [x for x in frame.vars.values() if isinstance(x, Unknown)], emitter.save()
-        found = super()._run(frame)
+        found = super().run_frame(frame)
         if isinstance(found, Unknown) and found.note is None:
             undo()
             found.note = emitter.unknown("decided by what is not known", [emitter.operand(x) for x in given], frame.code.name)  # type: ignore[union-attr]

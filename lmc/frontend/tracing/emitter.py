@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lmc.constraints import dtype_constraint
 from lmc.errors import LmcError, Loc
-from lmc.frontend.capture.values import Deps, Unknown
+from lmc.frontend.capture.code import Evaluator
+from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
@@ -18,9 +19,6 @@ from lmc.ir.builder import Builder
 from lmc.ir.core import Attr, Operand, Type, Value
 from lmc.parameters import fixed
 from lmc.segments import Special
-
-if TYPE_CHECKING:
-    from lmc.frontend.capture.evaluation import Evaluation
 
 LATER: Deps = frozenset(["a run"])
 """Dependencies of values that are modelled, and known as soon as a run begins."""
@@ -55,7 +53,7 @@ class GraphEmitter:
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
-        self.evaluation: Evaluation | None = None
+        self.evaluation: Evaluator | None = None
         self.shifted: set[str] = set()  # streams whose number of requests so far is undecided
         self.adrift: set[str] = set()  # prefixes of streams whose number is undecided
         self.above: dict[str, str] = {}  # by block, the block that names it

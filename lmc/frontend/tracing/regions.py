@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
 from lmc.frontend.capture.heap import MISSING, Heap
-from lmc.frontend.capture.values import Abandoned, Deps, Object, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.values import Object
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup
 from lmc.frontend.tracing.emitter import LATER, Answered, Context, GraphEmitter
 from lmc.frontend.tracing.slots import Slot, changed, get, put, same
 from lmc.ir.core import DEFAULT, Case, Operand, Value
-
-if TYPE_CHECKING:
-    from lmc.errors import Loc
-    from lmc.frontend.capture.evaluation import Evaluation, Frame
 
 TURNS = 4
 """Iterations shown of a loop without an end."""
@@ -87,24 +86,24 @@ class GraphDomain(Domain):
 
     # -- values
 
-    def operation(self, evaluation: Evaluation, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+    def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         return self.emitter.operation(name, operands, deps)
 
-    def call(self, evaluation: Evaluation, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if isinstance(x, Unknown) or not callable(x)]
         name = "a value" if isinstance(fn, Unknown) else getattr(fn, "name", None) or getattr(fn, "__name__", None)
         return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
 
     # -- branches
 
-    def _is_left(self, evaluation: Evaluation, frame: Frame, deps: Deps) -> bool:
+    def _is_left(self, evaluation: Evaluator, frame: Frame, deps: Deps) -> bool:
         """Return whether undecided control flow is skipped here, being nested too deep. A helper that makes no requests
         becomes one value."""
         if evaluation.may_skip(frame, frame):
             raise Abandoned(frame, deps)
         return self.depth >= DEEPEST
 
-    def branch(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
+    def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         if self._is_left(evaluation, frame, test.deps):
             return super().branch(evaluation, frame, test, site)
         ended = self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse))
@@ -121,12 +120,12 @@ class GraphDomain(Domain):
         self.followed[id(frame)] += 1
         return self.followed[id(frame)] >= TURNS
 
-    def choice(self, evaluation: Evaluation, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
+    def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         if self._is_left(evaluation, frame, test.deps):
             return super().choice(evaluation, frame, test, site)
         return self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse), values=True).value
 
-    def handlers(self, evaluation: Evaluation, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         evaluation.blocked(deps)
         if self._is_left(evaluation, frame, deps):
             return super().handlers(evaluation, frame, deps, handlers, loc)
@@ -137,10 +136,10 @@ class GraphDomain(Domain):
             if arm.effects.exits & {"break", "return", "raise"} and self._is_enough(frame):
                 raise Stop("a loop that only an exception ends", loc)
 
-    def leave(self, evaluation: Evaluation, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
+    def leave(self, evaluation: Evaluator, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         evaluation.certain = False
 
-    def _arms(self, evaluation: Evaluation, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
+    def _arms(self, evaluation: Evaluator, frame: Frame, test: Unknown, loc: Loc, arms: tuple[Arm, Arm], *, values: bool = False) -> Ended:
         """Evaluate both arms; continue after them."""
         evaluation.count(ARMS_COST)
         evaluation.blocked(test.deps)
@@ -174,7 +173,7 @@ class GraphDomain(Domain):
             return end
         return self._joined(evaluation, frame, home, on, cases, ends, before, loc, values=values)
 
-    def _arm(self, evaluation: Evaluation, frame: Frame, arm: Arm, *, values: bool) -> Ended:
+    def _arm(self, evaluation: Evaluator, frame: Frame, arm: Arm, *, values: bool) -> Ended:
         emitter, b = self.emitter, self.builder
         ended = Ended(b.current, Heap(evaluation, frame))
         try:
@@ -207,11 +206,11 @@ class GraphDomain(Domain):
             ended.left = ended.turned = True
         return ended
 
-    def _is_program(self, evaluation: Evaluation, frame: Frame) -> bool:
+    def _is_program(self, evaluation: Evaluator, frame: Frame) -> bool:
         """Return whether a frame is the program's own, whose return ends the run."""
         return frame.is_program and evaluation.current is evaluation.states[0]
 
-    def returns(self, evaluation: Evaluation, value: Any) -> None:
+    def returns(self, evaluation: Evaluator, value: Any) -> None:
         """End the run here."""
         emitter, state = self.emitter, evaluation.states[0]
         names = [name for name in state.variables if isinstance(name, str)]
@@ -228,7 +227,7 @@ class GraphDomain(Domain):
             message = type(message).__name__
         self.builder.terminate("raise", (self.emitter.operand(message),), loc=self.emitter.loc)
 
-    def _all_left(self, evaluation: Evaluation, frame: Frame, ends: Sequence[Ended]) -> Ended:
+    def _all_left(self, evaluation: Evaluator, frame: Frame, ends: Sequence[Ended]) -> Ended:
         """End the path: nothing continues here. Leave as one of the arms did."""
         last = ends[-1]
         last.heap.restore()
@@ -244,7 +243,7 @@ class GraphDomain(Domain):
         raise error if error is not None else Stop("nothing goes on")
 
     def _joined(
-        self, evaluation: Evaluation, frame: Frame, home: str, on: Operand, cases: list[tuple[Case, str]], ends: Sequence[Ended], before: Heap, loc: Loc,
+        self, evaluation: Evaluator, frame: Frame, home: str, on: Operand, cases: list[tuple[Case, str]], ends: Sequence[Ended], before: Heap, loc: Loc,
         *, values: bool,
     ) -> Ended:  # fmt: skip
         emitter, b = self.emitter, self.builder
@@ -282,7 +281,7 @@ class GraphDomain(Domain):
 
     # -- values of arms
 
-    def _slots(self, evaluation: Evaluation, before: Heap, heaps: Sequence[Heap]) -> list[Slot]:
+    def _slots(self, evaluation: Evaluator, before: Heap, heaps: Sequence[Heap]) -> list[Slot]:
         """Return the slots whose values differ between the heaps; a change without a slot is lost."""
         slots: dict[tuple[int, Any], Slot] = {}
         for heap in heaps:
@@ -361,7 +360,7 @@ class GraphDomain(Domain):
 
     # -- loops
 
-    def loop(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
+    def loop(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         if self._is_left(evaluation, frame, items.deps):
             return super().loop(evaluation, frame, items, site)
 
@@ -373,7 +372,7 @@ class GraphDomain(Domain):
         self._loop(evaluation, frame, items if site.bind is not None else None, site, turn)
         return site.orelse.run(frame)
 
-    def comprehension(self, evaluation: Evaluation, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
+    def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         if self._is_left(evaluation, frame, items.deps):
             return super().comprehension(evaluation, frame, items, site)
         found: list[Any] = []
@@ -389,7 +388,7 @@ class GraphDomain(Domain):
 
     def _loop(
         self,
-        evaluation: Evaluation,
+        evaluation: Evaluator,
         frame: Frame,
         items: Unknown | None,
         site: LoopStatement,
@@ -432,7 +431,7 @@ class GraphDomain(Domain):
             put(slot, Unknown(None) if isinstance(x, _OBJECTS) else self._param([x], label))
 
     def _turn(
-        self, evaluation: Evaluation, frame: Frame, turn: UnknownIteration, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]
+        self, evaluation: Evaluator, frame: Frame, turn: UnknownIteration, home: str, label: str, over: Operand, run: Callable[[Operand], Signal]
     ) -> None:
         """Evaluate the body at `label`, and end the turn."""
         b = self.builder
@@ -453,7 +452,7 @@ class GraphDomain(Domain):
             self.depth -= 1
             self.turns.pop()
 
-    def _turn_ends(self, evaluation: Evaluation, frame: Frame, kind: str) -> None:
+    def _turn_ends(self, evaluation: Evaluator, frame: Frame, kind: str) -> None:
         """End the innermost turn here."""
         turn = self.turns[-1]
         turn.heaps.append(Heap(evaluation, frame))

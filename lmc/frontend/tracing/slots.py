@@ -7,7 +7,7 @@ from typing import Any
 
 from lmc.frontend.capture.heap import MISSING, Heap
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.values import Unknown
+from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking
-from lmc.frontend.capture.evaluation import Evaluation, Outcome
+from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
-from lmc.frontend.capture.values import NOTHING, Deps, Raised, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Unknown, join
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
 from lmc.frontend.primitives import GenExpr, SelectExpr

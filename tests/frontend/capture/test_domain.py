@@ -7,7 +7,7 @@ from typing import Any
 import lmc
 from lmc.frontend.capture.domain import Domain
 from lmc.frontend.capture.heap import Heap
-from lmc.frontend.capture.values import Unknown
+from lmc.frontend.capture.unknown import Unknown
 
 from .recording import evaluate
 

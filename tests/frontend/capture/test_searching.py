@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.frontend.capture.searching import search
-from lmc.frontend.capture.values import Raised, Undecided, Unknown
+from lmc.frontend.capture.unknown import Raised, Undecided, Unknown
 
 from .recording import evaluate
 
