@@ -11,7 +11,7 @@ from typing import Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.active import TASK, TaskOfRun, new_body, new_task, next_call, next_fork
+from lmc.frontend.active import new_body, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
@@ -37,7 +37,7 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
     """Evaluate `fn(*args, **kwargs)`."""
     known = table.FUNCTIONS.get(id(fn))
     if known is not None:
-        return ev.of_rule(known[2], known[1], args, kwargs)
+        return table.of_rule(ev, known[2], known[1], args, kwargs)
     rule = _CALLS.get(type(fn))
     if rule is not None:
         return rule(ev, fn, args, kwargs)
@@ -54,17 +54,6 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
     if type(fn) in op.ATOMS or type(fn) in op.CONTAINERS:
         raise Raised(TypeError(f"{type(fn).__name__!r} object is not callable"))
     return ev.unknown_code(fn, args, kwargs)
-
-
-def of_rule(ev: Evaluator, rule: table.Rule, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a rule of the table; an operation if something undecided matters to it."""
-    try:
-        return rule(ev, args, kwargs)
-    except Undecided as undecided:
-        ev.left_off([*args, *kwargs.values()], undecided.deps)
-        return ev.operation(name, (*args, *kwargs.values()), undecided.deps)
-    except IndexError:
-        raise raised(TypeError) from None
 
 
 def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -193,8 +182,8 @@ def program(ev: Evaluator, fn: Function, state: State, args: list[Any], kwargs: 
         else:
             args = [state, *args]
         if type(func) is not types.FunctionType:
-            return awaited_or(ev, ev.call(ev.adopt(func), args, kwargs))
-        return awaited_or(ev, apply(ev, closure_of(ev, func), args, kwargs, state))
+            return op.awaited_or(ev.call(ev.adopt(func), args, kwargs))
+        return op.awaited_or(apply(ev, closure_of(ev, func), args, kwargs, state))
     except NotUnderstood as error:
         raise Stop(str(error), fn.loc) from None
     finally:
@@ -299,7 +288,7 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
     if name == "each" and type(x) is StateGroup:
         body, *items = args or kwargs.values()
         made = [
-            _within(ev, f, lambda f=f, more=more: ev.call(body, [f, *more], {}), new_body(f))
+            op.within(ev, f, lambda f=f, more=more: ev.call(body, [f, *more], {}), new_body(f))
             for f, *more in zip(x.states, *[op.iterate(ev, i) for i in items], strict=False)
         ]
         awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
@@ -328,17 +317,7 @@ def _body(ev: Evaluator, fork: State, made: Any) -> Callable[[], Any]:
     if task is not None:
         ev.made_tasks.append(task)
         task.fork = fork
-    return lambda: _within(ev, fork, lambda: awaited_or(ev, made), task)
-
-
-def _within(ev: Evaluator, state: State, run: Callable[[], Any], task: TaskOfRun | None = None) -> Any:
-    """Run a task, or a body of `forks.each`: sub-programs inherit from this state."""
-    outer, ev.current, token = ev.current, state, TASK.set(task or TASK.get())
-    try:
-        return run()
-    finally:
-        ev.current = outer
-        TASK.reset(token)
+    return lambda: op.within(ev, fork, lambda: op.awaited_or(made), task)
 
 
 def _entered(ev: Evaluator, manager: Any) -> Manager:
@@ -424,40 +403,6 @@ def _host(ev: Evaluator, fn: HostFunction, args: list[Any], kwargs: dict[str, An
         return ev.operation(fn.name, (*args, *kwargs.values()), deps)
     found = ev.emitter.pure(fn, table.deep_copy(ev, args), table.deep_copy(ev, kwargs))
     return found if isinstance(found, Unknown) else table.deep_copy(ev, found) if op.need(ev, found) == NOTHING else ev.adopt(found)
-
-
-# -- awaiting
-
-
-def awaited(ev: Evaluator, x: Any) -> Any:
-    """Evaluate `await x`."""
-    ev.run_tasks()
-    if type(x) is Coroutine:
-        return x.result()
-    if isinstance(x, Unknown):
-        return x
-    raise Raised(TypeError(f"object {type(x).__name__} can't be used in 'await' expression"))
-
-
-def awaited_or(ev: Evaluator, x: Any) -> Any:
-    return x.result() if type(x) is Coroutine else x
-
-
-def run_tasks(ev: Evaluator) -> None:
-    """Run the tasks that were made, as the program would when it next awaits something."""
-    tasks, ev.tasks = ev.tasks, []
-    for task in tasks:
-        task.settle()
-
-
-def task(ev: Evaluator, x: Any) -> Any:
-    """Return what a call that takes an awaitable as a task gives: of a coroutine, a task with addresses of its own."""
-    if type(x) is not Coroutine or x.name is None or (state := ev.current) is None:
-        return x
-    task, run = new_task(state, x.name, calls=x.calls), x.begin
-    ev.made_tasks.append(task)
-    x.begin, x.name = run and (lambda: _within(ev, state, run, task)), None
-    return x
 
 
 def _construct(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

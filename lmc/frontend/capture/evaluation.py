@@ -100,15 +100,12 @@ class Evaluation:
 
     # -- what the program's operations mean, each where it is defined
 
-    call, call_method, call_with_unknown, unknown_code = calls.call, calls.call_method, calls.call_with_unknown, calls.unknown_code
-    of_rule, cached, language = calls.of_rule, calls.cached, calls.language
-    run_frame, state_method, hand_over, left_off = calls.run_frame, calls.state_method, calls.hand_over, calls.left_off
-    awaited, run_tasks, task = calls.awaited, calls.run_tasks, calls.task
-    attribute, set_attribute, special, super_of = objects.attribute, objects.set_attribute, objects.special, objects.super_of
-    class_of, is_instance, is_exception = objects.class_of, objects.is_instance, objects.is_exception
-    exception, catches, manager = objects.exception, objects.catches, objects.manager
-    may_ask, may_ask_in, may_skip = havoc.may_ask, havoc.may_ask_in, havoc.may_skip
-    havoc, left_out = havoc.havoc, havoc.left_out
+    call, call_method, call_with_unknown, cached = calls.call, calls.call_method, calls.call_with_unknown, calls.cached
+    language, run_frame, state_method = calls.language, calls.run_frame, calls.state_method
+    unknown_code, hand_over, left_off = calls.unknown_code, calls.hand_over, calls.left_off
+    attribute, set_attribute, special = objects.attribute, objects.set_attribute, objects.special
+    class_of, is_instance, catches = objects.class_of, objects.is_instance, objects.catches
+    may_ask, may_ask_in, may_skip, left_out, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_skip, havoc.left_out, havoc.havoc
 
     # -- budget and flags
 

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from lmc.errors import Loc
+from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import RETURN, Arm, BranchStatement, LoopStatement, Signal
@@ -256,7 +257,7 @@ def _attribute(node: ast.Attribute, scope: Scope) -> Eval:
 def _call(node: ast.Call, scope: Scope) -> Eval:
     loc, called = scope.loc(node), node.func.id if isinstance(node.func, ast.Name) else ""
     if called == "super" and not node.args:
-        return lambda frame: frame.ev.super_of(frame)
+        return objects.super_of
     if called in ("locals", "globals", "vars", "eval", "exec") and not node.args:
         return lambda _: Unknown(None)
     args = _items(node.args, scope)
@@ -513,7 +514,7 @@ _RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>", lambda_body),
     ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
     ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
-    ast.Await: of_value(lambda frame, x: frame.ev.awaited(x)), ast.Yield: of_value(lambda frame, x: frame.generator.give(x)),
+    ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)), ast.Yield: of_value(lambda frame, x: frame.generator.give(x)),
     ast.YieldFrom: of_value(lambda frame, x: frame.generator.give_all(x)), ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
     ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
     ast.DictComp: _comprehension(dict),

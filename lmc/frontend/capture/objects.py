@@ -16,7 +16,7 @@ from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown, raised
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
 from lmc.frontend.interpreter import Function
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
@@ -72,7 +72,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
         return _bound(ev, found, x, x.cls)
     if name == "__class__":
         return x.cls
-    if ev.is_exception(x):
+    if is_exception(x):
         return x.args if name == "args" else Unknown(None)
     raise Raised(AttributeError(f"{x.cls.__name__!r} object has no attribute {name!r}"))
 
@@ -122,7 +122,7 @@ def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
         return _bound(ev, found, None, cls)
     made = table.CLASS_METHODS.get((cls, name))
     if made is not None:
-        return Partial(lambda args, kwargs: ev.of_rule(made, name, args, kwargs))
+        return Partial(lambda args, kwargs: table.of_rule(ev, made, name, args, kwargs))
     return getattr(cls, name, Unknown(None)) if cls.__module__ == "builtins" else Unknown(None)
 
 
@@ -146,7 +146,7 @@ def _of_super(ev: Evaluator, x: Super, name: str) -> Any:
     return Unknown(None)
 
 
-def super_of(ev: Evaluator, frame: Frame) -> Any:
+def super_of(frame: Frame) -> Any:
     """Evaluate `super()` in a method, which has its class in a cell."""
     try:
         return Super(frame.outer_value("__class__"), frame.first)
@@ -192,7 +192,7 @@ def instance(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -
         _initialize(ev, made, args, kwargs)
     elif type(init) is types.FunctionType:
         ev.call(init, [made, *args], kwargs)
-    elif (args or kwargs) and not ev.is_exception(made):
+    elif (args or kwargs) and not is_exception(made):
         raise Raised(TypeError(f"{cls.__name__}() takes no arguments"))
     return made
 
@@ -234,15 +234,11 @@ def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
 # -- exceptions
 
 
-def is_exception(ev: Evaluator, x: Any) -> bool:
-    return isinstance(x, Object) and issubclass(x.cls, BaseException)
-
-
 def exception(ev: Evaluator, x: Any) -> Any:
     """Return the exception that `raise x` raises."""
     if isinstance(x, type):
         x = ev.call(x, [], {})
-    return x if isinstance(x, (BaseException, Unknown)) or ev.is_exception(x) else TypeError("exceptions must derive from BaseException")
+    return x if isinstance(x, (BaseException, Unknown)) or is_exception(x) else TypeError("exceptions must derive from BaseException")
 
 
 def catches(ev: Evaluator, kinds: Any, value: Any) -> bool:

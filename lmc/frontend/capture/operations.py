@@ -14,10 +14,11 @@ from contextlib import suppress
 from enum import EnumMeta
 from typing import Any
 
+from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object, Partial
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.primitives import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
 
@@ -356,3 +357,47 @@ def text_of(ev: Evaluator, x: Any, conversion: str) -> Any:
 
 
 _TEXTS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
+
+
+# -- awaiting ------------------------------------------------------------------------------------------------------------
+
+
+def awaited(ev: Evaluator, x: Any) -> Any:
+    """Evaluate `await x`."""
+    run_tasks(ev)
+    if type(x) is Coroutine:
+        return x.result()
+    if isinstance(x, Unknown):
+        return x
+    raise Raised(TypeError(f"object {type(x).__name__} can't be used in 'await' expression"))
+
+
+def awaited_or(x: Any) -> Any:
+    return x.result() if type(x) is Coroutine else x
+
+
+def run_tasks(ev: Evaluator) -> None:
+    """Run the tasks that were made, as the program would when it next awaits something."""
+    tasks, ev.tasks = ev.tasks, []
+    for task in tasks:
+        task.settle()
+
+
+def task(ev: Evaluator, x: Any) -> Any:
+    """Return what a call that takes an awaitable as a task gives: of a coroutine, a task with addresses of its own."""
+    if type(x) is not Coroutine or x.name is None or (state := ev.current) is None:
+        return x
+    task, run = new_task(state, x.name, calls=x.calls), x.begin
+    ev.made_tasks.append(task)
+    x.begin, x.name = run and (lambda: within(ev, state, run, task)), None
+    return x
+
+
+def within(ev: Evaluator, state: State, run: Callable[[], Any], task: TaskOfRun | None = None) -> Any:
+    """Run a task, or a body of `forks.each`: sub-programs inherit from this state."""
+    outer, ev.current, token = ev.current, state, TASK.set(task or TASK.get())
+    try:
+        return run()
+    finally:
+        ev.current = outer
+        TASK.reset(token)

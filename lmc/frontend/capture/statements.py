@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Frame, Scope
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
@@ -206,7 +207,7 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> Any:
         frame.ev.loc = loc
-        manager = frame.ev.manager(value(frame))
+        manager = objects.manager(frame.ev, value(frame))
         entered = manager.enter()
         if bind is not None:
             bind(frame, entered)
@@ -282,7 +283,7 @@ def _raise(node: ast.Raise, scope: Scope) -> Eval:
         ev = frame.ev
         if value is None:
             raise Raised(ev.handled[-1] if ev.handled else RuntimeError("No active exception to reraise"))
-        raise Raised(ev.exception(value(frame)))
+        raise Raised(objects.exception(ev, value(frame)))
 
     return run
 

@@ -34,7 +34,7 @@ from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -87,6 +87,17 @@ def rule(*functions: Any, name: str = "") -> Callable[[Rule], Rule]:
         return made
 
     return register
+
+
+def of_rule(ev: Evaluator, rule: Rule, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the result of a rule of the table; an operation if something undecided matters to it."""
+    try:
+        return rule(ev, args, kwargs)
+    except Undecided as undecided:
+        ev.left_off([*args, *kwargs.values()], undecided.deps)
+        return ev.operation(name, (*args, *kwargs.values()), undecided.deps)
+    except IndexError:
+        raise raised(TypeError) from None
 
 
 def _pure(fn: Any, name: str) -> None:
@@ -352,7 +363,7 @@ def manager_of(ev: Evaluator, items: Any) -> Any:
 
 @rule(asyncio.gather)
 def _gather(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    args = [ev.task(a) for a in args]
+    args = [op.task(ev, a) for a in args]
 
     def run() -> Any:
         for a in args:
@@ -360,7 +371,7 @@ def _gather(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
                 a.settle()
         if kwargs.get("return_exceptions") is True:
             return [_or_error(a) for a in args]
-        return [ev.awaited(a) for a in args]
+        return [op.awaited(ev, a) for a in args]
 
     return Coroutine(run)
 
@@ -375,7 +386,7 @@ def _or_error(x: Any) -> Any:
 @rule(asyncio.create_task, asyncio.ensure_future)
 def _create_task(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is Coroutine:
-        ev.tasks.append(ev.task(args[0]))
+        ev.tasks.append(op.task(ev, args[0]))
     return args[0]
 
 
@@ -384,7 +395,7 @@ def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group = Object(ev, asyncio.TaskGroup, {"create_task": Partial(lambda more, named: _create_task(ev, more, named))})
 
     def leave(error: Any) -> bool:
-        ev.run_tasks()
+        op.run_tasks(ev)
         return False
 
     return Manager(lambda: group, leave)
@@ -419,7 +430,7 @@ _SHORT: Mapping[Any, Rule] = {
     **dict.fromkeys(
         (asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
     asyncio.wait_for: lambda ev, args, kwargs: args[0],
-    asyncio.shield: lambda ev, args, kwargs: ev.task(args[0]),
+    asyncio.shield: lambda ev, args, kwargs: op.task(ev, args[0]),
     **dict.fromkeys(
         (hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
 }  # fmt: skip

@@ -40,7 +40,7 @@ class Object:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
 
     def __str__(self) -> str:
-        return str(self.args[0] if len(self.args) == 1 else self.args or "") if self.ev.is_exception(self) else repr(self)
+        return str(self.args[0] if len(self.args) == 1 else self.args or "") if is_exception(self) else repr(self)
 
     def __repr__(self) -> str:
         raise Undecided(None)  # it has an address
@@ -50,6 +50,10 @@ class Object:
 
     def __getattr__(self, name: str) -> Any:
         return self.ev.attribute(self, name)
+
+
+def is_exception(x: Any) -> bool:
+    return isinstance(x, Object) and issubclass(x.cls, BaseException)
 
 
 _EXACT = frozenset({f"__{name}__" for name in "bool bytes complex contains float format hash index int iter len repr str".split()})
