@@ -1,4 +1,4 @@
-"""What is evaluated: functions compiled to closures, with their parameters and possible effects, and the frames of their calls. What evaluates it."""
+"""Compiled functions, the frames of their calls, and the interface of the evaluation that runs them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from lmc.frontend.state import State
 
 Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
-
-
 Place = tuple[str, int, str]
 """Of a function: file, first line and name. A journaled run has code of its own at the same place."""
 

@@ -1,4 +1,4 @@
-"""One evaluation of a program on known values: its frames, its flags, its budget, and its outcome."""
+"""One evaluation of a program on known values: its flags, its budget, what it has lost, and the rules it goes by."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Evaluation:
         outcome.steps = self.steps
         return outcome
 
-    # -- what the program's operations mean, each where it is defined
+    # -- rules of the language, each from its module
 
     call, call_method, call_with_unknown, cached = calls.call, calls.call_method, calls.call_with_unknown, calls.cached
     language, run_frame, state_method = calls.language, calls.run_frame, calls.state_method

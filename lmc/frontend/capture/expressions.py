@@ -309,6 +309,7 @@ def or_stop(rule: Callable[[Any, Scope], Eval] | None, node: Any, scope: Scope) 
 
 
 def lambda_body(node: ast.Lambda, scope: Scope) -> Eval:
+    """Compile to a body that returns the value."""
     value = or_stop(expression, node.body, scope)
 
     def run(frame: Frame) -> Signal:
