@@ -120,7 +120,7 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Own:
-    """One decode row each over its own slots, padded to the longest."""
+    """One decode row each over its own slots, padded with its last one to the longest."""
 
     rows: Where
     slots: Tensor  # [n * longest]
@@ -303,8 +303,9 @@ def _padded(rows: list[_Row]) -> _Part:
     padded = torch.nn.utils.rnn.pad_sequence([slots for _, slots in rows], batch_first=True)
     if bool((lengths == longest).all()):
         return _Own(where, padded.flatten(), None)
-    seen = torch.arange(longest) < lengths[:, None]
-    return _Own(where, padded.flatten(), additive(seen.to(padded.device))[:, None, None])
+    seen = (torch.arange(longest) < lengths[:, None]).to(padded.device)
+    last = torch.stack([slots[-1] for _, slots in rows])  # of the row itself: what others wrote may be NaN, which no weight hides
+    return _Own(where, torch.where(seen, padded, last[:, None]).flatten(), additive(seen)[:, None, None])
 
 
 def _rows(rows: list[int]) -> Where:
