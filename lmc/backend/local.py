@@ -617,6 +617,7 @@ class LocalBackend:
                 self._core.cancel(req)
             self.leave(step)
             step.tell("fail", error)
+            step.parts = ()  # no picture is prepared for it
             doomed += [child for ref in pending if (child := ref()) is not None]
 
     def _start_children(self, pending: list[weakref.ref[_Step]]) -> None:

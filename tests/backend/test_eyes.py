@@ -136,12 +136,16 @@ def test_a_pin_that_failed_is_not_held(engine, sight):
 
 
 def test_what_waits_for_pictures_is_cancelled_with_its_run(engine, sight):
-    waiting = engine.submit(None, [look(WIDE), gen()])
-    waiting.cancel()
+    first, *waiting = [engine.submit(None, [look(picture(Random(i), 42, 14)), gen()]) for i in range(4)]
+    assert sight.begun.acquire(timeout=PATIENCE)
+    for handle in (first, *waiting):
+        handle.cancel()
+    last = engine.submit(None, [look(WIDE), gen()])
     sight.gate.set()
-    with pytest.raises(lmc.LmcError, match="cancelled"):
-        waiting.results[0].output()
-    assert engine.counters().calls == 0
+    for handle in (first, *waiting):
+        with pytest.raises(lmc.LmcError, match="cancelled"):
+            handle.results[0].output()
+    assert tokens(last) == 4 and sight.prepared == 2 and engine.counters().calls == 1
 
 
 def test_what_is_cancelled_while_it_begins_is_not_computed(engine, sight, monkeypatch):
@@ -187,6 +191,20 @@ def test_closing_does_not_wait_for_pictures(sight):
         with pytest.raises(BackendError, match="closed"):
             handle.results[0].output()
     assert sight.prepared <= 1
+
+
+def test_a_closed_engine_has_no_threads_for_pictures(sight, monkeypatch):
+    engine, _ = backend(eyes=Eyes(sight, threads=2))
+    handles = [engine.submit(None, [look(picture(Random(i), 42, 14)), gen()]) for i in range(4)]
+    engine.close()
+    sight.gate.set()
+    for thread in engine._asker.eyes._threads._threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert all(handle.results[0].done for handle in handles)
+    monkeypatch.setattr(engine, "_check", lambda segments: None)  # closed just after that
+    with pytest.raises(BackendError, match="closed"):
+        engine.submit(None, [look(WIDE), gen()])
 
 
 def test_pictures_that_recur_are_prepared_once(engine, sight):

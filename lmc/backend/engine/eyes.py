@@ -268,11 +268,17 @@ class Eyes:
         """Begin to prepare a picture or a video, which must have fewer than `most` tokens: several at once, while programs and passes go on."""
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
-        return Preparing(self._threads, partial(self._prepared.get, (read(image), image.loc, most)))
+        prepare = partial(self._prepared.get, (read(image), image.loc, most))
+        try:
+            return Preparing(self._threads, prepare)
+        except RuntimeError:
+            self._check_open()  # closed meanwhile
+            raise
 
     def close(self) -> None:
         """Prepare nothing more: what still waits for it fails, and a video at its next frame."""
         self._closed = True
+        self._threads.shutdown(wait=False)
 
     def _check_open(self) -> None:
         if self._closed:
