@@ -6,7 +6,7 @@ import base64
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ import lmc
 from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
 from lmc.backend.mock import CAPABILITIES
 from tests.backend.engine_fakes import backend
+from tests.backend.test_replicas import replicated
 from tests.pictures import png
 from tests.serve.serving import post
 
@@ -130,13 +131,20 @@ class Slow:
         return (Shown(80, {"pixels": np.asarray(picture, np.float32)}),)
 
 
+@contextmanager
+def replicas(engine: Any) -> Iterator[Any]:
+    with replicated(engine) as (found, _):
+        yield found
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_too_many_pictures_are_refused_before_an_answer_begins(stream):
+@pytest.mark.parametrize("placed", [nullcontext, replicas])
+def test_too_many_pictures_are_refused_before_an_answer_begins(placed, stream):
     body = asked(*[part(url(DARK)), part(url(LIGHT))], stream=stream, max_tokens=2)
-    with backend(eyes=Eyes(Slow()), max_context=150)[0] as engine:  # type: ignore[arg-type]
-        answer = post(CHAT, body, engine)
+    with backend(eyes=Eyes(Slow()), max_context=150)[0] as engine, placed(engine) as served:  # type: ignore[arg-type]
+        answer = post(CHAT, body, served)
         assert answer.status_code == 400 and "2 pictures of 160 tokens" in answer.json()["error"]["message"]
-        assert post(CHAT, asked(part(url(DARK)), stream=stream, max_tokens=2), engine).status_code == 200
+        assert post(CHAT, asked(part(url(DARK)), stream=stream, max_tokens=2), served).status_code == 200
         assert engine.counters().calls == 1
 
 

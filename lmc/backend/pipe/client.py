@@ -10,6 +10,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,7 +21,7 @@ from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here
-from lmc.segments import Constraint, Gen, Part, SamplingParams, Segment, Select
+from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, Select
 
 _KNOWN = 1024  # constraints that are remembered as accepted
 
@@ -51,10 +52,10 @@ class _PipeResult(Result):
 class PipeHandle:
     """A prompt in the engine of another process."""
 
-    __slots__ = ("__weakref__", "_results", "held")
+    __slots__ = ("__weakref__", "_pictured", "_results", "held")
 
-    def __init__(self, held: _Held, results: tuple[Result, ...]) -> None:
-        self.held, self._results = held, results
+    def __init__(self, held: _Held, results: tuple[Result, ...], pictured: bool) -> None:
+        self.held, self._results, self._pictured = held, results, pictured
 
     @property
     def results(self) -> Sequence[Result]:
@@ -68,6 +69,12 @@ class PipeHandle:
     def needed(self) -> None:
         """Mark as needed: it was a guess, and is none any longer."""
         self.held.backend.post(["needed", self.held.id])
+
+    def prepared(self) -> None:
+        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed."""
+        if self._pictured:
+            with suppress(BackendEnded):  # then they have failed, too
+                self.held.backend.prepared(self.held.id)
 
 
 class PipeTemplate:
@@ -207,7 +214,7 @@ class PipeBackend:
                 self._accepted |= unseen
         if self._lost is not None:  # lost meanwhile: no error would be delivered
             self._fail_all()
-        return PipeHandle(held, results)
+        return PipeHandle(held, results, any(isinstance(segment, Image) for segment in segments))
 
     def _unseen(self, segments: Sequence[Segment]) -> set[Constraint] | None:
         """Return constraints that the backend has not accepted yet; None if there is nothing that it could refuse at
@@ -222,6 +229,10 @@ class PipeBackend:
 
     def post(self, message: wire.Message) -> None:
         self._box.post(message)
+
+    def prepared(self, number: int) -> None:
+        """Wait until the pictures of a handle are prepared."""
+        self._ask("prepared", number)
 
     def forget(self, number: int) -> None:
         """Drop a handle that is no longer referenced here. Usable from a destructor."""

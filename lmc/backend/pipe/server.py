@@ -97,6 +97,9 @@ class PipeServer:
                 else:
                     self.pins.discard(number)
                     self._backend.release(handle)
+        elif kind == "call" and rest[0] == "prepared":  # others are not held up
+            handle = self.handles.get(rest[1])
+            threading.Thread(target=self._prepared, args=(number, handle), name=f"lmc-pipe-pictures-{self._number}", daemon=True).start()
         elif kind == "call":
             self._return(number, rest[0], rest[1:])
         else:
@@ -136,6 +139,11 @@ class PipeServer:
             self._box.post(["return", number, _METHODS[method](self, *args)])
         except Exception as error:
             self._box.post(["raise", number, wire.write_error(error)])
+
+    def _prepared(self, number: int, handle: Handle | BaseException | None) -> None:
+        if (prepared := getattr(handle, "prepared", None)) is not None:
+            prepared()
+        self._box.post(["return", number, None])
 
     def _holds(self, number: int) -> bool:
         handle = self.handles.get(number)

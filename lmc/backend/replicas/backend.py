@@ -134,6 +134,11 @@ class ReplicaHandle:
         if node.handle is not None:
             node.handle.needed()
 
+    def prepared(self) -> None:
+        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed."""
+        if self.node.handle is not None:
+            self.node.handle.prepared()
+
 
 class Replicas:
     """A backend over replicas, which it owns from now on. `words`: the tokenizer and whole chat template of their
