@@ -24,9 +24,9 @@ class Numbers(Protocol):
 
 
 class ForkedState(Numbers, Protocol):
-    """A state. `home`: the task that made it."""
+    """A state. `home`: the key of the task that made it, which it does not keep alive."""
 
-    home: TaskOfRun | None
+    home: object | None
 
 
 class TaskOfRun:
@@ -36,18 +36,26 @@ class TaskOfRun:
     state   of the program; None: it numbers nothing itself
     prefix  of the addresses' streams
     label   by which other states number what it makes of them
+    key     by which they know it
     fork    whose body it is (lmc/frontend/each.py), which no other task copies meanwhile
     """
 
-    __slots__ = ("calls", "fork", "forks", "label", "prefix", "state", "tasks")
+    __slots__ = ("calls", "fork", "forks", "key", "label", "prefix", "state", "tasks")
 
     def __init__(self, state: Numbers | None, prefix: str, label: str, calls: int = 0, fork: Numbers | None = None) -> None:
         self.state, self.prefix, self.label, self.calls, self.forks, self.fork = state, prefix, label, calls, 0, fork
         self.tasks: Mapping[str, int] = {}
+        self.key = object()
 
 
 TASK: ContextVar[TaskOfRun | None] = ContextVar("lmc_task", default=None)
 """The task that runs here; None outside of any. It may be another program's than the one that is running."""
+
+
+def home() -> object | None:
+    """Return the key of the task that runs here."""
+    task = TASK.get()
+    return None if task is None else task.key
 
 
 def numbering(state: Numbers) -> Numbers:
@@ -71,7 +79,7 @@ def next_fork(state: ForkedState) -> str:
     of them numbers its own copies.
     """
     by, task = numbering(state), TASK.get()
-    if by is state and task is not state.home and state is not ACTIVE.get() and (task is None or task.fork is not state):
+    if by is state and home() is not state.home and state is not ACTIVE.get() and (task is None or task.fork is not state):
         return f"{state.prefix}{_numbered(state, ':' if task is None else task.label.lstrip('/').replace('/', '|'))}"
     by.forks += 1
     return f"{by.prefix}{by.forks - 1}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 from lmc.backend.base import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
-from lmc.frontend.active import TASK, next_fork
+from lmc.frontend.active import home, next_fork
 from lmc.frontend.each import each
 from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken, flat
 from lmc.frontend.host import RECORDING
@@ -94,7 +94,7 @@ class State(AnswersByName, Generic[R]):
         self.ctx = emitter.root() if ctx is None else ctx
         self.variables: dict[str | None, Any] = dict(variables) if variables else {}
         self.stream, self.ordinal, self.forks, self.calls = stream, ordinal, forks, calls
-        self.home = TASK.get()  # the task that made it
+        self.home = home()  # the task that made it
         self.tasks: Mapping[str, int] = _NO_TASKS  # that its program has created, by name; replaced, never changed
         self.role: str | None = role
         self.previous: str | None = previous

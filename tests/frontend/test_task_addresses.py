@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,26 @@ def test_what_bodies_copy_has_the_same_addresses_in_a_journaled_run(program: Any
     program.run(backend=plain, seed=1)
     program.run(backend=again, seed=1, journal=tmp_path / "run.journal")
     assert asked(backend) == asked(plain) and asked(again) == []
+
+
+MADE: list[weakref.ref[Any]] = []
+
+
+@lmc.function
+async def returns_what_tasks_make(s: Any) -> Any:
+    async def copies() -> Any:
+        return s.fork(1)[0]
+
+    MADE.append(weakref.ref(s))
+    return await asyncio.gather(child.arun("a"), copies())
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_task_has_made_does_not_keep_its_program(compiled: bool) -> None:
+    run: Callable[..., Any] = lmc.compile(returns_what_tasks_make) if compiled else returns_what_tasks_make.run
+    kept = run(backend=lmc.Mock(), seed=1).ret_value
+    gc.collect()
+    assert len(kept) == 2 and MADE.pop()() is None
 
 
 @lmc.function
