@@ -32,12 +32,16 @@ class DeviceTimer:
         yield
         end.record()
         self._begun.append((begin, end))
+        self._count_ended()  # also where nobody ever asks for the seconds
 
     @property
     def seconds(self) -> float:
         """Return the seconds of all blocks that have ended."""
+        self._count_ended()
+        return self._seconds
+
+    def _count_ended(self) -> None:
         with self._lock:
             while self._begun and self._begun[0][1].query():
                 begin, end = self._begun.popleft()
                 self._seconds += begin.elapsed_time(end) / 1e3
-            return self._seconds

@@ -52,6 +52,17 @@ def test_blocks_on_a_gpu_count_once_it_has_come_to_their_end(monkeypatch):
     assert timer.seconds == pytest.approx(0.3) == timer.seconds
 
 
+def test_blocks_that_have_ended_are_not_kept_until_somebody_asks(monkeypatch):
+    stream = Stream()
+    monkeypatch.setattr(torch.cuda, "Event", stream.event)
+    timer = DeviceTimer(torch.device("cuda"))
+    for _ in range(5):
+        stream.now = stream.recorded
+        with timer.timed():
+            stream.recorded += 50.0
+    assert len(timer._begun) == 1
+
+
 def test_blocks_on_a_cpu_count_at_once():
     timer = DeviceTimer(torch.device("cpu"))
     with timer.timed():
