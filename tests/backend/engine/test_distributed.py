@@ -391,6 +391,26 @@ def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, says):
     ended(engine, began, says)
 
 
+NO_POOL = """
+import json, sys; sys.path[:] = json.loads(sys.argv[1])
+from lmc.backend.engine import kv_pool
+def none(*of):
+    raise MemoryError("no room for a pool")
+kv_pool.KVPool.of = none
+from lmc.backend.engine.distributed.rank import main; main()
+"""
+
+
+def test_nobody_waits_for_a_rank_that_is_lost_before_it_meets_the_others(tiny, monkeypatch):
+    """Rank 0 waited for it a minute: what connects the ranks does not know of losses."""
+    met = []
+    monkeypatch.setattr(crews, "CODE", NO_POOL)
+    monkeypatch.setattr(RankGroup, "connect", lambda *_: met.append(1))
+    with pytest.raises(BackendError, match="rank 1 on cpu failed: MemoryError: no room for a pool"):
+        engine_of(tiny)
+    assert not met
+
+
 MISSES = """
 rank = json.loads(sys.argv[2])["rank"]
         if rank == 1:

@@ -115,9 +115,10 @@ class Crew:
         return self._each("loaded", ModelLoadError)
 
     def begin(self, slots: int, device: Any) -> None:
-        """Make the group. Every rank then has a pool of so many slots."""
+        """Make the group. Every rank then has a pool of so many slots. Raises RanksLost."""
         store, port = meeting_place()
         self._say({"begin": slots, "port": port})
+        self._each("met", RanksLost)  # to connect is to wait for all, whether or not they are lost
         try:
             self.group.connect(store, device)
         except RuntimeError as error:
