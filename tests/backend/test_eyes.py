@@ -217,6 +217,25 @@ def test_pictures_that_recur_are_prepared_once(engine, sight):
     assert tokens(engine.submit(None, [look(WIDE), gen()])) == 4 and sight.prepared == 3
 
 
+def test_what_ends_a_thread_that_prepares_pictures_ends_no_other(engine, sight, monkeypatch):
+    class Panic(BaseException):
+        """As a library in Rust raises one."""
+
+    def panics(picture, detail):
+        assert sight.gate.wait(PATIENCE)
+        raise Panic("out of bounds")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sight, "prepare", panics)
+        failed = engine.submit(None, [look(WIDE), gen()])
+        sight.gate.set()
+        failed.prepared()
+    assert failed.results[0].done
+    with pytest.raises(BackendError, match="cannot be prepared: Panic: out of bounds"):
+        failed.results[0].output()
+    assert tokens(engine.submit(None, [look(WIDE), gen()])) == 4
+
+
 def test_each_line_has_its_own_error(engine, sight):
     """Equal pictures that are refused: the error of one line is not that of another, and is not kept."""
     sight.gate.set()

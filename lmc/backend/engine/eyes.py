@@ -137,8 +137,10 @@ class Preparing:
 def _prepare(wanted: weakref.ref[Preparing], prepare: Callable[[], Placed], placed: Future[Placed], settled: threading.Event) -> None:
     try:
         placed.set_result(prepare() if wanted() is not None else _DROPPED)
-    except BaseException as error:  # raised to those that read it
+    except Exception as error:  # raised to those that read it
         placed.set_exception(error)
+    except BaseException as error:  # such as a panic of a library in Rust
+        placed.set_exception(BackendError(f"a picture cannot be prepared: {type(error).__name__}: {error}"))
     finally:
         settled.set()
 
