@@ -236,6 +236,21 @@ def test_what_ends_a_thread_that_prepares_pictures_ends_no_other(engine, sight, 
     assert tokens(engine.submit(None, [look(WIDE), gen()])) == 4
 
 
+def test_pictures_that_recur_hold_no_threads_while_they_wait(sight):
+    """Of a video that all programs of a batch show, one thread decodes frames; the other prepares what others show."""
+    first, other, real = picture(Random(5), 42, 14), WIDE, sight.prepare
+    at_once = lambda shown: (Shown(4, {"pixels": np.asarray(shown, np.float32)}),)
+    sight.prepare = lambda shown, detail: at_once(shown) if shown.width == 28 else real(shown, detail)
+    engine, _ = backend(eyes=Eyes(sight, threads=2))
+    with engine:
+        together = [engine.submit(None, [look(first), Text((str(i),)), gen()]) for i in range(3)]
+        assert sight.begun.acquire(timeout=PATIENCE)
+        beside = engine.submit(None, [look(other), gen()])
+        ready = beside.steps[0].parts[0].settled.wait(5)
+        sight.gate.set()
+        assert ready and [tokens(handle) for handle in (beside, *together)] == [4] * 4
+
+
 def test_each_line_has_its_own_error(engine, sight):
     """Equal pictures that are refused: the error of one line is not that of another, and is not kept."""
     sight.gate.set()

@@ -250,6 +250,7 @@ class Eyes:
         self.sight, self._room = sight, pool
         self._threads = ThreadPoolExecutor(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), thread_name_prefix="lmc-eyes")
         self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)
+        self._preparing: weakref.WeakValueDictionary[_Key, Preparing] = weakref.WeakValueDictionary()
         self._closed = False
         self._lock = threading.Lock()
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
@@ -270,12 +271,16 @@ class Eyes:
         """Begin to prepare a picture or a video, which must have fewer than `most` tokens: several at once, while programs and passes go on."""
         if is_remote(image.source):
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
-        prepare = partial(self._prepared.get, (read(image), image.loc, most))
-        try:
-            return Preparing(self._threads, prepare)
-        except RuntimeError:
-            self._check_open()  # closed meanwhile
-            raise
+        key = read(image), image.loc, most
+        with self._lock:
+            found = self._preparing.get(key)
+            if found is None or found.placed.done():
+                try:
+                    found = self._preparing[key] = Preparing(self._threads, partial(self._prepared.get, key))
+                except RuntimeError:
+                    self._check_open()  # closed meanwhile
+                    raise
+            return found
 
     def close(self) -> None:
         """Prepare nothing more: what still waits for it fails, and a video at its next frame."""
