@@ -325,20 +325,22 @@ def two_with_a_tool(s, q):
 
 @pytest.mark.parametrize("fn", [two, two_with_a_tool])
 def test_an_evaluation_lets_the_other_programs_of_its_batch_go_first(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While item 1 is evaluated, item 0 has its answer; its next request opens the gate for both."""
-    backend, opened, later = Gated(2, behind=1), list[bool](), threading.Event()
+    """While item 1 is evaluated, item 0 has its answer, and makes its next request."""
+    backend, requests, later = Gated(), list[int](), threading.Event()
 
     def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
-        if run.item == 1 and not opened:
+        if run.item == 1 and not requests:
+            backend._held.pop(0)()  # item 0's request: it came first
             while idle():
                 later.wait(1e-4)
             stops()
-            opened.append(backend.opened)
+            requests.append(len(backend.call_log))
+            backend.open()
         return ()
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     states = eager(lmc.compile(fn)).batch([{"q": "x"}, {"q": "y"}], backend=backend)
-    assert opened == [True] and len(states) == 2
+    assert requests == [3] and len(states) == 2
     backend.close()
 
 
@@ -387,7 +389,7 @@ def test_an_evaluation_lets_other_bodies_of_its_program_go_first(monkeypatch: py
 
 def test_an_evaluation_that_lets_others_go_first_leaves_the_ledger_to_threads_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that item 1 has started makes its request while item 0 goes first."""
-    backend, later, free, asked, seen = Gated(2, behind=1), threading.Event(), threading.Event(), threading.Event(), list[bool]()
+    backend, later, free, asked, seen = Gated(), threading.Event(), threading.Event(), threading.Event(), list[bool]()
 
     @lmc.function
     def with_a_thread(s, i):
@@ -414,6 +416,7 @@ def test_an_evaluation_that_lets_others_go_first_leaves_the_ledger_to_threads_of
     def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
         if run.item == 1 and not seen:
             guess_something(ledger, run)
+            backend._held.pop(0)()  # item 0's request: it came first
             while idle():
                 later.wait(1e-4)
             stops()
