@@ -284,7 +284,9 @@ def together(engine: Engine, prompts: Sequence[Sequence[Any]], ask: Gen) -> list
     holder = threading.Thread(target=engine._core.call, args=(hold,))
     holder.start()
     assert held.wait(60)
-    handles = [engine.submit(None, [*one, ask]) for one in prompts]
+    handles, moment = [engine.submit(None, [*one, ask]) for one in prompts], threading.Event()
+    while engine._core._inbox.qsize() < len(prompts):  # a request comes when its pictures are prepared
+        moment.wait(1e-3)
     all_asked.set()
     holder.join()
     return [engine.prompt_ids(handle) for handle in handles]
