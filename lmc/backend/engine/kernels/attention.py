@@ -27,7 +27,7 @@ from lmc.backend.engine.kv_fp8 import Stored, apart
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
 _EARLY = 4  # rows up to which waiting programs do not slow the reading ones (measured)
-_LESS = 256.0  # times too small is what `_apart` returns
+_LESS = 256.0  # times too small is what `_unpaired` returns
 _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
 _STAGES_OF_FP8 = 5  # of both kinds: its blocks are half as large
 
@@ -90,7 +90,7 @@ def _end(
         tl.store(lse + to, best + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=taken)
 
 
-_APART = tl.constexpr(
+_UNPAIRED = tl.constexpr(
     "{ .reg .b32 t, u;"
     " shl.b32 t, $2, 7; and.b32 t, t, 0x3f803f80; shl.b32 u, $2, 8; lop3.b32 $0, u, 0x80008000, t, 0xea;"
     " shr.u32 t, $2, 1; and.b32 t, t, 0x3f803f80; lop3.b32 $1, $2, 0x80008000, t, 0xea; }"
@@ -98,11 +98,11 @@ _APART = tl.constexpr(
 
 
 @triton.jit
-def _apart(pair, x):
+def _unpaired(pair, x):
     """Return both numbers of `pair`, two of e4m3 in 16 bits, in the dtype of `x`, 256 times too small: the exponent of float16
     has another bias."""
     if x.dtype == tl.float16:
-        even, odd = tl.inline_asm_elementwise(_APART, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)  # pyright: ignore[reportArgumentType]
+        even, odd = tl.inline_asm_elementwise(_UNPAIRED, "=r,=r,r", [pair], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)  # pyright: ignore[reportArgumentType]
     else:  # Triton's interpreter knows no assembly
         even = (((pair & 0x7F) << 7) | ((pair & 0x80) << 8)).to(tl.float16, bitcast=True)
         odd = (((pair >> 1) & 0x3F80) | (pair & -0x8000)).to(tl.float16, bitcast=True)
@@ -170,7 +170,7 @@ def _attend(
                 weight = tl.minimum(weight * (tl.load(value_scales + slot) * LARGEST)[None, :], 65504.0)
             if PAIRED:
                 half = tl.arange(0, COLUMNS)
-                even, odd = _apart(tl.load(values + slot[:, None] * (DIM // 2) + half[None, :], mask=(half < DIM // 2)[None, :], other=0), x)
+                even, odd = _unpaired(tl.load(values + slot[:, None] * (DIM // 2) + half[None, :], mask=(half < DIM // 2)[None, :], other=0), x)
                 sums = tl.dot(weight.to(x.dtype), even, sums * fade[:, None])
                 odds = tl.dot(weight.to(x.dtype), odd, odds * fade[:, None])
             else:
