@@ -21,7 +21,7 @@ import lmc  # noqa: E402
 from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
 from lmc.backend.engine.distributed.group import RankGroup  # noqa: E402
-from lmc.backend.engine.distributed.peer_memory import rows_of  # noqa: E402
+from lmc.backend.engine.distributed.peer_memory import most_rows  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local import Engine  # noqa: E402
@@ -273,7 +273,7 @@ def test_it_says_what_is_where(pair):
     ("ranks", "columns", "rows"), [(2, 4096, 1024), (2, 8192, 512), (2, 16384, 256), (4, 8192, 128), (8, 8192, 64), (8, 576, 1024), (1, 4096, 1024)]
 )
 def test_memory_for_sums_is_bounded(ranks, columns, rows):
-    assert rows_of(ranks, columns) == rows
+    assert most_rows(ranks, columns) == rows
     assert 3 * ranks * rows * columns * 2 <= 48 << 20  # kernels/peer_sum.py has three places for each
 
 

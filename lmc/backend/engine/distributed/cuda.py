@@ -14,7 +14,7 @@ import torch
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
 from lmc.backend.engine.device_automata import Kernels
-from lmc.backend.engine.distributed.peer_memory import rows_of
+from lmc.backend.engine.distributed.peer_memory import most_rows
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kernels import automata, mask
 from lmc.backend.engine.sampler import Sampler
@@ -38,7 +38,7 @@ class _Ranked(CudaRunner):
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
         columns = model.config.hidden_size  # sums of larger passes are NCCL's
-        group.share_memory(rows_of(group.ranks, columns), columns, model.device)
+        group.share_memory(most_rows(group.ranks, columns), columns, model.device)
 
     @torch.inference_mode()
     def capture(self) -> None:

@@ -25,7 +25,7 @@ _RECEIVED = 8 << 20  # bytes that a rank receives in one: it gets all rows of ea
 _OPEN_LAZILY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
-def rows_of(ranks: int, columns: int) -> int:
+def most_rows(ranks: int, columns: int) -> int:
     """Return for how many rows of a pass places are worth their memory and the bytes that are sent: a power of two."""
     return min(_ROWS, 1 << (max(1, _RECEIVED // (2 * columns * max(1, ranks - 1))).bit_length() - 1))
 
