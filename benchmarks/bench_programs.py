@@ -164,6 +164,18 @@ def bench(workload: Workload, backend: Any, modes: Sequence[str], n: int, reps: 
     return [_row(workload, mode, n, runs) for mode in modes]
 
 
+def where_time_went(workload: Workload, engine: Any, n: int, seed: int) -> str:
+    """Return the table of `breakdown` of one compiled run on fresh items."""
+    from benchmarks.breakdown import broken_down
+
+    run = runner("compiled", workload, engine)
+    measure(run, workload.items(min(n, 2), seed - 1), engine)
+    items = workload.items(n, seed)
+    with broken_down(engine) as found:
+        measure(run, items, engine)
+        return "\n".join(found().lines())
+
+
 def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> Row:
     mine, reference = runs[mode], runs.get("interpreter")
     times = sorted(run.seconds for run in mine)
@@ -323,6 +335,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic text; each repetition has its own")
     parser.add_argument("--allow-diff", type=float, default=0.0, help="share of items that may differ between the modes")
     parser.add_argument("--memory", type=int, metavar="N", help="only: the peak memory of batches of N small programs, each in its own process")
+    parser.add_argument("--breakdown", action="store_true", help="also print where the wall time of one more compiled run went, of an engine without replicas")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(argv)
     if options.memory is not None:
@@ -332,8 +345,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.reference and (options.scale != 1 or options.n):
         parser.error("--reference is for all items at full length: leave out --scale and --n")
 
-    if options.ablate and not named.is_model(options.backend):
-        parser.error("--ablate is for a model in this process: --backend smollm2, or a model's path")
+    if (options.ablate or options.breakdown) and not named.is_model(options.backend):
+        parser.error("--ablate and --breakdown are for a model in this process: --backend smollm2, or a model's path")
+    if options.breakdown and options.dp > 1:
+        parser.error("--breakdown is for one engine: leave out --dp")
     rows: list[Row] = []
     for policy, given in POLICIES.items() if options.ablate else [("", {})]:
         backend = open_backend(
@@ -351,10 +366,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for workload in choose(options.workloads, Size(options.scale)):
                 print(f"{policy} {workload.name}: {workload.shape} …".lstrip(), file=sys.stderr, flush=True)
-                found = bench(
-                    workload, backend, ["compiled"] if policy else modes, options.n(workload.n) if options.n else workload.n, options.reps, options.seed
-                )
+                n = options.n(workload.n) if options.n else workload.n
+                found = bench(workload, backend, ["compiled"] if policy else modes, n, options.reps, options.seed)
                 rows += [replace(row, mode=policy or row.mode) for row in found]
+                if options.breakdown:
+                    print(f"{policy} {workload.name} × {n}: {where_time_went(workload, backend, n, options.seed + options.reps)}".lstrip(), flush=True)
         finally:
             backend.close()
     if options.reference:
