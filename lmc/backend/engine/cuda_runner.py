@@ -89,6 +89,8 @@ class CudaRunner(ModelRunner):
                   docs/performance.md); groups that fit a narrow tile need an eighth of it; None: never
     """
 
+    buckets: tuple[int, ...] = BUCKETS
+    """Rows of the passes that are captured, ascending."""
     freed = staticmethod(torch.cuda.empty_cache)
     """Called when the last runner of an engine is gone: what its tensors had goes back to the device."""
 
@@ -100,7 +102,8 @@ class CudaRunner(ModelRunner):
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
         shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
         self._flash = None if isinstance(kv.key(0), Fp8Rows) else _flash(shape, model.device)
-        self._stage, self._partials = self._tiled_stage(BUCKETS[-1], _MOST_INDICES), self._tiled.partials(BUCKETS[-1])
+        most = self.buckets[-1]
+        self._stage, self._partials = self._tiled_stage(most, _MOST_INDICES), self._tiled.partials(most)
         self._large: StagingBuffer | None = None  # grows with the passes
         self._graphs: dict[tuple[int, bool, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
@@ -112,11 +115,11 @@ class CudaRunner(ModelRunner):
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """All graphs that passes usually need, some 40 ms each, and kernels that sampling needs, so that no pass has to wait for one."""
+        """Capture all graphs, some 40 ms each, and compile what sampling needs, so that no pass has to wait for one."""
         if self._products is not None:
             self._products.measure(self._fused.matrices, BUCKETS)
-        for rows in BUCKETS:
-            for wide in (False, True) if rows in _SMALL else (True,):
+        for rows in self.buckets:
+            for wide in (False, True) if rows <= _SMALL[-1] else (True,):
                 for adapted in (False, True) if self._fused.adapters is not None else (False,):
                     self._captured(rows, wide=wide, adapted=adapted)
         self._sampler.warm_up(self._fused.logits(self._captured(1, wide=False).hidden[:1]))
@@ -164,8 +167,8 @@ class CudaRunner(ModelRunner):
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
-        if rows <= BUCKETS[-1] and seen is None:
-            rows = next(b for b in BUCKETS if b >= rows)
+        if rows <= self.buckets[-1] and seen is None:
+            rows = next(b for b in self.buckets if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
             if len(plan.indices) <= _MOST_INDICES:
                 return self._replay(work.rows, layout, plan, rows)
@@ -179,9 +182,8 @@ class CudaRunner(ModelRunner):
 
     def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
         self._staged.synchronize()  # the last staged data is on the device
-        captured = self._captured(
-            rows, wide=len(plan.wide) > 0, adapted=layout.adapters is not None
-        )  # a graph that nobody needed yet is captured over the stage
+        wide = len(plan.wide) > 0 or rows > _SMALL[-1]
+        captured = self._captured(rows, wide=wide, adapted=layout.adapters is not None)  # if it is not there yet, over the stage
         self._fill(self._stage, layout, known, rows)
         self._send(self._stage, put(plan, self._stage))
         self._staged.record()
@@ -223,7 +225,7 @@ class CudaRunner(ModelRunner):
 
     def _partials_of(self, rows: int) -> Partials:
         """Return the partials of captured passes if they are large enough: passes end one after the other."""
-        return self._partials if rows <= BUCKETS[-1] else self._tiled.partials(rows)
+        return self._partials if rows <= self.buckets[-1] else self._tiled.partials(rows)
 
     def _fill(self, stage: StagingBuffer, layout: _Layout, known: int, rows: int) -> None:
         """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones

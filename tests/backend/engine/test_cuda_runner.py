@@ -110,6 +110,14 @@ def test_captured_and_launched_passes_give_the_references_logits(name, kv):
     both.check((1, on((shared, c[:4]))), (380, b[:500]))
 
 
+def test_many_rows_that_decode():
+    """A graph of so many rows also reads slots together, of which there are none here."""
+    both = Both(CONFIGS["llama"])
+    slots = np.random.default_rng(0).permutation(SLOTS)
+    both.check(*((1, slots[5 * i : 5 * i + 1]) for i in range(600)))
+    both.check(*((1, slots[5 * i : 5 * i + 2]) for i in range(600)))
+
+
 def test_a_launched_pass_gives_the_logits_that_are_wanted_and_writes_all_kv():
     both = Both(CONFIGS["llama"])
     slots = np.random.default_rng(0).permutation(SLOTS)

@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
-_LOOK = 100e-6  # seconds between polls of a pass in flight
+_LOOK = 20e-6  # seconds between polls of a pass in flight, for the loop; the system adds some 50
+_LAUNCHED = 2048  # rows of passes beyond which the device works longer than the host launches kernel by kernel (docs/several-gpus.md)
 
 
 class _Ranked(CudaRunner):
-    """Common part of all ranks."""
+    """Common part of all ranks. More passes are captured than on one device: each rank's takes a part of the time, and its launches
+    as long as ever, to which those of NCCL's sums are added."""
+
+    buckets = (*BUCKETS, *range(BUCKETS[-1] + 128, _LAUNCHED + 1, 128))
 
     def __init__(self, group: RankGroup, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(model, kv, sampler)
@@ -39,14 +43,6 @@ class _Ranked(CudaRunner):
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
         columns = model.config.hidden_size  # sums of larger passes are NCCL's
         group.share_memory(most_rows(group.ranks, columns), columns, model.device)
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every possible graph: one captured later would be a pass that others do not compute."""
-        super().capture()
-        for rows in BUCKETS:
-            for wide in (False, True):
-                self._captured(rows, wide=wide)
 
     def _groups(self, work: Pass) -> list[Sharing]:
         return self._sharing
