@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -389,6 +390,52 @@ def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, says):
     with pytest.raises(BackendError, match=says):
         long(engine).results[0].output()
     ended(engine, began, says)
+
+
+COMPILES = """
+import json, os, sys; sys.path[:] = json.loads(sys.argv[1])
+from lmc.backend.engine.distributed.runner import FollowerRunner
+class Compiling(FollowerRunner):
+    compiled = property(lambda self: os.path.exists({there!r}))
+    def settle(self):
+        assert self.compiled
+        open({settled!r}, "w").close()
+from lmc.backend.engine.distributed import rank, runner
+runner.FollowerRunner = Compiling
+rank.main()
+"""
+
+
+def test_ranks_adopt_kernels_before_the_same_pass(tiny, monkeypatch, tmp_path):
+    """However long a rank is idle before they are compiled: it looked once when an idle time began, and then never."""
+    there, settled = tmp_path / "there", tmp_path / "settled"
+    monkeypatch.setattr(crews, "CODE", COMPILES.format(there=str(there), settled=str(settled)))
+    with engine_of(tiny) as engine:
+        crew = engine._core._runner._crew
+        time.sleep(0.7)  # more than a rank is idle before it looks
+        assert not crew.compiled
+        there.touch()
+        crew.wait_compiled()
+        assert not settled.exists()
+        engine._core.call(crew.settle)
+        long(engine, most=2).results[0].output()
+        assert settled.exists()
+
+
+def test_the_first_rank_adopts_kernels_with_the_last():
+    """A rank without them would be waited for in every pass with a long prompt."""
+    from lmc.backend.engine.distributed.cuda import LeadingCuda
+
+    done = []
+    runner = object.__new__(LeadingCuda)
+    runner._flash = SimpleNamespace(wait=lambda _: True, load=lambda: done.append("rank 0"))
+    runner._crew, runner._settled = SimpleNamespace(compiled=False, settle=lambda: done.append("others")), False
+    runner.settle()
+    assert not done
+    runner._crew.compiled = True
+    runner.settle()
+    runner.settle()
+    assert done == ["others", "rank 0"]
 
 
 NO_POOL = """

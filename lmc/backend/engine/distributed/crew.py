@@ -39,7 +39,8 @@ from lmc.forking import belongs_here
 log = logging.getLogger("lmc.engine")
 
 CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from lmc.backend.engine.distributed.rank import main; main()"
-DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it; -1: the end
+DOORBELL = struct.Struct("<qq")  # number of a pass, int32 of it
+END, SETTLE = -1, -2  # in place of a number
 
 _LOOK = 0.05  # seconds between checks of silent ranks
 _SILENT = 6.0  # seconds without a heartbeat (four a second) after which a rank that should compute counts as hung
@@ -169,6 +170,23 @@ class Crew:
         for rank, each in self._ranks.items():
             self._send(rank, each, DOORBELL.pack(number, size))
 
+    @property
+    def compiled(self) -> bool:
+        """Return whether all ranks can `settle`."""
+        return bool(self._memory.compiled[1 : self.ranks].all())
+
+    def wait_compiled(self) -> None:
+        """Wait until all ranks can `settle`. From any thread. Raises RanksLost."""
+        with self._heard:
+            while not (self.compiled or self._closing):
+                self.check()
+                self._heard.wait(_LOOK)
+
+    def settle(self) -> None:
+        """Let all ranks use, from the next pass on, the kernels that they have compiled meanwhile. Raises RanksLost."""
+        for rank, each in self._ranks.items():
+            self._send(rank, each, DOORBELL.pack(SETTLE, 0))
+
     def waits(self) -> None:
         """Time rank 0's wait for a pass, until `over`: from now on it has so many seconds."""
         self._worked = processor_clock(threading.get_ident())
@@ -222,7 +240,7 @@ class Crew:
     def _end(self) -> None:
         for rank in self._ranks.values():
             with suppress(OSError):
-                rank.connection.send_bytes(DOORBELL.pack(-1, 0))
+                rank.connection.send_bytes(DOORBELL.pack(END, 0))
         until = time.monotonic() + (_GRACE if self._serving and self.lost is None else 0.0)
         for rank in self._ranks.values():
             with suppress(subprocess.TimeoutExpired):

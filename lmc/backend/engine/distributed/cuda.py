@@ -44,6 +44,11 @@ class _Ranked(CudaRunner):
         columns = model.config.hidden_size  # sums of larger passes are NCCL's
         group.share_memory(most_rows(group.ranks, columns), columns, model.device)
 
+    @property
+    def compiled(self) -> bool:
+        """Return whether the kernels that `settle` adopts are compiled."""
+        return self._flash is None or self._flash.wait(0.0)
+
     def _groups(self, work: Pass) -> list[Sharing]:
         return self._sharing
 
@@ -53,7 +58,7 @@ class LeadingCuda(_Ranked):
 
     def __init__(self, crew: Crew, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
         super().__init__(crew.group, model, kv, sampler)
-        self._crew, self._samples = crew, 0
+        self._crew, self._samples, self._settled = crew, 0, False
 
     @torch.inference_mode()
     def launch(self, work: Pass) -> WatchedPass:
@@ -74,6 +79,17 @@ class LeadingCuda(_Ranked):
             return super().logits(work, wanted)
         except BaseException as error:
             raise self._crew.failed(error) from error
+
+    def settle(self) -> None:
+        """Adopt kernels once they are compiled on all ranks, which then do so before the same pass: the slowest one is waited for."""
+        if not self._settled and self.compiled and self._crew.compiled:
+            self._settled = True
+            self._crew.settle()
+            super().settle()
+
+    def wait_compiled(self) -> None:
+        super().wait_compiled()
+        self._crew.wait_compiled()
 
     def close(self) -> None:
         self._crew.close()

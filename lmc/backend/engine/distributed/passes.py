@@ -24,7 +24,7 @@ from lmc.backend.engine.token_ids import PENDING
 
 _PARTS = 2
 _FIRST = 1 << 20  # bytes of a part, to begin with
-_HEAD = 4096  # bytes before the parts: `taken`, `beats`, `worked` and `waiting` of each rank
+_HEAD = 4096  # bytes before the parts: `taken`, `beats`, `worked`, `waiting` and `compiled` of each rank
 _FIELDS = 8
 MOST_RANKS = 64
 
@@ -51,7 +51,7 @@ class Memory:
     def _map(self) -> None:
         size = os.fstat(self.handle).st_size
         self._memory = mmap.mmap(self.handle, size)
-        self._numbers = np.frombuffer(self._memory, np.int64, 4 * MOST_RANKS).reshape(4, MOST_RANKS)
+        self._numbers = np.frombuffer(self._memory, np.int64, 5 * MOST_RANKS).reshape(5, MOST_RANKS)
         self._part = (size - _HEAD) // _PARTS
 
     @property
@@ -73,6 +73,11 @@ class Memory:
     def waiting(self) -> np.ndarray:
         """Return, by rank, whether it waits in a collective for others."""
         return self._numbers[3]
+
+    @property
+    def compiled(self) -> np.ndarray:
+        """Return, by rank, whether the kernels that it compiles beside its work are there."""
+        return self._numbers[4]
 
     def room(self, number: int, ints: int) -> np.ndarray:
         """Return the place of pass `number`, at least so many int32. The writer enlarges it while no rank reads."""

@@ -6,6 +6,7 @@ It ends by itself when rank 0's process ends, however that happens: a thread wat
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.engine.distributed.crew import DOORBELL
+from lmc.backend.engine.distributed.crew import DOORBELL, END, SETTLE
 from lmc.backend.engine.distributed.group import PeerLost, RankGroup, met_at, without_multicast
 from lmc.backend.engine.distributed.passes import Memory, processor_clock, read
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.runner import Follower
 
 _BEAT = 0.25  # seconds
-_IDLE = 0.5  # idle seconds after which kernels compiled meanwhile are adopted
+_IDLE = 0.5  # idle seconds between looks at whether kernels have been compiled
 
 
 def main() -> None:
@@ -93,17 +94,25 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     _tell(line, {"met": {}})
     group.connect(store, loaded.device)
     runner = follower(loaded, pool, group)
+    memory.compiled[told["rank"]] = runner.compiled
+    gc.collect()
+    gc.freeze()  # collections, which all ranks wait for, look at what passes make and not at all modules
     _tell(line, {"ready": {}})
     _follow(told["rank"], line, memory, runner)
 
 
 def _follow(rank: int, line: Connection, memory: Memory, runner: Follower) -> None:
     while True:
-        if not line.poll(_IDLE):
-            runner.settle()
+        there = line.poll(_IDLE)
+        memory.compiled[rank] = runner.compiled
+        if not there:
+            continue
         number, size = DOORBELL.unpack(line.recv_bytes())
-        if number < 0:
+        if number == END:
             return
+        if number == SETTLE:
+            runner.settle()
+            continue
         memory.refresh()
         written = read(memory.room(number, size))
         memory.taken[rank] = number

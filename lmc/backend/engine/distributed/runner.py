@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 class Follower(Protocol):
     """Computes passes on a rank."""
 
+    @property
+    def compiled(self) -> bool:
+        """Return whether all that `settle` will adopt is compiled."""
+        ...
+
     def follow(self, written: Written) -> None: ...
 
     def settle(self) -> None:
-        """Nothing runs at the moment."""
+        """Adopt kernels compiled meanwhile, as all ranks do before the same pass."""
         ...
 
 
@@ -55,6 +60,8 @@ class Leading(ModelRunner):
 
 class FollowerRunner(ModelRunner):
     """The other ranks' runner."""
+
+    compiled = True
 
     @torch.inference_mode()
     def follow(self, written: Written) -> None:
