@@ -438,6 +438,18 @@ def test_the_first_rank_adopts_kernels_with_the_last():
     assert done == ["others", "rank 0"]
 
 
+def test_a_pass_that_ranks_share_says_when_its_device_ran():
+    """What breaks down a run reads that from any pass in flight."""
+    from lmc.backend.engine.distributed.cuda import WatchedPass
+
+    done, asked = iter([False, False, True]), []
+    ended = SimpleNamespace(query=lambda: next(done))
+    crew = SimpleNamespace(waits=lambda: asked.append("waits"), check=lambda: asked.append("check"), over=lambda: asked.append("over"))
+    flight = WatchedPass(SimpleNamespace(begun="begun", ended=ended, land=lambda: "output"), crew)
+    assert (flight.begun, flight.ended) == ("begun", ended)
+    assert flight.land() == "output" and asked == ["waits", "check", "check", "over"]
+
+
 NO_POOL = """
 import json, sys; sys.path[:] = json.loads(sys.argv[1])
 from lmc.backend.engine import kv_pool

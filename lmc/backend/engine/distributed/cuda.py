@@ -100,10 +100,11 @@ class WatchedPass:
 
     def __init__(self, landing: Landing, crew: Crew) -> None:
         self._landing, self._crew = landing, crew
+        self.begun, self.ended = landing.begun, landing.ended
 
     def land(self) -> tuple[PassOutput, float]:
         self._crew.waits()
-        while not self._landing.ended.query():
+        while not self.ended.query():
             self._crew.check()
             time.sleep(_LOOK)
         self._crew.over()
