@@ -23,10 +23,11 @@ from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
 from lmc.backend.replicas.backend import Replicas
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
-from lmc.segments import Constraint, Gen, SamplingParams, Select, Special, Text
+from lmc.segments import Constraint, Gen, Image, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
+from tests.pictures import png
 from tests.searching import some
 
 CASES = cases(vars(test_programs))
@@ -155,6 +156,15 @@ def test_what_goes_on_stays_where_its_kv_is():
                 root.results[0].output()
             assert [root.node.replica for root in roots] == places
         assert sum(process.engine.counters().prefilled_tokens for process in processes) < 3 * 2200
+
+
+def test_equal_pictures_go_where_they_have_been():
+    with replicated(*(lmc.Mock() for _ in range(2))) as (backend, _):
+        handles = [backend.submit(None, [Image(bytes(png(shade))), Text((str(i),)), gen()]) for i in range(4) for shade in (1, 2, 3)]
+        for handle in handles:
+            handle.results[0].output()
+        for shade in range(3):
+            assert len({handle.node.replica for handle in handles[shade::3]}) == 1
 
 
 def test_siblings_go_together(monkeypatch):

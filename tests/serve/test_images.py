@@ -148,6 +148,43 @@ def test_too_many_pictures_are_refused_before_an_answer_begins(placed, stream):
         assert engine.counters().calls == 1
 
 
+@contextmanager
+def ending(ends: int) -> Iterator[Any]:
+    """Two replicas, of which the first `ends` that prepare a picture end while they do."""
+
+    class Ending(Slow):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def prepare(self, picture: Any, detail: str) -> tuple[Shown]:
+            if self.number in ended or len(ended) < ends:
+                ended.add(self.number)
+                processes[self.number].kill()
+            return super().prepare(picture, detail)
+
+    ended = set[int]()
+    engines = [backend(eyes=Eyes(Ending(i), threads=1), max_context=150)[0] for i in range(2)]  # type: ignore[arg-type]
+    with engines[0], engines[1], replicated(*engines) as (served, processes):
+        yield served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_pictures_of_a_replica_that_ends_are_prepared_by_another_before_an_answer_begins(stream):
+    with ending(1) as served:
+        answer = post(CHAT, asked(part(url(DARK)), part(url(LIGHT)), stream=stream, max_tokens=2), served)
+        assert answer.status_code == 400 and "2 pictures of 160 tokens" in answer.json()["error"]["message"]
+    with ending(1) as served:
+        answer = post(CHAT, asked(part(url(DARK)), stream=stream, max_tokens=2), served)
+        assert answer.status_code == 200 and "error" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_replica_for_its_pictures_a_request_is_refused(stream):
+    with ending(2) as served:
+        answer = post(CHAT, asked(part(url(DARK)), stream=stream, max_tokens=2), served)
+        assert answer.status_code == 503 and "replica 0 was ended by SIGKILL, replica 1" in answer.json()["error"]["message"]
+
+
 slow = threading.Event()  # set: the host ends what it sends byte by byte
 
 

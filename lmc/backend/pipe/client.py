@@ -10,7 +10,6 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection
 from typing import Any
@@ -71,10 +70,10 @@ class PipeHandle:
         self.held.backend.post(["needed", self.held.id])
 
     def prepared(self) -> None:
-        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed."""
+        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed.
+        Raises BackendEnded if their process ends first."""
         if self._pictured:
-            with suppress(BackendEnded):  # then they have failed, too
-                self.held.backend.prepared(self.held.id)
+            self.held.backend.prepared(self.held.id)
 
 
 class PipeTemplate:
@@ -231,7 +230,7 @@ class PipeBackend:
         self._box.post(message)
 
     def prepared(self, number: int) -> None:
-        """Wait until the pictures of a handle are prepared."""
+        """Wait until the pictures of a handle are prepared. Raises BackendEnded if the other process ends first."""
         self._ask("prepared", number)
 
     def forget(self, number: int) -> None:

@@ -141,9 +141,12 @@ class PipeServer:
             self._box.post(["raise", number, wire.write_error(error)])
 
     def _prepared(self, number: int, handle: Handle | BaseException | None) -> None:
-        if (prepared := getattr(handle, "prepared", None)) is not None:
-            prepared()
-        self._box.post(["return", number, None])
+        try:
+            if (prepared := getattr(handle, "prepared", None)) is not None:
+                prepared()
+            self._box.post(["return", number, None])
+        except Exception as error:
+            self._box.post(["raise", number, wire.write_error(error)])
 
     def _holds(self, number: int) -> bool:
         handle = self.handles.get(number)

@@ -30,6 +30,7 @@ from lmc.backend.replicas.process import Process
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
+from lmc.images import digest
 from lmc.segments import Gen, Given, Image, Mark, Segment, Select, Special, Text
 
 log = logging.getLogger("lmc.engine")
@@ -135,9 +136,16 @@ class ReplicaHandle:
             node.handle.needed()
 
     def prepared(self) -> None:
-        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed."""
-        if self.node.handle is not None:
-            self.node.handle.prepared()
+        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed.
+        If a replica ends meanwhile, another prepares them. Raises BackendEnded if none is left."""
+        while (handle := self.node.handle) is not None:
+            try:
+                return handle.prepared()
+            except BackendEnded:
+                if not self.node.cancelled:
+                    self.node.owner.revive(self.node)
+                if self.node.handle is handle:
+                    raise
 
 
 class Replicas:
@@ -273,7 +281,7 @@ class Replicas:
         while True:
             before = node.parent
             if before is not None and not _known(before):
-                self._revive(before)
+                self.revive(before)
             with self._lock:
                 replica = self._choose(node)
                 if replica is None:
@@ -298,6 +306,8 @@ class Replicas:
             open_ = [i for i, output in enumerate(node.outputs) if output is None]
             for i, result in zip(open_, handle.results, strict=True):
                 result.on_change(_Forward(node, i))
+            if node.cancelled:  # meanwhile
+                handle.cancel()
             return
 
     def _choose(self, node: _Node) -> Replica | None:
@@ -365,15 +375,17 @@ class Replicas:
                     raise BackendError(
                         f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, and a part had been read"
                     )
-            self._revive(node)
+            self.revive(node)
         except Exception as failure:
             _fail(answer, failure)
 
-    def _revive(self, node: _Node) -> None:
-        """Resubmit its requests to a live replica."""
+    def revive(self, node: _Node) -> None:
+        """Resubmit its requests to a live replica, if its own has ended."""
         with self._moving:
-            if node.replica is not None and node.replica.backend.lost is None:
-                return
+            if node.replica is not None:
+                if node.replica.backend.lost is None:
+                    return
+                self._lost(node.replica)
             self.leave(node)
             node.moves += 1
             self._place(node)
@@ -434,7 +446,7 @@ def _text(segments: Sequence[Segment]) -> str:
         elif isinstance(segment, Given):
             found.append(segment.text)
         elif isinstance(segment, Image):
-            found.append(f"\0{id(segment)}".ljust(_PICTURE))
+            found.append(f"\0{digest(segment).hex()}".ljust(_PICTURE))
         else:
             found.append(f"\0{segment.seed}")
     return "".join(found)
