@@ -85,6 +85,22 @@ def test_an_answer_on_its_way_is_none_of_the_childs():
     engine.close()
 
 
+def test_what_waits_for_a_picture_fails_in_a_child():
+    pytest.importorskip("PIL")
+    from lmc.backend.engine.eyes import Eyes
+    from tests.backend.test_eyes import WIDE, Sight, look
+
+    sight = Sight()
+    engine, _ = backend(eyes=Eyes(sight, threads=1))  # type: ignore[arg-type]
+    waiting = engine.submit(None, [look(WIDE), gen()])
+    assert sight.begun.acquire(timeout=60)
+    assert re.search(FORKED, in_child(lambda: waiting.results[0].output()))
+    assert in_child(engine.close) == "None"
+    sight.gate.set()
+    assert waiting.results[0].output().text
+    engine.close()
+
+
 def test_an_engine_that_the_child_makes_is_its_own():
     def work():
         engine, _ = backend()

@@ -265,6 +265,8 @@ class LocalBackend:
     def forked(self, parent: int) -> None:
         self._lock = threading.Lock()
         self._core.forked(parent)
+        if self._asker.eyes is not None and self._core.broken is not None:
+            self._asker.eyes.forked(self._core.broken)
 
     # -- the protocol ------------------------------------------------------------------------------------------
 

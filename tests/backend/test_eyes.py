@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from random import Random
 
@@ -198,13 +200,42 @@ def test_a_closed_engine_has_no_threads_for_pictures(sight, monkeypatch):
     handles = [engine.submit(None, [look(picture(Random(i), 42, 14)), gen()]) for i in range(4)]
     engine.close()
     sight.gate.set()
-    for thread in engine._asker.eyes._threads._threads:
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
+    assert engine._asker.eyes.join(PATIENCE)
     assert all(handle.results[0].done for handle in handles)
     monkeypatch.setattr(engine, "_check", lambda segments: None)  # closed just after that
     with pytest.raises(BackendError, match="closed"):
         engine.submit(None, [look(WIDE), gen()])
+
+
+def test_a_process_ends_without_pictures_that_are_not_read():
+    code = """if True:
+        import atexit, threading
+        atexit.register(lambda: print(sight.prepared))  # after all others
+        import lmc
+        from random import Random
+        from tests.backend.test_eyes import Eyes, Sight, backend, gen, look, picture
+
+        class Closing(Eyes):
+            def close(self):
+                super().close()
+                sight.gate.set()
+
+        sight = Sight()
+        engine, _ = backend(eyes=Closing(sight, threads=1))
+        handles = [engine.submit(None, [look(picture(Random(i), 28, 14)), gen()]) for i in range(4)]
+        assert sight.begun.acquire(timeout=30)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")
+
+
+def test_threads_end_when_there_is_nothing_to_prepare(engine, sight, monkeypatch):
+    monkeypatch.setattr("lmc.backend.engine.preparing._LINGERS", 0.001)
+    sight.gate.set()
+    for seed in range(3):
+        assert tokens(engine.submit(None, [look(picture(Random(seed), 28, 14)), gen()])) == 4
+        assert engine._asker.eyes.join(PATIENCE)
+    assert sight.prepared == 3
 
 
 def test_pictures_that_recur_are_prepared_once(engine, sight):

@@ -13,6 +13,7 @@ other) are in `Shown`.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import itertools
 import os
@@ -20,7 +21,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from lmc.backend.base import Counters
+from lmc.backend.engine.preparing import Workers
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.token_ids import PICTURE
 from lmc.errors import BackendError, LmcError, Loc, ParameterError, UnsupportedOpError
@@ -129,9 +131,9 @@ class Preparing:
 
     __slots__ = ("__weakref__", "placed", "settled")
 
-    def __init__(self, pool: Executor, prepare: Callable[[], Placed]) -> None:
+    def __init__(self, workers: Workers, prepare: Callable[[], Placed]) -> None:
         self.placed, self.settled = Future[Placed](), threading.Event()
-        pool.submit(_prepare, weakref.ref(self), prepare, self.placed, self.settled)
+        workers.submit(partial(_prepare, weakref.ref(self), prepare, self.placed, self.settled))
 
 
 def _prepare(wanted: weakref.ref[Preparing], prepare: Callable[[], Placed], placed: Future[Placed], settled: threading.Event) -> None:
@@ -248,7 +250,7 @@ class Eyes:
 
     def __init__(self, sight: Sight, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
-        self._threads = ThreadPoolExecutor(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), thread_name_prefix="lmc-eyes")
+        self._workers = Workers(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), "lmc-eyes")
         self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)
         self._preparing: weakref.WeakValueDictionary[_Key, Preparing] = weakref.WeakValueDictionary()
         self._closed = False
@@ -259,6 +261,7 @@ class Eyes:
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._held = 0  # bytes of them
         self._asked = self._computed = 0
+        _OPEN.add(self)
 
     # -- into a prompt -----------------------------------------------------------------------------------------
 
@@ -273,19 +276,28 @@ class Eyes:
             raise UnsupportedOpError("image(web address)", self.sight.name, "fetch it, and give its bytes", loc=image.loc)
         key = read(image), image.loc, most
         with self._lock:
+            self._check_open()
             found = self._preparing.get(key)
             if found is None or found.placed.done():
-                try:
-                    found = self._preparing[key] = Preparing(self._threads, partial(self._prepared.get, key))
-                except RuntimeError:
-                    self._check_open()  # closed meanwhile
-                    raise
+                found = self._preparing[key] = Preparing(self._workers, partial(self._prepared.get, key))
             return found
 
     def close(self) -> None:
         """Prepare nothing more: what still waits for it fails, and a video at its next frame."""
         self._closed = True
-        self._threads.shutdown(wait=False)
+        self._workers.close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait, after `close`, until its threads have ended; return whether they have."""
+        return self._workers.join(timeout)
+
+    def forked(self, error: LmcError) -> None:
+        """Fail what waits for pictures in a child of fork(), which has no threads that prepare them."""
+        _OPEN.discard(self)
+        self._lock, self._workers = threading.Lock(), Workers(1, "lmc-eyes")  # a thread of the parent may have had their locks
+        for each in list(self._preparing.values()):
+            if not each.placed.done():
+                each.placed.set_exception(error)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -415,6 +427,17 @@ class Eyes:
 
         with self._lock:
             return replace(others, images=self._asked, image_hits=max(0, self._asked - self._computed), tower_seconds=self.sight.seconds)
+
+
+_OPEN: weakref.WeakSet[Eyes] = weakref.WeakSet()
+_AT_EXIT = 5.0  # seconds that a picture may take which is being prepared when the process ends
+
+
+@atexit.register
+def _close_all() -> None:
+    for eyes in list(_OPEN):
+        eyes.close()
+        eyes.join(_AT_EXIT)
 
 
 class _Film(Film):
