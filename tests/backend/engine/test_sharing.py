@@ -24,6 +24,7 @@ class Tree:
     def decoding(self, node: Node, own: int = 1, rows: int = 1, branch: int | None = None) -> Rows:
         req = Request(RequestKind.GENERATE, np.zeros(node.end + own, np.int32), lambda _: None)
         req.node = node
+        self.cache.lock(node)
         slots = np.concatenate((self.cache.slots_to(node), np.arange(10**6, 10**6 + own)))
         return Rows(req, np.zeros(rows, np.int32), len(slots) - rows, slots, branch)
 
@@ -58,3 +59,18 @@ def test_only_decoding_rows_are_grouped():
     shared = tree.insert(tree.cache.root, *range(2000))
     spans = [tree.decoding(shared), tree.decoding(shared, own=9, rows=9), tree.decoding(shared, branch=0)]
     assert groups(spans) == []
+
+
+def test_groups_are_found_below_answers_of_any_number_of_nodes():
+    """What a request alone has is skipped, also where a lease locks its beginning once more."""
+    tree = Tree()
+    shared = tree.insert(tree.cache.root, *range(600))
+    own = []
+    for i in range(3):
+        node = shared
+        for n in range(4):
+            node = tree.insert(node, *range(10_000 * (i + 1) + 100 * n, 10_000 * (i + 1) + 100 * n + 50))
+            if n == 1 and i == 2:
+                tree.cache.lock(node)
+        own.append(node)
+    assert groups([tree.decoding(node) for node in own]) == [SharedPrefix(600, (0, 1, 2))]

@@ -32,19 +32,27 @@ class SharedPrefix:
 
 
 def groups(spans: Sequence[Rows]) -> list[SharedPrefix]:
-    """Return groups of decoding spans, those that save most first; each span in at most one."""
-    below: dict[Node, list[int]] = {}
+    """Return groups of decoding spans, those that save most first; each span in at most one. Their requests lock their
+    nodes."""
+    lowest: dict[Node, list[int]] = {}  # spans by the end of their prefix that is locked more than once
     for i, span in enumerate(spans):
         if len(span.ids) > 1 or span.branch is not None:
             continue
         node = span.request.node
-        while node is not None and node.parent is not None:
-            below.setdefault(node, []).append(i)
+        while node is not None and node.locks == 1:  # its own answers so far, which nobody shares: the most nodes of a path
             node = node.parent
+        if node is not None:
+            lowest.setdefault(node, []).append(i)
+    below: dict[Node, list[int]] = {}
+    for node, members in lowest.items():
+        while (parent := node.parent) is not None:
+            below.setdefault(node, []).extend(members)
+            node = parent
+    worthwhile = [(saves, node) for node, members in below.items() if (saves := node.end * (len(members) - 1)) >= _LEAST]
     found: list[SharedPrefix] = []
     taken: set[int] = set()
-    for node, members in sorted(below.items(), key=lambda item: -item[0].end * (len(item[1]) - 1)):
-        group = SharedPrefix(node.end, tuple(i for i in members if i not in taken))
+    for _, node in sorted(worthwhile, key=lambda one: -one[0]):
+        group = SharedPrefix(node.end, tuple(sorted(i for i in below[node] if i not in taken)))
         if group.saves >= _LEAST:
             found.append(group)
             taken.update(group.spans)
