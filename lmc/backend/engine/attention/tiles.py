@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -102,8 +101,10 @@ class Tiler:
         narrow, wide = whole[:alone], _sliced(whole[alone:], many)
         if self.window is not None:
             wide = _within(wide, self.window)
-        narrow = np.concatenate((narrow, *map(_over, low, low_at.tolist(), repeat(few))))
-        wide = np.concatenate((wide, *map(_over, high, high_at.tolist(), repeat(many))))
+        if low:
+            narrow = np.concatenate((narrow, _over(low, low_at, few)))
+        if high:
+            wide = np.concatenate((wide, _over(high, high_at, many)))
         return self._cut(narrow, wide, alone, rows, _padded(runs, sizes, blocks))
 
     @property
@@ -159,11 +160,16 @@ def _within(tiles: np.ndarray, window: int) -> np.ndarray:
     return tiles + np.outer(old, (0, 0, 1, -BLOCK, BLOCK))
 
 
-def _over(shared: Shared, begin: int, height: int) -> np.ndarray:
-    at = np.arange(0, shared.rows, height)
-    rows = np.minimum(height, shared.rows - at)
-    begins, sizes = np.full_like(at, begin), np.full_like(at, len(shared.slots))
-    return np.stack((shared.first + at, rows, begins, sizes, np.zeros_like(at)), 1)
+def _over(shared: Sequence[Shared], begins: np.ndarray, height: int) -> np.ndarray:
+    """Return tiles of prefixes, whose slots begin at these blocks, of `height` rows each."""
+    found = np.zeros((len(shared), 5), np.int64)
+    found[:, 0], found[:, 1], found[:, 3] = zip(*((s.first, s.rows, len(s.slots)) for s in shared), strict=True)
+    found[:, 2] = begins
+    counts = -(-found[:, 1] // height)
+    found, at = np.repeat(found, counts, 0), _counting(counts) * height
+    found[:, 0] += at
+    found[:, 1] = np.minimum(height, found[:, 1] - at)
+    return found
 
 
 def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
