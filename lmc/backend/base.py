@@ -311,10 +311,10 @@ class Result:
     """A pending answer: assigned once, readable as a stream of text deltas while it grows.
 
     Backends call `feed`, then `finish` or `fail`; all others wait, read or register a callback. Callbacks run in the
-    thread that completes the result and must only enqueue.
+    thread that completes the result and must only enqueue. Whoever needs the growing text says so by `on_change`: a
+    backend need not feed an answer that nobody watches.
 
-    began, first, ended  times of the request, the first text (0: it did not stream), and the answer, by
-                         `time.perf_counter()`
+    began, first, ended  times of the request, the first text (0: not known), and the answer, by `time.perf_counter()`
     checked       the journaled run that requested it, and a checksum of the request, once known (lmc.durable.checks)
     raised        its error has been raised to a reader
     asked         the program's request, and its fork path, for reports; None: not made by a program
@@ -322,8 +322,8 @@ class Result:
     """
 
     __slots__ = (
-        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "asked", "began", "checked", "ended", "first", "in_vain",
-        "raised",
+        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "_watchers", "asked", "began", "checked", "ended", "first",
+        "in_vain", "raised",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -335,7 +335,8 @@ class Result:
         self.in_vain: tuple[Usage, int] = _NOTHING_SPENT
         self._output: Output | None = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Result], None]] | None = None
+        self._callbacks: list[Callable[[Result], None]] | None = None  # for its end
+        self._watchers: list[Callable[[Result], None]] | None = None  # of these, for each delta, too
         self._deltas: list[str] | None = None
         self._scored: list[Scored] | None = None
         self._heard: list[tuple[str, Mapping[str, Any]]] = []  # calls of tools, while the answer grows
@@ -352,7 +353,7 @@ class Result:
             assert self._scored is not None
             self._scored.append(scored)
             self._deltas.append(delta)
-            watchers = list(self._callbacks or ())
+            watchers = list(self._watchers or ())
         for notify in watchers:
             notify(self)
 
@@ -376,7 +377,9 @@ class Result:
                 return  # a cancelled request may still complete: first answer wins
             self.ended = perf_counter()
             self._output, self._error = output, error
-            callbacks, self._callbacks = self._callbacks, None
+            if output is not None and output.phases is not None:
+                self.first = self.first or output.phases[1]
+            callbacks, self._callbacks, self._watchers = self._callbacks, None, None
         for notify in callbacks or ():
             notify(self)
 
@@ -408,19 +411,31 @@ class Result:
 
     @property
     def deltas(self) -> Sequence[str]:
-        """Return text deltas of the first item so far; none from a backend that does not stream."""
+        """Return text deltas of the first item so far; none from a backend that does not stream, or that nobody has
+        told to."""
         return self._deltas or ()
 
     def scored(self, start: int = 0, end: int | None = None) -> Scored:
         """Return log-probabilities of the tokens of `deltas[start:end]`: of those whose text ends there."""
         return Scored.joined((self._scored or ())[start:end])
 
+    def watch(self) -> None:
+        """Ask for the text while the answer grows. Backends that otherwise do not feed it override this."""
+
     def on_change(self, notify: Callable[[Result], None]) -> None:
         """Call `notify(self)` after each delta and at the end; at once if already done."""
         with _lock:
             if not self.done:
-                if self._callbacks is None:
-                    self._callbacks = []
+                self._watchers = self._watchers or []
+                self._watchers.append(notify)
+        self.on_done(notify)
+        self.watch()
+
+    def on_done(self, notify: Callable[[Result], None]) -> None:
+        """Call `notify(self)` at the end; at once if already done."""
+        with _lock:
+            if not self.done:
+                self._callbacks = self._callbacks or []
                 self._callbacks.append(notify)
                 return
         notify(self)
@@ -437,7 +452,7 @@ class Result:
         if self.done:
             return True
         signal = Signal()
-        self.on_change(lambda result: signal.set() if result.done else None)
+        self.on_done(lambda _: signal.set())
         return signal.wait(timeout)
 
     def output(self) -> Output:

@@ -35,16 +35,15 @@ class Deferred(Result):
                 except Exception as error:  # raised when the answer is read
                     self.fail(error)
         if submit is not None and self.handle is not None:
-            self.handle.results[0].on_change(self._follow)
+            self.handle.results[0].on_done(self._follow)
         return self.handle
 
     def _follow(self, answer: Result) -> None:
-        if answer.done:
-            self._complete(answer.answer, answer.error)
+        self._complete(answer.answer, answer.error)
 
-    def on_change(self, notify: Callable[[Result], None]) -> None:
+    def on_done(self, notify: Callable[[Result], None]) -> None:
         self.begin()
-        super().on_change(notify)
+        super().on_done(notify)
 
     def wait(self, timeout: float | None = None) -> bool:
         self.begin()

@@ -97,6 +97,7 @@ class _Step:
         "requests",
         "result",
         "state",
+        "streams",
         "trail",
         "wants_prefill",
     )
@@ -113,6 +114,7 @@ class _Step:
         self.namespace: str = hints.namespace or (parent.namespace if parent is not None else "")
         self.group: Group | None = None  # until its requests have joined it
         self.state = _State.WAITING
+        self.streams = hints.watched  # its answer is read while it grows
         self.wants_prefill = False
         self.after = ROOT
         self.trail: Trail | None = None  # once it begins
@@ -135,6 +137,13 @@ class _Step:
             prompts, answers = zip(*map(_computed, requests), strict=True)
             charge(self.hints.owner, Usage(max(prompts), sum(answers), calls=1))
 
+    def stream(self) -> None:
+        """Emit the answer's text from now on while it grows. From any thread."""
+        self.streams = True  # before the requests are looked at: `_ask` stores them before it looks at this
+        for req in self.requests:
+            if req.answer is not None:
+                req.answer.streams = True
+
     def tell(self, act: str, *args: Any) -> None:
         """Call a method of the result, if it is still referenced. Exceptions of its listeners are their own: steps
         waiting for this one continue."""
@@ -154,6 +163,16 @@ class _LocalResult(Result):
     def __init__(self, step: _Step) -> None:
         super().__init__()
         self._step = step
+
+    def watch(self) -> None:
+        self._step.stream()
+
+    @property
+    def deltas(self) -> Sequence[str]:
+        if not (self.done or self._step.streams):
+            self._step.stream()
+            self._step.backend.speak(self._step)
+        return super().deltas
 
 
 class LocalHandle:
@@ -535,6 +554,8 @@ class LocalBackend:
             req.group, req.guess = step.group, step.hints.guess
             req.script = self._script(req) if req.kind is RequestKind.GENERATE else None
             self._tag(req, step)
+        if step.streams:
+            step.stream()
         self._send(requests)
         self.leave(step)
 
@@ -553,6 +574,7 @@ class LocalBackend:
                 done = Finished(output, place.followed(output.text))
             self._answered(ref, done)
 
+        step.streams = step.streams or bool(prompt.tools)  # calls begin as soon as they are complete
         constrained = prompt.constrained(ask)
         self._asker.validate(constrained)
         return self._asker.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
@@ -635,6 +657,10 @@ class LocalBackend:
         except Exception:
             if step.error is None:
                 raise  # not the request's fault; its result has the error otherwise
+
+    def speak(self, step: _Step) -> None:
+        """Emit the text so far of a step's answer."""
+        self._core.speak(step.requests)
 
     def abort(self, step: _Step, error: BaseException) -> None:
         self._fail(step, error)

@@ -274,10 +274,10 @@ class JournalFile:
             self._unanswered = unanswered + missing  # only now, and the next line after it: Ctrl-C on a run's thread must lose none
             del self.entries[: len(new)]
             for _, _, result in missing:
-                result.on_change(self._answer_came)
+                result.on_done(self._answer_came)
 
     def _answer_came(self, result: Result) -> None:
-        if result.done and not self._rung:
+        if not self._rung:
             self._ring()
 
     def gather_many(self) -> None:

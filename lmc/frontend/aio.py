@@ -44,7 +44,7 @@ async def settled(answer: Result) -> None:
     if answer.done:
         return
     there = Signal()
-    answer.on_change(lambda result: there.set() if result.done else None)
+    answer.on_done(lambda _: there.set())
     await is_set(there)
 
 

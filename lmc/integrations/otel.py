@@ -158,7 +158,7 @@ class OpenTelemetry:
         for request, result in zip(began, handle.results, strict=True):
             if hints.guess:
                 self._guesses[id(result)] = request
-            result.on_change(request)
+            result.on_done(request)
         return handle
 
     def _request(self, backend: Backend, ask: Gen | Select, before: Prompt, hints: Hints) -> _Request:
@@ -252,7 +252,7 @@ class _Batch:
 class _Request:
     """A request's span. It ends with the answer; that of a request made ahead also waits to know whether the program made it.
 
-    It is a callback of its result (`Result.on_change`) and does not hold it: when the answer is unreachable, both are
+    It is a callback of its result (`Result.on_done`) and does not hold it: when the answer is unreachable, both are
     freed.
     """
 
@@ -263,7 +263,7 @@ class _Request:
         self._ended: int | None = None  # nanoseconds since the epoch
 
     def __call__(self, result: Result) -> None:
-        if not result.done or self._ended is not None:
+        if self._ended is not None:
             return
         if (output := result.answer) is not None:
             self.span.set_attributes(_answered(output))

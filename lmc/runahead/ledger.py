@@ -239,7 +239,7 @@ class Ledger:
             self.guesses.setdefault(address, []).append(guess)
             self._by_content.setdefault(content(before), []).append(guess)
             self.usage += Usage(ahead_asked=1)
-        guess.result.on_change(self._notify)
+        guess.result.on_done(lambda _: self.wake())
         return after
 
     def prefill(self, prompt: Prompt, run: Run) -> None:
@@ -346,7 +346,7 @@ class Ledger:
         began = perf_counter()
         event = Signal()
         for result in awaited:
-            result.on_change(lambda r: event.set() if r.done else None)
+            result.on_done(lambda _: event.set())
         found = None if self._is_off() else reading_line()
         line = None if found is None else (self.policy, found)  # without a certain next request, likely ones may follow
         if line is not None and not self.profile.worth(line):
@@ -431,10 +431,6 @@ class Ledger:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
         self.wake()  # other threads of this program, which may know more
-
-    def _notify(self, result: Result) -> None:
-        if result.done:
-            self.wake()
 
     def wake(self) -> None:
         """Wake the waiting thread: a request or call made ahead is done. From any thread."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -106,6 +106,9 @@ class FakeDetokenizer:
             return text
         self._pending = b""
         return data.decode("utf-8", "replace")
+
+    def push_all(self, tokens: Iterable[int]) -> list[str]:
+        return [self.push(token) for token in tokens]
 
     def flush(self) -> str:
         text, self._pending = self._pending.decode("utf-8", "replace"), b""

@@ -36,6 +36,7 @@ from tests.backend.engine_fakes import (
     IM_END,
     IM_START,
     FakeCompiler,
+    FakeDetokenizer,
     FakeMatcher,
     FakeWords,
     automata,
@@ -490,6 +491,39 @@ def test_streams_end_with_the_answer(engine):
     result = ask(engine, "stream", gen(20)).results[0]
     deltas = list(result.stream())
     assert "".join(deltas) == result.output().text
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": ("never",)}, {"return_logprob": True}], ids=["free", "stop", "scores"])
+def test_an_answer_is_fed_to_those_who_watch_it_from_then_on(options):
+    engine, core = stepped()
+    alone, watched, read, late = (ask(engine, name, gen(20, **options)).results[0] for name in "abcd")
+    seen: list[int] = []
+    watched.on_change(lambda result: seen.append(len(result.deltas)))
+    ended: list[bool] = []
+    late.on_done(lambda result: ended.append(result.done))
+    for _ in range(8):
+        core.turn()
+    before = "".join(read.deltas)
+    assert before and "".join(watched.deltas)
+    late.watch()
+    drain(core)
+    for result in (watched, read, late):
+        assert "".join(result.deltas) == result.output().text
+    assert read.output().text.startswith(before) and len(read.deltas) > 5
+    assert 1 < len(late.deltas) < len(watched.deltas) == len(seen) - 1, "the text so far at once, then token by token"
+    assert alone.deltas == () and list(alone.stream()) == [alone.output().text]
+    assert ended == [True]
+    assert all(result.began < result.first < result.ended for result in (alone, watched, read, late))
+
+
+def test_text_that_nobody_reads_is_decoded_at_the_end(monkeypatch):
+    engine, core = stepped()
+    pushed: list[int] = []
+    push_all = FakeDetokenizer.push_all
+    monkeypatch.setattr(FakeDetokenizer, "push_all", lambda self, tokens: pushed.append(len(tokens)) or push_all(self, tokens))
+    result = ask(engine, "x", gen(20)).results[0]
+    drain(core)
+    assert pushed == [20] and result.output().usage.completion_tokens == 20
 
 
 # -- limits and faults -------------------------------------------------------------------------------------------------

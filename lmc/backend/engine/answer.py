@@ -3,8 +3,8 @@
 Three lengths: text *fed* to streams ≤ *safe* text (no stop string can still cut it, and the log-probabilities of its
 tokens are known if requested) ≤ the text so far.
 
-Without stop strings and log-probabilities, tokens alone determine the end. Then their text is made by `speak`, which
-can wait until the device has its next pass.
+Without stop strings and log-probabilities, tokens alone determine the end. Then their text is made at the end, or by
+`speak`, which can wait until the device has its next pass; and only if somebody reads the answer while it grows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Answer:
 
     stop_ids    tokens that end the answer and are no part of it (EOS, the template's, the user's)
     constraint  the constraint that `matcher` follows, and `loc` its source location: for errors
-    on_text     receives more text, and the log-probabilities of the tokens that end in it
+    on_text     receives more text, and the log-probabilities of the tokens that end in it, once `streams` is set
     scores      log-probabilities of the tokens as far as they are known; those of forced tokens come later than the
                 tokens. None if not requested
     """
@@ -87,10 +87,12 @@ class Answer:
         self._regexes = tuple((pattern, finder(pattern)) for pattern in params.stop_regex)
         self._longest = max(map(len, self._stops), default=0)
         self._on_text = on_text
+        self.streams = False  # its text is read while it grows; may be set at any time, from any thread
         self._fed = self._fed_tokens = 0
         self._scores = scores
         self.late = not (self._stops or self._regexes or scores is not None)  # text may lag behind its tokens
         self._said = 0  # tokens with decoded text
+        self._ended = False
         self._end_tokens: Sequence[int] | None = None  # of the shortest end, once the answer is steered to it
         self._horizon = 0 if matcher is None else matcher.horizon
 
@@ -160,10 +162,7 @@ class Answer:
         found = self._find_stop(before) if len(self.text) > before else None
         if found is not None:
             return self._cut(*found)
-        ending = self._over()
-        if ending is None:
-            self._feed(self._safe())
-        return ending
+        return self._over()
 
     def _over(self) -> Ending | None:
         if self.matcher is not None and self.matcher.done:
@@ -174,19 +173,23 @@ class Answer:
 
     def speak(self) -> None:
         """Emit the text of the tokens so far to the listener."""
-        if self._on_text is not None and self._said < len(self._ids):
+        if self.streams and self._on_text is not None and not self._ended:
             self._say()
             self._feed(self._safe())
 
     def _say(self) -> None:
-        for token in self._ids[self._said :]:
-            self.text += self._detok.push(token)
-            self._ends.append(len(self.text))
+        end = len(self.text)
+        pieces = self._detok.push_all(self._ids[self._said :])
+        for piece in pieces:
+            end += len(piece)
+            self._ends.append(end)
+        self.text += "".join(pieces)
         self._said = len(self._ids)
 
     def stuck(self) -> ConstraintError:
         """Return the error that nothing can follow: the constraint allows no next token, and the text is incomplete."""
         assert self.matcher is not None
+        self._say()
         why = "no text that it allows begins like that"
         try:
             _ = self.matcher.bits
@@ -222,6 +225,7 @@ class Answer:
         rest = text[whole:]
         ids = self._ids[:keep] + (self._words.encode((rest,), at_start=False) if rest else [])
         self._feed(len(text))
+        self._ended = True
         return Ending(text, tuple(ids), keep, {"type": "stop", "matched": matched}, self._forced_in(text))
 
     def _end(self, reason: dict[str, Any]) -> Ending:
@@ -237,6 +241,7 @@ class Answer:
         if self.matcher is not None and reason["type"] == "stop" and self.matcher.complete:
             self._check()
         self._feed(len(self.text))
+        self._ended = True
         if self.is_steered:
             reason = {"type": "length", "length": self.sampled}
         return Ending(self.text, tuple(self._ids), len(self._ids), reason, self._forced_in(self.text))
@@ -256,7 +261,7 @@ class Answer:
 
     def _safe(self) -> int:
         """Return the length of the text that no stop can still cut."""
-        if self._regexes or self._on_text is None:
+        if self._regexes:
             return self._fed  # a regex may match from anywhere on
         text = self.text
         for held in range(min(self._longest - 1, len(text)), 0, -1):
@@ -265,7 +270,7 @@ class Answer:
         return len(text)
 
     def _feed(self, upto: int) -> None:
-        if self._on_text is None:
+        if self._on_text is None or not self.streams:
             return
         if self._scores is not None:
             upto = min(upto, self._scored_upto())

@@ -168,7 +168,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
-        self._pending_deltas: list[Request] = []  # requests whose answers may have unreported text
+        self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
@@ -207,6 +207,16 @@ class EngineCore:
         return self.scheduler.patience if self._flying is None else 0.0
 
     # -- from other threads ------------------------------------------------------------------------------------
+
+    def speak(self, requests: Sequence[Request]) -> None:
+        """Emit the text so far of requests, from any thread."""
+
+        def act() -> None:
+            for req in requests:
+                if not req.done and req.answer is not None:
+                    self._guarded(req, req.answer.speak)
+
+        self.call(act)
 
     def submit(self, req: Request) -> None:
         self.post(lambda: self.start(req))
@@ -591,7 +601,8 @@ class EngineCore:
             except Exception as error:
                 self._drop(req, _as_backend_error(error))
             else:
-                self._pending_deltas.append(req)
+                if req.answer is not None and req.answer.streams:
+                    self._pending_deltas.append(req)
                 if len(work.samples) <= MOST_DRAFTING and not req.done:
                     self.scheduler.drafts.follow(req)
         for req in work.drafts:
@@ -617,10 +628,10 @@ class EngineCore:
                 self._push(req, behind, *checked[draft.first + i])
 
     def _emit_deltas(self) -> None:
-        """Emit the text of delivered tokens."""
+        """Emit the text of delivered tokens of answers that are read while they grow."""
         pending, self._pending_deltas = self._pending_deltas, []
         for req in pending:
-            if not req.done and req.answer is not None and req.answer.late:
+            if not req.done and req.answer is not None:
                 self._guarded(req, req.answer.speak)
 
     def _push(self, req: Request, place: int, token: int, logprob: TokenLogprob | None) -> None:
@@ -738,7 +749,7 @@ class EngineCore:
         """Add the tokens forced from the start to the head: they need no pass of their own."""
         req.ending = self._force(req)
         req.head_len = req.wanted_len
-        if req.answer is not None and req.answer.late:
+        if req.answer is not None:
             req.answer.speak()
 
     def _settle(self, req: Request) -> None:

@@ -42,6 +42,10 @@ class Detokenizer(Protocol):
         """Return the text that is certain now, "" while a character is incomplete."""
         ...
 
+    def push_all(self, tokens: Iterable[int]) -> list[str]:
+        """Return the same for each of several."""
+        ...
+
     def flush(self) -> str:
         """Return the text of an unfinished character at the end; the detokenizer is empty afterwards."""
         ...
@@ -308,6 +312,10 @@ class Tokenizer:
     def spoken(self) -> _Spoken:
         return _Spoken(self)
 
+    @cached_property
+    def wholes(self) -> _Wholes:
+        return _Wholes(self.spoken)
+
     # -- storage
 
     def save(self, path: Path) -> None:
@@ -335,6 +343,22 @@ class _Spoken(dict[int, bytes]):
     def __missing__(self, token: int) -> bytes:
         t = self._tokenizer
         found = self[token] = b"" if token in t.special_ids else t.token_bytes(token)
+        return found
+
+
+class _Wholes(dict[int, str | None]):
+    """The same as text, for tokens of whole characters; None for others."""
+
+    def __init__(self, spoken: _Spoken) -> None:
+        super().__init__()
+        self._spoken = spoken
+
+    def __missing__(self, token: int) -> str | None:
+        try:
+            found = self._spoken[token].decode()
+        except UnicodeDecodeError:
+            found = None
+        self[token] = found
         return found
 
 
@@ -400,6 +424,13 @@ class _ByteDetokenizer:
         self._pending = data[len(data) - keep :]
         return data[: len(data) - keep].decode("utf-8", "replace")
 
+    def push_all(self, tokens: Iterable[int]) -> list[str]:
+        wholes, found = self._tokenizer.wholes, list[str]()
+        for token in tokens:
+            piece = None if self._pending else wholes[token]
+            found.append(self.push(token) if piece is None else piece)
+        return found
+
     def flush(self) -> str:
         text, self._pending = self._pending.decode("utf-8", "replace"), b""
         return text
@@ -442,6 +473,9 @@ class _StreamDetokenizer:
         text = self._stream.step(self._raw, token) or ""
         self._held += text
         return text
+
+    def push_all(self, tokens: Iterable[int]) -> list[str]:
+        return [self.push(token) for token in tokens]
 
     def flush(self) -> str:
         whole = self._raw.decode(self._ids, skip_special_tokens=True)

@@ -125,7 +125,8 @@ class PipeServer:
             self._box.post(["return", wait, None])
         watched = hints is not None and hints.watched
         for index, result in enumerate(handle.results):
-            result.on_change(_Forwarder(self._box, number, index, watched))
+            forward = _Forwarder(self._box, number, index, watched)
+            result.on_change(forward) if watched else result.on_done(forward)
 
     def _of_here(self, hints: Hints | None) -> Hints | None:
         """Localize hints: groups of several processes may have equal names; an account is of this process."""

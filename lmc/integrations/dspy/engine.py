@@ -536,7 +536,7 @@ def _delta(text: str) -> Any:
 async def _answer(result: Result) -> Output:
     done = asyncio.Event()
     notify = _on_loop(done.set)
-    result.on_change(lambda answer: notify() if answer.done else None)
+    result.on_done(lambda _: notify())
     await done.wait()
     return result.output()
 

@@ -147,6 +147,8 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
     def said(runs: type[FakeRunner]) -> list[object]:
         engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140)
         handles = [engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go ",)), a)]) for chain in chains]
+        for handle in handles[::2]:
+            handle.results[0].watch()
         with promising_little():
             turns = 0
             while core.turn():

@@ -28,6 +28,7 @@ def run(tokens, *, stop_ids=(EOS,), **params):
     answer = Answer(
         WORDS, SamplingParams(**{"max_new_tokens": 1000} | params), frozenset(stop_ids), on_text=lambda delta, _: fed.append(delta)
     )
+    answer.streams = True
     for i, t in enumerate(tokens):
         ending = answer.push(t)
         answer.speak()
@@ -155,6 +156,7 @@ def test_a_stream_has_each_tokens_log_probability_with_its_text():
         WORDS, SamplingParams(max_new_tokens=99, stop=("Ez",)), frozenset([EOS]), scores=scores,
         on_text=lambda delta, tokens: fed.append((delta, [t.token for t in tokens])),
     )  # fmt: skip
+    answer.streams = True
     for i, t in enumerate(tokens):
         if t not in late:
             scores += [TokenLogprob(each, -1.0) for each in tokens[len(scores) : i + 1]]
@@ -179,6 +181,7 @@ def test_an_answer_whose_text_comes_later_is_the_same(seed, n, regex):
         params = SamplingParams(max_new_tokens=n, stop=() if late else ("never",))
         answer = Answer(WORDS, params, frozenset([EOS]), matcher=COMPILER.matcher(Constraint("regex", regex)), on_text=tell)
         assert answer.late == late
+        answer.streams = True
         made[late] = answer
     late, heard = made[True], made[False]
     endings = None, None
@@ -191,6 +194,7 @@ def test_an_answer_whose_text_comes_later_is_the_same(seed, n, regex):
             (forced, end), also = late.follow(), heard.follow()
             assert (tuple(forced), end) == (tuple(also[0]), also[1])
             endings = end, also[1]
+        heard.speak()
         if rng.random() < 0.5:
             late.speak()
             assert told[True].startswith(told[False]), "the other may hold back what begins its stop"

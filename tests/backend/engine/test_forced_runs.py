@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmc.backend.base import Hints
 from lmc.backend.local import LocalBackend
 from lmc.errors import CancelledError
 from lmc.fsm.forced import _common_prefix
@@ -263,7 +264,7 @@ def test_who_weighs_tokens_gets_nothing_forced():
 def test_streams_get_the_forced_text_too():
     engine, core, runner = engine_of()
     runner.say(ids("Q"), ids("世界大战 😀a"))
-    handle = engine.submit(None, [Text(("Q",)), gen("世界(和平|大战) 😀(a|b)")])
+    handle = engine.submit(None, [Text(("Q",)), gen("世界(和平|大战) 😀(a|b)")], Hints(watched=True))
     drain(core)
     deltas = list(handle.results[0].deltas)
     assert "".join(deltas) == "世界大战 😀a" and not any("\ufffd" in d for d in deltas)
