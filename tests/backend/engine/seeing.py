@@ -181,11 +181,16 @@ def idefics(folder: Path, kind: str = "smolvlm") -> Any:
     return model
 
 
-GEMMA_SPECIALS = {"<image>": IMAGE_TOKEN, "<start_of_image>": 101, "<end_of_image>": 102, "<s>": 1, "</s>": 2}
+GEMMA_SPECIALS = {"<image>": IMAGE_TOKEN, "<start_of_image>": 101, "<end_of_image>": 102, "<start_of_turn>": 110, "<end_of_turn>": 111, "<s>": 1, "</s>": 2}
 GEMMA_TEMPLATE = (
-    "<s>{% for message in messages %}{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for item in message['content'] %}{% if item['type'] == 'image' %}<start_of_image>{% else %}{{ item['text'] }}{% endif %}{% endfor %}{% endif %}"
-    "</s>\n{% endfor %}{% if add_generation_prompt %}model\n{% endif %}"
+    "{{ bos_token }}{%- if messages[0]['role'] == 'system' -%}{%- set first_user_prefix = (messages[0]['content'] if messages[0]['content'] is string"
+    " else messages[0]['content'][0]['text']) + '\n\n' -%}{%- set loop_messages = messages[1:] -%}{%- else -%}{%- set first_user_prefix = '' -%}"
+    "{%- set loop_messages = messages -%}{%- endif -%}{%- for message in loop_messages -%}{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif -%}"
+    "{{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' + (first_user_prefix if loop.first else '') }}"
+    "{%- if message['content'] is string -%}{{ message['content'] | trim }}{%- else -%}{%- for item in message['content'] -%}"
+    "{%- if item['type'] == 'image' -%}{{ '<start_of_image>' }}{%- elif item['type'] == 'text' -%}{{ item['text'] | trim }}{%- endif -%}{%- endfor -%}"
+    "{%- endif -%}{{ '<end_of_turn>\n' }}{%- endfor -%}{%- if add_generation_prompt -%}{{ '<start_of_turn>model\n' }}{%- endif -%}"
 )
 
 
@@ -222,7 +227,7 @@ def save(
     if filming is not None:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(filming))
     raw.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": "<s>"}))
     (folder / "chat_template.jinja").write_text(template)
 
 

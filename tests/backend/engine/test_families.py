@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 pytestmark = pytest.mark.model
@@ -65,6 +67,31 @@ def test_an_answer_is_gone_on_from(pair):
         assert second.results[0].output().usage.cached_tokens >= first.results[0].output().usage.prompt_tokens
 
 
+def test_programs_show_pictures_in_messages(pair):
+    """In several turns, forks and both modes; the whole prompt is what transformers continues in the same way."""
+
+    @lmc.function
+    def talk(s, first, second):
+        s += lmc.user(lmc.image(first) + "What?") + lmc.assistant(lmc.gen("a", max_tokens=4, temperature=0))
+        forks = s.fork(2)
+        for i, f in enumerate(forks):
+            f += lmc.user("And " + lmc.image(second) + str(i)) + lmc.assistant(lmc.gen("b", max_tokens=4, temperature=0))
+        return s["a"], [f["b"] for f in forks]
+
+    asked = []
+    with pair.engine() as engine:
+        gen = engine._asker.gen
+        engine._asker.gen = lambda *args: asked.extend(made := gen(*args)) or made
+        found = talk.run(A, B, backend=engine).ret_value
+        requests, spelled = list(asked), engine._asker.spelled
+        assert lmc.compile(talk, backend=engine)(A, B).ret_value == found
+        assert len(requests) == 3
+        for req, pictures in zip(requests, ([A], [A, B], [A, B]), strict=True):
+            prompt, answer = (spelled(req.ids[begin:end]) for begin, end in ((0, req.prompt_len), (req.prompt_len, req.length)))
+            if prompt.count(seeing.IMAGE_TOKEN) == sum(at.picture.count for at in req.pictures):  # else the model has said one, which transformers cannot take
+                assert answer == seeing.reference(pair.model, pair.vision, prompt, pictures, 4)[: len(answer)]
+
+
 def test_selects_see_the_picture_where_it_is(pair):
     ask = [*PROMPTS[1], Text(("Grade: ",)), Select(("A", "B+", "C-"), method=ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED)]
     with pair.engine() as engine, pair.engine(cache="off") as alone:
@@ -109,6 +136,15 @@ def test_a_family_that_is_not_known_is_refused_with_those_that_are(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "paligemma"}')
     with pytest.raises(lmc.ModelLoadError, match=r"'paligemma' takes pictures .*llava, llava_next, .*smolvlm"):
         loader.load(str(tmp_path))
+
+
+def test_loading_warns_of_nothing(tmp_path, monkeypatch):
+    """As transformers does when a decoder's attention is set for a tower, too."""
+    pair, told = Pair(tmp_path, seeing.gemma), []
+    monkeypatch.setattr(logging.getLogger("transformers"), "handle", told.append)
+    monkeypatch.setattr(logging.getLogger("transformers.modeling_utils"), "handle", told.append)
+    with pair.engine():
+        assert [record.getMessage() for record in told] == []
 
 
 def test_all_that_is_known_to_see_is_loaded():

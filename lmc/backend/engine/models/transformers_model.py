@@ -269,7 +269,7 @@ class TransformersModel:
         with torch.inference_mode():
             theirs, device = self._trial(lambda ids: self._call(ids, None)), self._model.device
             with _masks_described():
-                self._model.set_attn_implementation(_NAME)
+                self._model.set_attn_implementation(self._in_decoder(_NAME))
                 one = torch.zeros(1, dtype=torch.int64, device=device)
                 self._call(one, one, probe)
             if sorted(probe.found) != list(range(len(probe.found))) or not probe.found:
@@ -278,6 +278,12 @@ class TransformersModel:
             kv = KVPool.of(layers, _TRIED, self._model.dtype, str(device))
             self._check(theirs, self._trial(lambda ids: self._in_chunks(ids, kv, probe.windows)))
         return layers, probe.windows
+
+    def _in_decoder(self, attention: str) -> str | dict[str, str]:
+        """Return the setting by which the decoder has this attention. A model that sees may have a tower, which keeps its own."""
+        config = self._model.config
+        text = config.get_text_config(decoder=True)
+        return next(({name: attention} for name in config.sub_configs if getattr(config, name) is text), attention)
 
     def _trial(self, run: Callable[[Tensor], Tensor]) -> Tensor:
         generator = torch.Generator().manual_seed(0)
