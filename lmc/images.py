@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import unquote_to_bytes
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
@@ -135,8 +136,9 @@ def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> 
     """Return the contents of a data URL."""
     found = _DATA_URLS[what].match(url)
     try:
-        if found is not None:
-            return base64.b64decode(url[found.end() :], validate=True)
+        if found is not None:  # as browsers decode them: escapes, whitespace, and no padding are allowed
+            digits = unquote_to_bytes(url[found.end() :]).translate(None, b"\t\n\f\r ")
+            return base64.b64decode(digits + b"=" * (-len(digits) % 4), validate=True)
     except (binascii.Error, ValueError):
         pass
     raise ParameterError(f"{what}({url[:40]!r}…): not a {'picture' if what == 'image' else what}'s data URL, which is data:{what}/…;base64,…", loc=loc)
@@ -275,4 +277,5 @@ def _told(loc: Loc | None) -> Iterator[None]:
     except (ParameterError, MemoryError, UnsupportedOpError):
         raise
     except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error … on damaged files
-        raise ParameterError(f"image(…): the file is damaged: {error}", loc=loc) from error
+        why = "its beginning cannot be read" if type(error).__name__ == "UnidentifiedImageError" else error  # that names an object
+        raise ParameterError(f"image(…): the file is damaged: {why}", loc=loc) from error

@@ -90,8 +90,9 @@ def data_url(video: Image) -> str:
 class Film:
     """A decodable video.
 
-    count  its frames
-    rate   of them a second
+    count          its frames
+    rate           of them a second
+    width, height  of a frame, in pixels, as it is stored
     """
 
     def __init__(self, video: Image) -> None:
@@ -104,7 +105,7 @@ class Film:
             (stream,) = container.streams.video[:1] or (None,)
             if stream is None:
                 raise ParameterError("video(…): there are no pictures in the file", loc=self._loc)
-            width, height = stream.codec_context.width, stream.codec_context.height
+            self.width, self.height = width, height = stream.codec_context.width, stream.codec_context.height
             if width * height > MOST_PIXELS:
                 raise ParameterError(
                     f"video(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the limit is {MOST_PIXELS / 1e6:.0f}; make it smaller",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_files_bytes_and_data_urls_are_one_picture(tmp_path: Path) -> None:
     assert {encoded(Image(source)) for source in sources} == {("image/png", PNG)}
     assert {digest(Image(source)) for source in sources} == {digest(Image(PNG))}
     assert {data_url(Image(source)) for source in sources} == {as_url(PNG)}
+
+
+def test_data_urls_are_decoded_as_browsers_do() -> None:
+    head, _, digits = as_url(PNG).partition(",")
+    lines = base64.encodebytes(PNG).decode()
+    for body in (lines, "\r\n" + lines, digits.rstrip("="), quote(digits, safe=""), " ".join(digits)):
+        assert encoded(Image(f"{head},{body}")) == ("image/png", PNG)
+    assert encoded(Image(f"data:image/png;charset=utf-8;base64,{digits}"))[1] == PNG
+    for body in (digits + "A", digits + "é", digits.replace("/", "_") + "_", digits + "%"):
+        with pytest.raises(lmc.ParameterError, match="not a picture's data URL"):
+            read(Image(f"{head},{body}"))
 
 
 def test_a_web_address_stays_one() -> None:
@@ -186,8 +198,9 @@ def test_what_no_model_should_see_is_one_error(pillow: Any, name: str, why: str)
         "no pixels": png(claimed=(0, 0)),
         "text after a PNG's first bytes": PNG[:8] + b"and so on",
     }
-    with pytest.raises(lmc.ParameterError, match=rf"prog.py:3: .*({why})"):
+    with pytest.raises(lmc.ParameterError, match=rf"prog.py:3: .*({why})") as caught:
         read(Image(sources[name], loc=LOC))
+    assert " object at 0x" not in str(caught.value)
 
 
 def test_pixels_are_upright_and_on_white(pillow: Any) -> None:

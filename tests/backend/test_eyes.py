@@ -18,6 +18,7 @@ from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
 from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Frames, Gen, Image, SamplingParams, Text
 from tests.backend.engine_fakes import backend
+from tests.pictures import png
 
 PATIENCE = 30.0
 WIDE, TALL = picture(Random(0), 28, 14), picture(Random(1), 14, 28)
@@ -95,6 +96,23 @@ def test_an_error_of_a_picture_is_that_of_the_answers_after_it(engine, sight):
     assert tokens(good) == 4
     with pytest.raises(ParameterError, match="taller than wide"):
         engine.submit(seen, [gen()]).results[0].output()
+
+
+def test_a_strip_is_refused_before_it_is_scaled(engine, sight):
+    """To 336 pixels of height, one of a million would be a hundred gigabytes."""
+    sight.gate.set()
+    for width, height in ((1_000_000, 1), (1, 201), (2010, 10)):
+        answer = engine.submit(None, [look(png(0, width, height)), gen()]).results[0]
+        with pytest.raises(ParameterError, match=f"cannot take {width} × {height} pixels: one side is more than 200 times the other"):
+            answer.output()
+    assert tokens(engine.submit(None, [look(png(0, 200, 1)), gen()])) == 4 and sight.prepared == 1
+
+
+def test_a_video_of_strips_is_refused_before_it_is_decoded(engine, sight, monkeypatch):
+    pytest.importorskip("av")
+    monkeypatch.setattr(sight, "video_token", 2, raising=False)
+    with pytest.raises(ParameterError, match="cannot take 4020 × 16 pixels: one side is more than 200 times the other"):
+        engine.submit(None, [Image(film(Random(0), 4020, 16, 2), Frames()), gen()]).results[0].output()
 
 
 def test_an_error_is_the_answers_however_soon_it_is_known(engine, sight, monkeypatch):

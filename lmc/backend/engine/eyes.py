@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
 _THREADS = 8  # most threads that prepare pictures; half of the processors, where these are fewer
 _PREPARED = 1 << 28  # bytes of files and of the tower's inputs that are kept for pictures that recur
+_SLIMMEST = 200  # times its short side is the long side of a picture at most; also Qwen-VL's limit
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
 
 
@@ -321,10 +322,13 @@ class Eyes:
     def _viewed(self, image: Image) -> tuple[Part | Shown, ...]:
         picture = decoded(image)
         with self._taking(image, f"{picture.width} × {picture.height} pixels"):
+            _check_shape(picture.width, picture.height)
             return self.sight.prepare(picture, image.detail)
 
     def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
         film = _Film(video, self._check_open)
+        with self._taking(video, f"{film.width} × {film.height} pixels"):
+            _check_shape(film.width, film.height)
         indices = self.sight.sample(film, wanted)
         if len(indices) >= most:  # before they are decoded
             raise ParameterError(
@@ -451,6 +455,12 @@ class _Film(Film):
         for frame in super().at(indices):
             self._check()
             yield frame
+
+
+def _check_shape(width: int, height: int) -> None:
+    """Refuse a strip: processors scale the short side up to what the tower takes, and the long one with it."""
+    if max(width, height) > _SLIMMEST * min(width, height):
+        raise ValueError(f"one side is more than {_SLIMMEST} times the other; crop it")
 
 
 def _hash(shown: Shown) -> bytes:
