@@ -38,6 +38,7 @@ MOST_BYTES = 64 << 20
 """The longest file."""
 MOST_OF_DOCUMENT = 32 << 20
 """The longest PDF."""
+_LONG_NAME = 1000
 DETAILS = ("auto", "low", "high")
 
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
@@ -155,7 +156,10 @@ def bytes_of_file(path: Path, what: str, most: int, loc: Loc | None) -> bytes:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         if isinstance(error, ParameterError):
             raise
-        raise ProgramError(f"{what}({str(path)!r}): {getattr(error, 'strerror', None) or error}", loc=loc) from None
+        name, why = repr(str(path)), getattr(error, "strerror", None) or error
+        if len(name) > _LONG_NAME:
+            name, why = f"{name[:40]}…", f"{why}; base64 is given as a data URL: data:{what}/…;base64,…"
+        raise ProgramError(f"{what}({name}): {why}", loc=loc) from None
 
 
 def check_size(size: int, what: str, most: int, loc: Loc | None) -> None:
@@ -180,7 +184,10 @@ def _of_array(source: Any, loc: Loc | None) -> Pillow:
     import numpy as np
     from PIL import Image as pillow
 
-    array = np.asarray(source.detach().cpu().numpy() if hasattr(source, "cpu") else source)
+    try:
+        array = np.asarray(_on_host(source) if hasattr(source, "cpu") else source)
+    except Exception as error:  # of another library
+        raise ParameterError(f"image({type(source).__name__}): it cannot be read as an array: {error}", loc=loc) from error
     if array.ndim == 3 and array.shape[-1] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
         array = array.transpose(1, 2, 0)
     if array.ndim == 3 and array.shape[-1] == 1:
@@ -196,6 +203,11 @@ def _of_array(source: Any, loc: Loc | None) -> Pillow:
     elif array.dtype != np.uint8:
         raise ParameterError(f"image(array of {array.dtype}): pixels are uint8 from 0 to 255, or floats from 0 to 1", loc=loc)
     return pillow.fromarray(np.ascontiguousarray(array))
+
+
+def _on_host(tensor: Any) -> Any:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()  # numpy has no bfloat16
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

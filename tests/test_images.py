@@ -57,6 +57,7 @@ def test_a_web_address_stays_one() -> None:
         ("nowhere.png", "No such file"),
         ("a\0b", "null"),
         (".", "Is a directory"),
+        (base64.b64encode(bytes(9000)).decode(), r"image\('A{39}…\): File name too long; base64 is given as a data URL"),
         ("data:text/plain;base64,AAAA", "not a picture's data URL"),
         ("data:image/png;base64,A!A", "not a picture's data URL"),
         (3, "not int"),
@@ -237,6 +238,8 @@ def test_pillow_images_arrays_and_tensors(pillow: Any) -> None:
     assert set(shown(pixels[..., 0] > 99).flat) == {0, 255}
 
     class Tensor:  # as torch has them
+        dtype = "torch.uint8"
+
         def detach(self) -> Any:
             return self
 
@@ -245,7 +248,23 @@ def test_pillow_images_arrays_and_tensors(pillow: Any) -> None:
         def numpy(self) -> Any:
             return channels_first
 
+    class Half(Tensor):
+        dtype = "torch.bfloat16"
+
+        def float(self) -> Any:
+            return Tensor()
+
+        def numpy(self) -> Any:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+
+    class Sparse(Tensor):
+        def numpy(self) -> Any:
+            raise TypeError("can't convert Sparse layout tensor to numpy")
+
     np.testing.assert_array_equal(shown(Tensor()), pixels)
+    np.testing.assert_array_equal(shown(Half()), pixels)
+    with pytest.raises(lmc.ParameterError, match=r"prog.py:3: image\(Sparse\): it cannot be read as an array: .* Sparse layout"):
+        read(Image(Sparse(), loc=LOC))
     turned = picture.copy()
     turned.getexif()[0x0112] = 3
     assert shown(turned).shape == (5, 7, 3)

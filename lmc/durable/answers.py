@@ -145,7 +145,7 @@ class Answers:
     def differs(self, what: str, loc: Loc | None) -> JournalError:
         """Return the error to raise where the program diverges from its journal; it ends the run."""
         error = JournalError(
-            f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, a file, the order of a set",
+            f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, a file, a set's order",
             loc=loc,
         )
         self.broken = self.broken or error

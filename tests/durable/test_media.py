@@ -52,7 +52,7 @@ def test_without_them_a_changed_file_is_noticed(picture: Path, tmp_path: Path) -
     look.run(str(picture), LIGHT, **options).sync()
     assert look.run(str(picture), LIGHT, **options).ret_value == "dark light, dark light dark"
     picture.write_bytes(LIGHT)
-    with pytest.raises(lmc.JournalError, match="has changed: .* a file"):
+    with pytest.raises(lmc.JournalError, match=r"has changed: .* a file"):
         look.run(str(picture), LIGHT, **options).sync()
 
 
