@@ -24,6 +24,9 @@ from lmc.ir import Builder
 from lmc.passes.manager import PassManager, Target, parse_pipeline
 from lmc.segments import Mark, plain
 from tests.searching import TIMES, some
+from tests.templates_here import templates_here as templates_here
+
+pytestmark = pytest.mark.usefixtures("templates_here")
 
 SPECIALS = (
     "<s> </s> <|im_start|> <|im_end|> <|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <bos> <start_of_turn> "

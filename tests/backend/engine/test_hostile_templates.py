@@ -11,6 +11,7 @@ from lmc.backend.engine.chat_template import MissingTemplate, cut, whole
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
 from tests.searching import some
+from tests.templates_here import templates_here as templates_here
 
 HOSTILE = {
     "a long text": ("{{ 'a' * 10**10 }}", "repeats a sequence"),
@@ -65,6 +66,7 @@ def test_a_process_that_was_ended_is_started_again(tokens):
     assert process.wait(60) is not None, "it ends with whoever holds it"
 
 
+@pytest.mark.usefixtures("templates_here")
 def test_the_sandbox_reads_nothing():
     for source in ("{{ ''.__class__.__mro__ }}", "{{ cycler.__init__.__globals__ }}", "{% include '/etc/passwd' %}", "{{ lipsum.__globals__ }}"):
         try:

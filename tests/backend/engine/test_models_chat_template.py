@@ -14,6 +14,9 @@ from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError
 from lmc.segments import Mark, Special, plain
 from tests.searching import some
+from tests.templates_here import templates_here as templates_here
+
+pytestmark = pytest.mark.usefixtures("templates_here")
 
 SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<image>"]
 ALTERNATE = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
