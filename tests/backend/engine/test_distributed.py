@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 import lmc  # noqa: E402
 from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
-from lmc.backend.engine.distributed.group import RankGroup  # noqa: E402
+from lmc.backend.engine.distributed.group import RankGroup, meeting_place  # noqa: E402
 from lmc.backend.engine.distributed.peer_memory import most_rows  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
@@ -468,6 +468,14 @@ def test_nobody_waits_for_a_rank_that_is_lost_before_it_meets_the_others(tiny, m
     with pytest.raises(BackendError, match="rank 1 on cpu failed: MemoryError: no room for a pool"):
         engine_of(tiny)
     assert not met
+
+
+def test_ranks_meet_where_no_other_user_can(tiny, monkeypatch):
+    """A store that listens on the loopback interface answers every user of the machine."""
+    monkeypatch.setattr(torch.distributed, "TCPStore", None)
+    with engine_of(tiny) as engine:
+        long(engine, most=2).results[0].output()
+    assert os.fstat(meeting_place()).st_nlink == 0  # no path leads to it
 
 
 MISSES = """

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import struct
 import subprocess
@@ -29,7 +30,7 @@ from typing import Any
 
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
-from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup, meeting_place
+from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup, meeting_place, met_at
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, processor_clock, put, wait_until
 from lmc.backend.engine.forward_batch import Pass
 from lmc.backend.engine.request import Request
@@ -117,11 +118,11 @@ class Crew:
 
     def begin(self, slots: int, device: Any) -> None:
         """Make the group. Every rank then has a pool of so many slots. Raises RanksLost."""
-        store, port = meeting_place()
-        self._say({"begin": slots, "port": port})
+        engine = secrets.token_hex(8)
+        self._say({"begin": slots, "engine": engine})
         self._each("met", RanksLost)  # to connect is to wait for all, whether or not they are lost
         try:
-            self.group.connect(store, device)
+            self.group.connect(met_at(meeting_place(), engine), device)
         except RuntimeError as error:
             raise self.failed(error) from error
 
@@ -332,11 +333,11 @@ class _Rank:
         self.connection, other = Pipe()
         self.beats, self.beaten = 0, time.monotonic()
         with other:
-            told = {**told, "control": other.fileno()}
+            told = {**told, "control": other.fileno(), "meeting": meeting_place()}
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-c", CODE, json.dumps(sys.path), json.dumps(told)],
-                    stdin=subprocess.DEVNULL, stdout=_errors(), pass_fds=(told["control"], told["memory"]), start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=_errors(), pass_fds=(told["control"], told["memory"], told["meeting"]), start_new_session=True,
                     env={**os.environ, **NO_MULTICAST},
                 )  # fmt: skip
             except BaseException:

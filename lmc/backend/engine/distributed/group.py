@@ -8,17 +8,18 @@ registry: a program may have its own, and several engines.
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.distributed.passes import unnamed
 from lmc.backend.engine.distributed.peer_memory import PartialSum, PeerMemory
 from lmc.backend.engine.models.fp8 import Quantized
 from lmc.backend.engine.models.linear import Linear
@@ -48,24 +49,18 @@ def without_multicast() -> None:
     os.environ.update(NO_MULTICAST)
 
 
-def meeting_place() -> tuple[Any, int]:
-    """Return a store in this process for ranks to find each other, and its port on the loopback interface: it is gone with
-    the process, and leaves no file."""
-    from torch.distributed import TCPStore
-
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # by itself it would listen on all interfaces
-        port = bound.getsockname()[1]
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=bound.fileno())
-        bound.detach()
-    return store, port
+@cache
+def meeting_place() -> int:
+    """Return the handle of memory in which ranks find each other, for their processes to inherit: no other user can open it, and it
+    is gone with the last of them. Never closed: a store writes to it once more when nothing refers to it any longer."""
+    return unnamed("lmc-ranks")
 
 
-def met_at(port: int) -> Any:
-    """Return rank 0's store. Raises RuntimeError."""
-    from torch.distributed import TCPStore
+def met_at(handle: int, engine: str) -> Any:
+    """Return the store there of one engine's ranks."""
+    from torch.distributed import FileStore, PrefixStore
 
-    return TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=HANDSHAKE))
+    return PrefixStore(engine, FileStore(f"/dev/fd/{handle}", -1))
 
 
 class RankGroup:

@@ -43,7 +43,7 @@ class Memory:
     """Shared memory. The file behind it has no name; it grows when a pass needs more."""
 
     def __init__(self, handle: int | None = None) -> None:
-        self.handle = _unnamed() if handle is None else handle
+        self.handle = unnamed("lmc-passes") if handle is None else handle
         if handle is None:
             os.ftruncate(self.handle, _HEAD + _PARTS * _FIRST)
         self._map()
@@ -107,9 +107,10 @@ def processor_clock(thread: int) -> Callable[[], int]:
     return lambda: time.clock_gettime_ns(clock)
 
 
-def _unnamed() -> int:
+def unnamed(purpose: str) -> int:
+    """Return the handle of an empty file that has no name, and is gone with the last process that has it."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("lmc-passes")
+        return os.memfd_create(purpose)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

@@ -90,7 +90,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     _tell(line, {"loaded": {"slots": default_pool(loaded.device, loaded.kv_bytes, told["ranks"]), "weights": loaded.weight_bytes, "token": loaded.kv_bytes}})
     begin = json.loads(line.recv_bytes())
     pool = KVPool.of(loaded.layers, begin["begin"], loaded.kv_dtype, str(loaded.device))
-    store = met_at(begin["port"])
+    store = met_at(told["meeting"], begin["engine"])
     _tell(line, {"met": {}})
     group.connect(store, loaded.device)
     runner = follower(loaded, pool, group)
