@@ -149,12 +149,17 @@ class Film:
         from av.error import FFmpegError
 
         try:
-            with av.open(io.BytesIO(self._data), format=kind_of(self._data), metadata_errors="replace") as container:
+            with av.open(io.BytesIO(self._data), format=kind_of(self._data), **_lenient(av.__version__)) as container:
                 yield container
         except ParameterError:
             raise
         except (FFmpegError, ValueError, OverflowError) as error:
             raise ParameterError(f"video(…): the file is damaged: {getattr(error, 'strerror', None) or error}", loc=self._loc) from error
+
+
+def _lenient(version: str) -> dict[str, str]:
+    """Return PyAV's option to read files whose titles are not in UTF-8; from 19 on it does so without one."""
+    return {"metadata_errors": "replace"} if int(version.split(".")[0]) < 19 else {}
 
 
 def _upright(frame: Any) -> Pillow:

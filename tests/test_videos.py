@@ -13,7 +13,7 @@ import lmc
 from lmc.errors import LmcError, Loc
 from lmc.images import digest
 from lmc.segments import Frames, Image
-from lmc.videos import Film, kind_of, read
+from lmc.videos import Film, _lenient, kind_of, read
 
 LOC = Loc("prog.py", 3, 1)
 
@@ -71,6 +71,11 @@ def test_what_was_filmed_upright_is_upright(clip: bytes) -> None:
     (plain,), (upright,) = (tuple(Film(shown(data)).at([0])) for data in (clip, clip[:at] + turned + clip[at + len(same) :]))
     assert upright.size == plain.size[::-1]
     assert upright.tobytes() == plain.rotate(-90, expand=True).tobytes()
+
+
+@pytest.mark.parametrize(("version", "option"), [("14.0.1", {"metadata_errors": "replace"}), ("18.1.0", {"metadata_errors": "replace"}), ("19.0.2", {})])
+def test_titles_in_any_encoding_are_asked_of_each_version_as_it_knows_it(version: str, option: dict[str, str]) -> None:
+    assert _lenient(version) == option
 
 
 def test_lists_of_other_files_are_no_videos() -> None:
