@@ -95,17 +95,6 @@ def test_it_is_found_beside_a_folder_of_its_name(tmp_path):
     assert where.stdout.split() == ["lmc.backend.mock", lmc.__file__], where.stderr
 
 
-def test_constraints_need_no_extra():
-    """EBNF and structural tags have xgrammar's notations, and run on automata of lmc's own."""
-    assert "xgrammar" not in {name for modules in extras.MODULES.values() for name in modules}
-    assert PROJECT["optional-dependencies"]["grammar"] == []
-    out = in_the_core("""
-for given in ({"ebnf": 'root ::= "b" "c"+'}, {"lark": 'start: "b" /c+/'}, {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "bc"}}}):
-    print(lmc.function(lambda s, **given: s.__iadd__(lmc.gen("x", max_tokens=8, **given)))(backend=lmc.Mock(), **given)["x"])
-""")
-    assert len(out.split()) == 3 and all(re.fullmatch("bc+", line) for line in out.split())
-
-
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "starlette", None)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -123,23 +112,9 @@ import sys
 sys.modules.update(dict.fromkeys({HEAVY!r}))  # importing one fails as if it were not installed
 import lmc
 """
-
-
-def in_the_core(code: str, tmp_path: Path | None = None) -> str:
-    """What code prints where only the core is installed; in a file of `tmp_path` if it has programs, whose source is read."""
-    file = None if tmp_path is None else tmp_path / "program.py"
-    if file is not None:
-        file.write_text(CORE + code, "utf-8")
-    done = subprocess.run(
-        [sys.executable, *(["-c", CORE + code] if file is None else [str(file)])],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_core_compiles_constraints_and_runs_on_the_mock(tmp_path):
-    out = in_the_core(r"""
+PROGRAM = "import lmc\n\n@lmc.function\ndef ask(s):\n    s += 'Q' + lmc.gen('a', max_tokens=4)\n"
+PARTS = {
+    "constraints": r"""
 schema = '{"type": "object", "properties": {"n": {"type": "integer"}, "s": {"enum": ["x", "é"]}}, "required": ["n", "s"]}'
 
 @lmc.function
@@ -163,56 +138,93 @@ def scripted(s):
     s += lmc.gen("a", ebnf='root ::= "a" root? "b"') + lmc.gen("b", regex="(a|b)*a(a|b){20}") + lmc.gen("c", dtype=dict)
 
 print(scripted.run(backend=lmc.Mock({"a": "aabb", "b": "a" * 21, "c": '{"x": [null]}'}))["c"])
-""", tmp_path)
-    assert out == '{"n": 1, "s": "é"} None\n{"a": [{}]}\n{"x": [null]}\n'
-
-
-def test_the_command_line_runs_in_the_core(tmp_path):
-    (tmp_path / "program.py").write_text("import lmc\n\n@lmc.function\ndef ask(s):\n    s += 'Q' + lmc.gen('a', max_tokens=4)\n")
-    out = in_the_core(f"""
-from lmc.cli import main
-
-for line in (["dump-fsm", "yes|no"], ["run", {str(tmp_path / "program.py")!r}, "-b", "mock"], ["env"], ["dump-ir", {str(tmp_path / "program.py")!r}, "-b", "mock"]):
-    sys.argv = ["lmc", *line]
-    try:
-        main()
-    except SystemExit as end:
-        assert not end.code, line
-""")
-    assert "states" in out and "graph @ask" in out
-
-
-def test_the_core_says_how_to_get_the_engine_and_what_each_client_needs():
-    out = in_the_core("""
-from lmc.backend.api.wire import ProxiedWire
-
+""",
+    "notations of xgrammar": """
+for given in ({"ebnf": 'root ::= "b" "c"+'}, {"lark": 'start: "b" /c+/'}, {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "bc"}}}):
+    print(lmc.function(lambda s, **given: s.__iadd__(lmc.gen("x", max_tokens=8, **given)))(backend=lmc.Mock(), **given)["x"])
+""",
+    "engine": """
 for code in ("lmc.Engine", "lmc.Runtime", "from lmc import Engine", "lmc.config.default_backend()"):
     try:
         exec(code)
     except lmc.MissingPackageError as error:
         print(error)
+""",
+    "clients": """
+from lmc.backend.api.wire import ProxiedWire
 
 for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: ProxiedWire("http://h", {}, timeout=1, connections=1), lambda: lmc.dspy):
     try:
         make()
     except lmc.MissingPackageError as error:
         print(error)
-""")
-    needs = re.findall(r"^(.+) needs (\w+), which is not installed: pip install .*\[(\w+)\]", out, re.MULTILINE)
-    engine = re.findall(r"needs torch, transformers, tokenizers, safetensors, numpy, which are not installed: pip install .*\[engine\]", out)
-    assert len(engine) == 4
-    assert needs == [("lmc.OpenAI", "openai", "openai"), ("lmc.Anthropic", "anthropic", "anthropic"), ("a proxy", "httpx", "remote"), ("lmc.dspy", "dspy", "dspy")]
-
-
-def test_the_core_reaches_servers_without_a_package():
-    out = in_the_core("""
+""",
+    "servers": """
 for client in (lmc.SGLang, lmc.VLLM):
     try:
         client("http://127.0.0.1:9")
     except lmc.BackendError as error:
         print(error)
-""")
-    assert re.findall("^no (.*) server at http://127.0.0.1:9: ", out, re.MULTILINE) == ["SGLang", "vLLM"]
+""",
+    "command line": """
+from lmc.cli import main
+
+for line in (["dump-fsm", "yes|no"], ["run", sys.argv[1], "-b", "mock"], ["env"], ["dump-ir", sys.argv[1], "-b", "mock"]):
+    given = [*sys.argv]
+    sys.argv = ["lmc", *line]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, line
+    sys.argv = given
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def in_the_core(tmp_path_factory):
+    """What each part prints, in one process where only the core is installed; from a file, since programs' source is read."""
+    folder = tmp_path_factory.mktemp("core")
+    (folder / "program.py").write_text(PROGRAM, "utf-8")
+    (folder / "parts.py").write_text(CORE + "".join(f"print('== {name}', flush=True)\n{code}" for name, code in PARTS.items()), "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(folder / "parts.py"), str(folder / "program.py")],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    _, *printed = re.split("^== .*\n", done.stdout, flags=re.MULTILINE)
+    return dict(zip(PARTS, printed, strict=True))
+
+
+def test_the_core_compiles_constraints_and_runs_on_the_mock(in_the_core):
+    assert in_the_core["constraints"] == '{"n": 1, "s": "é"} None\n{"a": [{}]}\n{"x": [null]}\n'
+
+
+def test_constraints_need_no_extra(in_the_core):
+    """EBNF and structural tags have xgrammar's notations, and run on automata of lmc's own."""
+    assert "xgrammar" not in {name for modules in extras.MODULES.values() for name in modules}
+    assert PROJECT["optional-dependencies"]["grammar"] == []
+    found = in_the_core["notations of xgrammar"].split()
+    assert len(found) == 3 and all(re.fullmatch("bc+", line) for line in found)
+
+
+def test_the_command_line_runs_in_the_core(in_the_core):
+    out = in_the_core["command line"]
+    assert "states" in out and "graph @ask" in out
+
+
+def test_the_core_says_how_to_get_the_engine(in_the_core):
+    engine = "needs torch, transformers, tokenizers, safetensors, numpy, which are not installed: pip install .*\\[engine\\]"
+    assert len(re.findall(engine, in_the_core["engine"])) == 4
+
+
+def test_the_core_says_what_each_client_needs(in_the_core):
+    needs = re.findall(r"^(.+) needs (\w+), which is not installed: pip install .*\[(\w+)\]", in_the_core["clients"], re.MULTILINE)
+    assert needs == [("lmc.OpenAI", "openai", "openai"), ("lmc.Anthropic", "anthropic", "anthropic"), ("a proxy", "httpx", "remote"), ("lmc.dspy", "dspy", "dspy")]
+
+
+def test_the_core_reaches_servers_without_a_package(in_the_core):
+    assert re.findall("^no (.*) server at http://127.0.0.1:9: ", in_the_core["servers"], re.MULTILINE) == ["SGLang", "vLLM"]
 
 
 def test_types_that_need_pydantic_say_where_it_comes_from():

@@ -1,7 +1,6 @@
 """`import lmc` is light, and every exported name is there."""
 
 import ast
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,19 +28,33 @@ def test_import_brings_little_and_nothing_heavy():
     assert len(new) < 80
 
 
-def test_compiling_and_running_on_the_mock_needs_no_torch():
-    code = """
-import json, sys
+RUNS = """
+import asyncio, sys
+sys.modules["opentelemetry"] = None  # importing it would raise
 import lmc
 
-@lmc.function
-def ask(s, question):
-    s += question + lmc.gen("answer", max_tokens=4)
+@lmc.host
+def tool(x): return x
 
-lmc.compile(ask, backend=lmc.Mock())(question="Why?").text()
-print(json.dumps([m for m in ("torch", "transformers", "xgrammar") if m in sys.modules]))
+@lmc.function
+def program(s, q):
+    s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=3))
+    s += lmc.user(tool(s["a"])) + lmc.assistant(lmc.gen("b", max_tokens=3))
+
+mock = lmc.Mock()
+program.run("x", backend=mock).sync()
+lmc.compile(program)("x", backend=mock).sync()
+lmc.compile(program).batch([{"q": "x"}] * 3, backend=mock)
+program.run_batch([{"q": "x"}] * 3, backend=mock)
+asyncio.run(program.arun("x", backend=mock))
+print(*sys.modules)
 """
-    assert json.loads(in_fresh_python(code)) == []
+
+
+def test_running_on_the_mock_imports_no_model_journal_or_observer():
+    loaded = in_fresh_python(RUNS).split()
+    assert "lmc.backend.mock" in loaded
+    assert [m for m in loaded if m.split(".")[0] in ("torch", "transformers", "xgrammar") or m.startswith("lmc.durable") or "otel" in m] == []
 
 
 @pytest.mark.parametrize("name", [n for n in lmc.__all__ if n not in ("Engine", "Runtime")])

@@ -67,7 +67,7 @@ def gen(most: int = 4, **how: Any) -> Gen:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name", CASES, 6)
+@some("name", CASES, 10)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
@@ -377,7 +377,7 @@ def test_a_line_that_ends_does_not_cut_another() -> None:
     """Which may have its file descriptor at once."""
 
     def often(_: int) -> None:
-        for _ in range(size(15, 60)):
+        for _ in range(size(6, 60)):
             with piped(lmc.Mock()) as (client, _):
                 assert client.submit(None, [Text(("a",)), gen(1)]).results[0].output().text
 

@@ -89,7 +89,7 @@ def requests(backend: Replicas) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name", CASES, 6)
+@some("name", CASES, 10)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager

@@ -75,7 +75,7 @@ def late(seed: int) -> lmc.Mock:
 @pytest.mark.search
 @pytest.mark.usefixtures("_small")
 def test_answers_that_come_late_are_those_of_the_interpreter(tmp_path: Path) -> None:
-    items = [{"q": f"q{i}"} for i in range(12)]
+    items = [{"q": f"q{i}"} for i in range(size(6, 12))]
     program.run_batch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "slow")
     expected = without_ids(known(tmp_path / "slow"))
     fast = lmc.compile(program)

@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import linecache
 import logging
-import subprocess
 import sys
 import threading
 import types
@@ -160,13 +159,6 @@ def test_a_helper_without_source_is_refused_and_named(tmp_path: Path) -> None:
         return made["plain"](s["a"])
 
     assert runs_as_without(program, tmp_path / "k") == ["plain"]  # one call is recorded as a whole, with or without source
-
-
-def test_a_program_without_journal_loads_nothing_of_journals() -> None:
-    script = ("import sys, lmc\n@lmc.function\ndef program(s):\n    s += lmc.gen('a', max_tokens=2)\n    return s['a']\n"
-              "program.run(backend=lmc.Mock())\nprint([name for name in sys.modules if name.startswith('lmc.durable')])")  # fmt: skip
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path(lmc.__file__).parent.parent)
-    assert said.stdout == "[]\n"
 
 
 def test_code_is_instrumented_once() -> None:

@@ -13,6 +13,7 @@ import pytest
 import lmc
 from lmc.durable import records
 from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.searching import some
 
 
 @lmc.host(idempotent=True)
@@ -108,8 +109,7 @@ def test_objects_are_not_compared_by_a_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@pytest.mark.parametrize("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], ids=lambda p: p.name)
-@pytest.mark.search
+@some("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], 2, ids=lambda p: p.name)
 def test_calls_that_are_handed_iterators_are_made_once(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 

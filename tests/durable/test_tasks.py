@@ -15,7 +15,7 @@ import lmc
 from lmc.durable import journal, records, viewer
 from tests.backend.gated import InTurn
 from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere, seen
-from tests.searching import some
+from tests.searching import TIMES, some
 
 
 @lmc.host(idempotent=True)
@@ -189,7 +189,7 @@ PROGRAMS = [
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@some("program", PROGRAMS, 4, ids=lambda p: p.name)
+@some("program", PROGRAMS, 6, ids=lambda p: p.name)
 def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 
@@ -229,7 +229,7 @@ async def awaits_what_a_tool_made(s: Any, make: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@pytest.mark.parametrize("way", range(2))
+@some("way", range(2), 2)
 def test_a_coroutine_that_a_tool_gave_is_not_awaited_again(way: int, tmp_path: Path) -> None:
     """One that was begun is in doubt, unless the tool may be called again."""
     program, path = awaits_what_a_tool_made, tmp_path / "j"
@@ -403,7 +403,7 @@ def test_chains_of_sub_programs_resume_in_another_order(order: list[int], tmp_pa
         path, whole = tmp_path / str(n), InTurn(order)
         expected = seen(way(backend=whole, seed=1, journal=path))
         assert seen(gathers_chains.run(backend=lmc.Mock(), seed=1)) == expected
-        for data in prefixes(path):
+        for data in prefixes(path)[:: 1 if TIMES else 3]:
             lay(path, data)
             known, mock = records.read(path).runs[0], lmc.Mock()
             assert seen(way(backend=mock, journal=path)) == expected

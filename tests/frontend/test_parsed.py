@@ -210,7 +210,7 @@ def test_the_mock_ends_answers_before_their_limit():
 
 
 def test_limits_grow_with_the_schema_where_none_is_given():
-    backend = lmc.Mock()
+    backend = lmc.Mock({"x": json.dumps({f"field{i}": "" for i in range(20)})})
     big = {"type": "object", "properties": {f"field{i}": {"type": "string"} for i in range(20)}, "required": [f"field{i}" for i in range(20)]}
 
     @lmc.function

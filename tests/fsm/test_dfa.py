@@ -262,9 +262,9 @@ def test_a_repeat_of_what_may_be_empty_is_one_of_what_is_not(pattern, same):
     assert np.array_equal(in_arrays(pattern).table, in_arrays(same).table)
 
 
-@pytest.mark.parametrize("pattern", [r"(a?){0,3000}", r"(a?){3000}", r"(?:|a){9,3000}"])
+@pytest.mark.parametrize("pattern", [r"(a?){0,1000}", r"(a?){1000}", r"(?:|a){9,1000}"])
 def test_a_long_repeat_of_an_optional_is_a_chain(pattern):
-    assert compile_regex(pattern).states == 3001
+    assert compile_regex(pattern).states == 1001
 
 
 @pytest.mark.parametrize("pattern", [pytest.param(r"(a*){0,9999}", marks=APART), pytest.param(r"(a?b?c?d?e?){0,3000}", marks=APART), r".*a.{0,3000}"])

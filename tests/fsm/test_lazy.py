@@ -65,7 +65,7 @@ def test_the_language_is_that_of_the_whole_automaton(pattern):
     check_same_language(build(parse(pattern)), lazy_regex(pattern))
 
 
-@search(60, 400)
+@search(25, 400)
 @given(regexes)
 def test_the_language_of_any_regex_is_that_of_the_whole_automaton(pattern):
     check_same_language(build(parse(pattern)), lazy_regex(pattern), 400)
@@ -215,7 +215,7 @@ def test_rows_are_the_tokens_that_can_be_stepped(kind, source, vocabulary):
     made = lazily(grammar_of(kind, source))
     automaton = TokenAutomaton(made, vocabulary)
     rng = random.Random(source)
-    for _ in range(12):
+    for _ in range(size(6, 12)):
         state = 0
         for _ in range(14):
             legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
@@ -258,7 +258,7 @@ def test_rows_of_runs_are_the_tokens_that_can_be_stepped(kind, source, rough):
 
     automaton = TokenAutomaton(lazily(grammar_of(kind, source)), rough)
     rng = random.Random(source)
-    for _ in range(6):
+    for _ in range(size(3, 6)):
         state = 0
         for _ in range(10):
             legal = [t for t in range(len(rough.tokens)) if automaton.next(state, t) >= 0]
@@ -420,7 +420,7 @@ def test_the_language_of_python_is_that_of_the_machine():
             assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
-@some("name", [*SCHEMAS, *RECURSIVE], 5)
+@some("name", [*SCHEMAS, *RECURSIVE], 8)
 def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
     """White space of each style and level; and each step that is nearest to the end leads nearer."""
     from lmc.fsm.sources import grammar_of

@@ -6,11 +6,12 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
 from lmc.fsm.search import searcher
+from tests.searching import search
 
 PATTERNS = (
     "a",
@@ -32,7 +33,7 @@ PATTERNS = (
 )
 
 
-@settings(deadline=None)
+@search(40, 200)
 @given(st.sampled_from(PATTERNS), st.lists(st.text("ab01 c\nENDend世界é", max_size=4), max_size=6))
 def test_it_finds_what_re_finds(pattern, pieces):
     found, state, text = searcher(pattern), 0, ""

@@ -105,7 +105,7 @@ def test_a_damaged_file_is_reported_once_and_treated_as_absent(tmp_path, damage,
 
 
 def _save_often(folder: str, pattern: str) -> None:
-    for _ in range(20):
+    for _ in range(10):
         saved(Path(folder), pattern, rows=5)
 
 

@@ -122,7 +122,7 @@ def test_an_answer_in_a_prompt_is_put_where_its_text_goes_and_not_by_all_that_go
     assert sum(map(len, answers_put(graph).values())) == 9
 
 
-@search(3, 60)
+@search(2, 60)
 @given(graphs())
 def test_ops_stand_behind_what_they_use(graph: Graph) -> None:
     seen: set[Value] = set(graph.params)

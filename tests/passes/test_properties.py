@@ -21,7 +21,7 @@ from tests.passes.evaluate import evaluate
 from tests.passes.shrink import shrunk
 from tests.searching import apart, examples, some
 
-slow = examples(3, 60)
+slow = examples(2, 60)
 PIPELINES = [
     "canonicalize",
     "cse",

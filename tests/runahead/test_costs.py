@@ -122,7 +122,7 @@ def chatting(s, q):
         len(s["x"])
 
 
-@some(("latency", "evaluation"), itertools.product([0.001, 0.005, 0.02, 0.05, 0.2], [0.002, 0.012, 0.04]), 2)
+@some(("latency", "evaluation"), itertools.product([0.001, 0.005, 0.02, 0.05, 0.2], [0.002, 0.012, 0.04]), 4)
 def test_work_in_vain_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch, latency: float, evaluation: float) -> None:
     clock = Clock(monkeypatch, evaluation)
     usage = lmc.compile(chatting)("x", backend=Mock(latency=latency)).usage

@@ -162,7 +162,7 @@ def test_tokens_are_the_same_with_and_without():
     answers = []
     for host in (0, 600, 8000):
         world = World(1200, host=host)
-        some = agents(size(6, 12), prompt=150, tool=0.5)
+        some = agents(size(4, 12), prompt=150, tool=0.5)
         world.run(some, check=True)
         answers.append([agent.texts for agent in some])
     assert answers[0] == answers[1] == answers[2]
@@ -433,7 +433,7 @@ class AnythingWithAHostInTheRoomOfOthers(AnythingWithAHost, AnythingInTheRoomOfO
 
 
 AnythingWithAHostInTheRoomOfOthers.TestCase.settings = AnythingWithAHost.TestCase.settings = AnythingWithAHostAhead.TestCase.settings = settings(
-    examples(4, 80), stateful_step_count=50
+    examples(2, 80), stateful_step_count=50
 )
 TestAnythingWithAHost = pytest.mark.search(AnythingWithAHost.TestCase)
 TestAnythingWithAHostAhead = pytest.mark.search(AnythingWithAHostAhead.TestCase)

@@ -698,11 +698,11 @@ class AnythingUncached(AnythingOfRunsAhead):
     policy = Policy(cache="off")
 
 
-AnythingAtRandom.TestCase.settings = AnythingUncached.TestCase.settings = settings(examples(3, 40), stateful_step_count=40)
+AnythingAtRandom.TestCase.settings = AnythingUncached.TestCase.settings = settings(examples(2, 40), stateful_step_count=40)
 TestAnythingAtRandom = pytest.mark.search(AnythingAtRandom.TestCase)
 TestAnythingUncached = pytest.mark.search(AnythingUncached.TestCase)
-AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=40)
-AnythingInTheRoomOfOthers.TestCase.settings = AnythingInTheRoomOfOthersAhead.TestCase.settings = settings(examples(4, 80), stateful_step_count=40)
+AnythingOfRuns.TestCase.settings = AnythingOfRunsAhead.TestCase.settings = settings(examples(2, 80), stateful_step_count=40)
+AnythingInTheRoomOfOthers.TestCase.settings = AnythingInTheRoomOfOthersAhead.TestCase.settings = settings(examples(2, 80), stateful_step_count=40)
 TestAnythingInTheRoomOfOthers = pytest.mark.search(AnythingInTheRoomOfOthers.TestCase)
 TestAnythingInTheRoomOfOthersAhead = pytest.mark.search(AnythingInTheRoomOfOthersAhead.TestCase)
 TestAnythingOfRuns = pytest.mark.search(AnythingOfRuns.TestCase)
