@@ -60,13 +60,13 @@ class Browser:
             pass
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives on the page."""
+        """Evaluate a JavaScript expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def picture(self, *, scale: float = 1.0) -> bytes:
-        """What the window shows, as PNG."""
+        """Return a picture of the window, as PNG."""
         clip = {"x": 0, "y": 0, "width": 1280, "height": 900, "scale": scale}
         return base64.b64decode(self.call("Page.captureScreenshot", format="png", clip=clip)["data"])
 

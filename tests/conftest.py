@@ -94,7 +94,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.fixture
 def no_full_collections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What measures collects garbage before each run, which takes long beside all other tests' objects; no test needs it."""
+    """Leave out the collection before each measured run, which takes long beside all other tests' objects; no test needs it."""
     monkeypatch.setattr(gc, "collect", lambda generation=2: 0)
 
 

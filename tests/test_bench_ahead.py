@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("no_full_collections")
 
 
 def asked(mode: str, workload: Workload) -> list[tuple[object, ...]]:
-    """What a program asks in a mode, without order."""
+    """Return the asks of a program in a mode, without order."""
     mock = Mock(answers)
     bench_ahead.runner(workload, mode, 0.0)(mock)
     return sorted((call.prompt_text, call.ask.name or "", str(call.params), str(call.constraint)) for call in mock.call_log)

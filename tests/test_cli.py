@@ -573,7 +573,7 @@ def test_results_that_come_out_of_order_are_sorted_at_the_end(lmc_cli, folder, m
 
 
 def test_finished_results_are_flushed_on_interruption(lmc_cli, folder, monkeypatch):
-    """What was finished while a result was being shown is written too."""
+    """Results that finish while another one is being shown are written, too."""
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(5)))
 
     def interrupted(states, total, backend):

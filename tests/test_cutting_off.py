@@ -1,4 +1,4 @@
-"""What ends early leaves nothing behind: no request, no queued host call, no thread, no page of the engine."""
+"""Runs that end early leave nothing behind: no request, no queued host call, no thread, no page of the engine."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def example(name):
 
 
 def outcome(run):
-    """What a run shows: return value and text, or the exception (made-up answers may not be JSON)."""
+    """Return what a run shows: return value and text, or the exception (made-up answers may not be JSON)."""
     try:
         state = run()
         return state.ret_value, state.text(), state.messages()

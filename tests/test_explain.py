@@ -1,4 +1,4 @@
-"""What `explain` shows: costs that belong to the right op, by runs that really happened, in a page that is safe to open."""
+"""`explain` shows costs that belong to the right op, by runs that really happened, in a page that is safe to open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parts of lmc need besides the core: the core runs without it, and messages say how to install it here."""
+"""Parts of lmc that need more than the core: the core runs without it, and messages say how to install it here."""
 
 import json
 import os
@@ -183,7 +183,7 @@ for line in (["dump-fsm", "yes|no"], ["run", sys.argv[1], "-b", "mock"], ["env"]
 
 @pytest.fixture(scope="module")
 def in_the_core(tmp_path_factory):
-    """What each part prints, in one process where only the core is installed; from a file, since programs' source is read."""
+    """Run all parts in one process where only the core is installed, and return the output of each; from a file, since programs' source is read."""
     folder = tmp_path_factory.mktemp("core")
     (folder / "program.py").write_text(PROGRAM, "utf-8")
     (folder / "parts.py").write_text(CORE + "".join(f"print('== {name}', flush=True)\n{code}" for name, code in PARTS.items()), "utf-8")

@@ -21,7 +21,7 @@ FORKED = r"process \d+, of which this one is a fork: start what you use in the p
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """What `work` returns in a child, or the error that it raises there."""
+    """Return the result of `work` in a child, or the error that it raises there."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

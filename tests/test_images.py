@@ -1,4 +1,4 @@
-"""What `image(…)` takes, what it makes of it, and what it refuses at the user's line."""
+"""`image(…)`: the values it takes, the pictures it makes of them, and those it refuses at the user's line."""
 
 from __future__ import annotations
 

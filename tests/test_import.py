@@ -21,7 +21,7 @@ def in_fresh_python(code: str) -> str:
 
 
 def test_import_brings_little_and_nothing_heavy():
-    """What it costs is the modules it runs: four of its own and a few dozen small ones of Python's."""
+    """Its cost is the modules it runs: four of its own and a few dozen small ones of Python's."""
     new = in_fresh_python("import sys; old = {*sys.modules}; import lmc; print(*{*sys.modules} - old)").split()
     assert sorted(m for m in new if m.startswith("lmc")) == ["lmc", "lmc.config", "lmc.errors", "lmc.version"]
     assert sorted({m.split(".")[0] for m in new} & {*HEAVY}) == []

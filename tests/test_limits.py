@@ -197,7 +197,7 @@ def waits(s: Any, q: str) -> Any:
 
 
 def runs(program: Any, items: Any, backend: Any, **options: Any) -> list[Any]:
-    """What each execution gives or raises."""
+    """Return the result of each execution, or its exception."""
     fast = lmc.compile(program)
     found: list[Any] = []
     for call in (lambda: program.run(**items[0], backend=backend, **options), lambda: fast(**items[0], backend=backend, **options)):

@@ -1,4 +1,4 @@
-"""What `lmc bench` and the experiments measure: every way runs every item, counts agree, and times are ordered; no test looks at how long something took."""
+"""Measurements of `lmc bench` and the experiments: every way runs every item, counts agree, and times are ordered; no test looks at how long something took."""
 
 import json
 from random import Random

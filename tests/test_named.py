@@ -25,7 +25,7 @@ class Made:
 
 @pytest.fixture
 def made(monkeypatch) -> list[tuple[Any, ...]]:
-    """What is made of the names, instead of clients and models."""
+    """The calls that names make, instead of clients and models."""
     found: list[tuple[Any, ...]] = []
 
     def maker(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What pages show of pictures: small ones, and none of what cannot be shown."""
+"""Pages show small pictures, and none of what cannot be shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What errors show: the user's frames alone, the item of a batch, and that answers are text."""
+"""Errors show the user's frames alone, the item of a batch, and that answers are text."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CALLS = {
 
 
 def frames(call: Any) -> tuple[BaseException, list[traceback.FrameSummary]]:
-    """What a call raises, and the frames of its traceback below this one."""
+    """Return the exception of a call, and the frames of its traceback below this one."""
     with pytest.raises(Exception) as caught:
         call()
     return caught.value, [f for f in traceback.extract_tb(caught.value.__traceback__)[1:] if f.name != "<lambda>"]

@@ -1,4 +1,4 @@
-"""What type checkers say of users' code, on the package as it is installed: a wheel, without the folder that it was built in."""
+"""Type checkers judge users' code on the package as it is installed: a wheel, without the folder that it was built in."""
 
 import json
 import subprocess

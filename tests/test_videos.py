@@ -1,4 +1,4 @@
-"""What `video(…)` takes, what it makes of it, and what it refuses at the user's line."""
+"""`video(…)`: the values it takes, the frames it makes of them, and those it refuses at the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled program shows of itself to those that describe it: explanations, costs, saved files."""
+"""A compiled program as those see it that describe it: explanations, costs, saved files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stats:
 
 
 class CompiledProgram(Protocol):
-    """What is read of `lmc.Program`, which has all of it."""
+    """The part of `lmc.Program` that they read."""
 
     function: Function[..., Any]
     backend: Backend | None

@@ -82,7 +82,7 @@ class AnthropicModel:
 
 
     def _thinking(self, body: Body, budget: int) -> str:
-        """What the API says of requests with thinking, and of thoughts that it did not have."""
+        """Return the API's refusal of a request with thinking, or of thoughts that it did not have."""
         if body["max_tokens"] <= budget:
             return "`max_tokens` must be greater than `thinking.budget_tokens`."
         if body.get("temperature", 1.0) != 1.0:
@@ -127,7 +127,7 @@ def _text(content: Any) -> str:
 
 
 def _out_of_place(body: Body) -> str:
-    """What the API says of calls without results, results without calls, and of either without tools."""
+    """Return the API's refusal of calls without results, results without calls, and of either without tools."""
     waiting: list[str] = []
     for message in body["messages"]:
         blocks = message["content"] if isinstance(message["content"], list) else []

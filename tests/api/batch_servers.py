@@ -40,7 +40,7 @@ class Batch:
 
 
 class Batches:
-    """What both have in common. `created`: all batches; `paid`: requests that were answered, by id, as often as that was."""
+    """The common part of both. `created`: all batches; `paid`: requests that were answered, by id, as often as that was."""
 
     def __init__(self, handle: Callable[[str, Body], Answer], *, looks: int = 2, fate: Fate = lambda n, id, body: "ok", most: int = 50_000) -> None:
         self.answer, self.looks, self.fate, self.most = handle, looks, fate, most

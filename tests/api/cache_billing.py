@@ -1,4 +1,4 @@
-"""What Anthropic's prompt cache charges for, by its published rules, and the least that requests could cost under them.
+"""The bill of Anthropic's prompt cache, by its published rules, and the least that requests could cost under them.
 
 A request's marks are looked at from the last one on, 20 blocks back each, for the longest beginning that was kept; what is behind it up to the
 last mark that is long enough is written, the rest is input. What is kept is there as soon as an answer has begun, and 5 minutes (1 hour) after
@@ -56,7 +56,7 @@ def blocks_of(body: Body) -> Blocks:
 
 @dataclass
 class Cache:
-    """What is kept, and until when."""
+    """Prefixes in the cache, and until when each is kept."""
 
     minimum: int = 1024
     now: float = 0.0
@@ -91,7 +91,7 @@ class CachingModel(AnthropicModel):
         self._hits: dict[int, int] = {}
 
     def arrives(self, n: int, path: str, body: Body) -> Planted | None:
-        """What was kept when a request came is what it finds. With a delay, others come before it is answered."""
+        """Look up the request in the cache as it is when it comes. With a delay, others come before it is answered."""
         if path == "/v1/messages":
             self._hits[id(body)] = self.cache.hit(blocks_of(body))
         return Planted("delay", seconds=self.delay) if self.delay else None
@@ -130,7 +130,7 @@ def _plain(body: Body) -> Body:
 
 
 def plain_cost(asked: Sequence[Blocks]) -> float:
-    """What requests cost whose prompts are all input, as an SDK sends them."""
+    """Return the cost of requests whose prompts are all input, as an SDK sends them."""
     return float(sum(b.tokens[-1] for b in asked))
 
 

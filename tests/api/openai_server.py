@@ -211,7 +211,7 @@ class OpenAIModel:
         return {"type": "reasoning", "id": f"rs_{following}", "summary": said, **sealed}
 
     def _misplaced(self, items: Sequence[Body]) -> str:
-        """What the API says of reasoning that is not what it gave, or not with what it gave it for, and of items that lack theirs."""
+        """Return the API's refusal of reasoning that is not what it gave, or not with what it gave it for, and of items that lack theirs."""
         for item, following in zip(items, [*items[1:], {}]):
             if item.get("type") == "reasoning" and (not item.get("encrypted_content") or item.get("status") == "stored"):
                 return f"Item with id '{item['id']}' not found. Items are not persisted when `store` is set to false."
@@ -333,7 +333,7 @@ def _arguments(index: int, item: Body) -> list[Body]:
 
 
 def _out_of_place(messages: Sequence[Body]) -> str:
-    """What the API says of calls without results, and of results without calls."""
+    """Return the API's refusal of calls without results, and of results without calls."""
     waiting: list[str] = []
     for message in messages:
         if message["role"] == "tool":

@@ -1,4 +1,4 @@
-"""What is wrong with a URL, a server, a model's name or what a server can do is said once and clearly, before the batch where it can be known."""
+"""Faults of a URL, a server, a model's name or of what a server can do are reported once and clearly, before the batch where they can be known."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_siblings_find_cached_what_the_first_of_them_has_read(caching, call):
 
 
 def billed(backend) -> float:
-    """What the prompts of a backend cost, in tokens of input: what was found cached is a tenth."""
+    """Return the cost of a backend's prompts, in tokens of input: those found cached cost a tenth."""
     usage = backend.spent().usage
     return usage.prompt_tokens - 0.9 * usage.cached_tokens
 

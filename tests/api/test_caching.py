@@ -77,7 +77,7 @@ def test_an_agents_turns_read_the_turns_before_them(caching, call):
 
 
 def _conversation(asked):
-    """What a conversation costs in which each turn writes all but the last, of 1,024 tokens or more."""
+    """Return the cost of a conversation in which each turn writes all but the last, of 1,024 tokens or more."""
     cost, read = 0.0, 0
     for i, blocks in enumerate(asked):
         whole = blocks.tokens[-1]

@@ -1,4 +1,4 @@
-"""What is asked ahead, in groups and by one request for several answers is counted over HTTP as it is on the mock and the engine, program by program."""
+"""Requests ahead, in groups and for several answers at once are counted over HTTP as they are on the mock and the engine, program by program."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def counted(usage: Usage) -> tuple[int, ...]:
 
 
 def one_by_one(s, q):
-    """What is certain: the other one is asked while the first is awaited."""
+    """One ask is certain beside another: it is asked while the first is awaited."""
     one, other = s.fork(2)
     one += q + lmc.gen("kind", max_tokens=3)
     first = one["kind"]

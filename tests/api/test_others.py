@@ -206,7 +206,7 @@ def test_lmc_serve_is_a_server_like_others(opened, chat):
 
 
 def test_vertex_ai_is_asked_through_litellm(litellm, monkeypatch):
-    """What LiteLLM is told of Vertex AI; with the real LiteLLM: test_litellm.py."""
+    """The options that LiteLLM gets for Vertex AI; with the real LiteLLM: test_litellm.py."""
     _, seen = litellm(TextModel())
     for name in ("google", "google.auth"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

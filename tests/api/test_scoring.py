@@ -1,4 +1,4 @@
-"""What a select costs a server: how many requests and prompts, and how many tokens it has to score; always with the engine's scores."""
+"""The cost of a select to a server: how many requests and prompts, and how many tokens it has to score; always with the engine's scores."""
 
 from __future__ import annotations
 

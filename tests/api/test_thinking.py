@@ -126,7 +126,7 @@ def test_blocks_in_their_order_and_texts_that_the_program_made():
 
 
 def test_litellm_s_thinking_goes_back(litellm):
-    """What LiteLLM calls thinking_blocks, at once and in pieces."""
+    """LiteLLM's thinking_blocks arrive, at once and in pieces."""
     backend, seen = litellm(TextModel())
     blocks = [{"type": "thinking", "thinking": "Hm, so.", "signature": "s"}]
 

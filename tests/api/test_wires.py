@@ -57,7 +57,7 @@ def client(kind, url, **options):
 
 
 def all_of(error):
-    """What an error and those that it came from say."""
+    """Return the messages of an error and of those that it came from."""
     found, seen = [], set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

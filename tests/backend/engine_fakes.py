@@ -210,7 +210,7 @@ class FakeRunner:
         return PassOutput(tokens, logprobs, scores, tops)
 
     def _contexts(self, work: Pass) -> dict[int, np.ndarray]:
-        """What the pages hold up to each row that is looked at."""
+        """Return the contents of the pages up to each row that is looked at."""
         wanted = iter(sorted({row for row, _ in work.draws} | {s.row for s in work.scores}))
         row, found, first = next(wanted, None), dict[int, np.ndarray](), 0
         for span in work.spans:
@@ -224,7 +224,7 @@ class FakeRunner:
         return next_token(context, noise, allowed)
 
     def allowed(self, req: Request) -> list[int] | None:
-        """What the constraint allows next; None where there is none."""
+        """Return the tokens that the constraint allows next; None where there is no constraint."""
         assert req.answer is not None
         return ids_of(req.answer.matcher.bits) if req.answer.matcher is not None else None
 

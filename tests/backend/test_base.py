@@ -1,4 +1,4 @@
-"""What backends report: sums of usage."""
+"""Usage that backends report, and its sums."""
 
 from dataclasses import astuple, fields
 

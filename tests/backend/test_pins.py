@@ -1,4 +1,4 @@
-"""What a program keeps pinned between runs: once per backend and text, bounded, given back on close."""
+"""Prompts that a program keeps pinned between runs: once per backend and text, bounded, given back on close."""
 
 from __future__ import annotations
 

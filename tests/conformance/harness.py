@@ -19,7 +19,7 @@ from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.runahead.liars import Liar, Recorder
 
 EFFECTS: list[Any] = []
-"""What the programs' tools did, in order. Tools append here; nothing else does."""
+"""The effects of the programs' tools, in order. Tools append here; nothing else does."""
 opaque = id
 """Code that no evaluation understands."""
 LATE = 0.0003

@@ -34,7 +34,7 @@ HANG = 120
 
 @dataclass(frozen=True)
 class Setting:
-    """What a program is run with besides its arguments.
+    """The settings of a run besides the program's arguments.
 
     faults   every how many-th request fails, by its name and seed; 0: none
     ahead    how far it is asked ahead; "lies": by a plan that lies
@@ -108,7 +108,7 @@ def check(text: str, setting: Setting) -> None:
 
 
 def _all_asked(mock: Mock) -> Counter[Any]:
-    """What was asked, when nothing is under way any more: forks that nobody reads may still be."""
+    """Return all asks, once nothing is under way any more: forks that nobody reads may still be."""
     while mock._pending:
         time.sleep(0.0005)
     return asked(mock)
@@ -186,7 +186,7 @@ def _threads(fast: lmc.Program, expected: Sequence[Seen], setting: Setting, opti
 
 
 def problem(text: str, setting: Setting) -> str | None:
-    """What is wrong with a program, or None."""
+    """Return what is wrong with a program, or None."""
 
     def late(*_: Any) -> None:
         raise Hangs(f"not over after {HANG} s")

@@ -1,4 +1,4 @@
-"""What code sees of the program that calls it: frames, lines, log records, warnings, messages of asserts; and modules that change on disk."""
+"""Code sees of the program that calls it frames, lines, log records, warnings, messages of asserts; and modules that change on disk."""
 
 from __future__ import annotations
 

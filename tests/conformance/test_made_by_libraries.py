@@ -1,4 +1,4 @@
-"""What a library function makes of constants is new in each run, to any depth: one run's changes are not another's."""
+"""Values that a library function makes of constants are new in each run, to any depth: one run's changes are not another's."""
 
 from __future__ import annotations
 

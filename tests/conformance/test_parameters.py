@@ -1,4 +1,4 @@
-"""What a gen is handed is read where it is written: lists that change before and after, what no run could accept, and answers that are asked once."""
+"""Arguments of a gen are read where it is written: lists that change before and after, what no run could accept, and answers that are asked once."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ MODELS = scripted(x=lambda text, ask: ('{"label": "a", "score": 3}', '{"label": 
 @case([{"q": q} for q in ("a", "bee gee", "c", "dd")], backend=MODELS)
 def models(s, q):
     class Verdict(BaseModel):
-        """What is said of it."""
+        """A judge's verdict."""
 
         label: str
         score: int = Field(default=1, le=10)

@@ -18,7 +18,7 @@ from .search import ITEMS
 
 
 def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[Any, ...]:
-    """What a stream showed, how the program ended, and what it did."""
+    """Return the pieces of a stream, how the program ended, and its effects."""
     EFFECTS.clear()
     shown: list[str] = []
     end: Any = None

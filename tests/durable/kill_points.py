@@ -32,8 +32,8 @@ KILLED = 137
 
 @dataclass
 class Seen:
-    """What became of the kills. `again`: answers of the model that were asked for more often than the program does; `decided`: calls in doubt about which a
-    person was asked."""
+    """Counts of what became of the kills. `again`: answers of the model that were asked for more often than the program does;
+    `decided`: calls in doubt about which a person was asked."""
 
     points: int = 0
     kills: int = 0
@@ -86,7 +86,7 @@ def kill_points(programs: list[Killed], directory: Path, *, power: bool, every: 
 
 
 def warm_up(programs: list[Killed], directory: Path) -> None:
-    """What forks would import and compile, each of them."""
+    """Import and compile once what each fork would."""
     kill_programs.WORLD = directory / "warm"
     directory.mkdir(parents=True, exist_ok=True)
     for n, each in enumerate(programs):
@@ -105,7 +105,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _resumed(each: Killed, world: Path, path: Path, seen: Seen, points: list[str] | None = None) -> Any:
-    """What a run comes to, with a person who answers, looks at the world, and calls it again."""
+    """Run to the end, with a person who answers, looks at the world, and calls it again."""
     for _ in range(30):
         code, said = _forked(each, world, path)
         assert code == 0, f"its process ended with {code}"
@@ -204,7 +204,7 @@ def _run(each: Killed, world: Path, path: Path | None, kill: str, synced: memory
 
 
 def _lose(path: Path, size: int) -> None:
-    """What the disk does not have, when the power fails. Its sidecar is never ahead of it."""
+    """Drop what the disk does not have when the power fails. Its sidecar is never ahead of it."""
     file = path / "journal" if path.is_dir() else path
     if file.exists() and file.stat().st_size > size:
         os.truncate(file, size)

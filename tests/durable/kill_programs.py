@@ -18,7 +18,7 @@ point: Callable[[str], None] = lambda name: None
 
 
 def happened() -> list[str]:
-    """What was done to the world, in order."""
+    """Return the changes made to the world, in order."""
     return WORLD.read_text().splitlines() if WORLD.exists() else []
 
 
@@ -193,7 +193,7 @@ class Killed:
         return self.program.name
 
     def run(self, journal: Path | None, backend: Any) -> Any:
-        """What it returns. Raises what ends it, in a batch the first."""
+        """Run it, and return its result. Raises the exception that ends it, in a batch the first."""
         options: dict[str, Any] = {"backend": backend, "seed": 1, **({} if journal is None else {"journal": journal})}
         if len(self.items) == 1:
             return lmc.compile(self.program)(self.items[0], **options).ret_value

@@ -53,7 +53,7 @@ ASYNC = (
 
 @dataclass
 class Known:
-    """What a batch's journal has: answers, calls of the tool with a result, and those without one."""
+    """Return the numbers of a batch's journal: answers, calls of the tool with a result, and those without one."""
 
     asked: int
     done: int

@@ -14,7 +14,7 @@ from lmc.durable.groups import file_of
 from tests.searching import TIMES
 
 CALLS: list[tuple[Any, ...]] = []
-"""What was called: name of the function and what it was handed. Functions of the programs that are taken up note it here."""
+"""Calls in order: the function's name and its arguments. Functions of the programs that are taken up note it here."""
 
 
 def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Any]]) -> bytes:

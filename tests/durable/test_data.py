@@ -174,7 +174,7 @@ def test_functions_that_only_compute_are_no_effects(tmp_path: Path) -> None:
 
 @lmc.function
 def computes_with_others(s: Any) -> Any:
-    """What those that compute call of the program's, and what is only named like them, is an effect."""
+    """Functions of the program that they call, and those only named like them, are effects."""
     s += "q" + lmc.gen("a", max_tokens=3)
     return urllib.parse.urlencode({"q": s["a"]}, quote_via=quoted), escape(s["a"]), os.path.exists("/" + s["a"])
 

@@ -46,7 +46,7 @@ def hands_iterators(s: Any) -> Any:
 
 @lmc.function
 def goes_on_in_iterators(s: Any) -> Any:
-    """What is taken of one in one call is not there in the next."""
+    """An item taken in one call is not there in the next."""
     s += "q" + lmc.gen("a", max_tokens=4)
     endless, letters, numbered = (n * 2 for n in count(1)), iter("abcdef"), enumerate("uvwxyz")
     found: list[Any] = []

@@ -180,7 +180,7 @@ def again(x: str) -> str:
 
 
 def _cheap_journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, bytes]:
-    """What `cheap` gives, and its journal."""
+    """Return the result of `cheap`, and its journal."""
     monkeypatch.setitem(globals(), "again", lmc.host(again, idempotent=True))
     expected = seen(cheap.run("é", backend=lmc.Mock(), seed=1, journal=path))
     return expected, path.read_bytes()
@@ -928,7 +928,7 @@ def leaves_behind_an_answer(s: Any, q: str) -> Any:
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_a_run_that_leaves_its_graph_behind_an_answer_of_its_journal(tmp_path: Path) -> None:
-    """What it asks further is asked of the whole prompt."""
+    """Later asks are of the whole prompt."""
     expected = seen(leaves_behind_an_answer.run("q", backend=lmc.Mock(), seed=1))
     down = lmc.Mock(fault=lambda ask, n: lmc.BackendError("down") if ask.name == "b" else None)
     with pytest.raises(lmc.BackendError):

@@ -109,7 +109,7 @@ def test_requests_of_different_adapters_are_different():
 
 
 def test_journals_of_before_there_were_adapters_are_still_known():
-    """What is checked of requests without one has not changed."""
+    """The checksums of requests without one have not changed."""
     assert checks.of_ask(1, 2, Gen(SamplingParams(max_new_tokens=7, temperature=0.0), name="x")) == 463197103
     assert checks.of_ask(1, 2, Select(("x", "y"))) == 650042483
 

@@ -44,7 +44,7 @@ def ask(s: Any, text: str = "") -> str:
 
 
 class Shared:
-    """What the programs of one batch have in common."""
+    """State that the programs of one batch share."""
 
     def __init__(self) -> None:
         self.lock, self.rlock, self.condition = threading.Lock(), threading.RLock(), threading.Condition()

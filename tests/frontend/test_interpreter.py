@@ -932,11 +932,11 @@ def test_the_graph_is_for_the_backend_that_is_fixed() -> None:
 def test_decorator_with_arguments_and_metadata() -> None:
     @function(num_api_spec_tokens=64)
     def program(s: State, a: int, *rest: int, **more: int) -> tuple[Any, ...]:
-        """What it does."""
+        """Return its arguments."""
         return a, rest, more
 
     assert program.num_api_spec_tokens == 64
-    assert (program.__doc__, program.name, program.__name__) == ("What it does.", "program", "program")
+    assert (program.__doc__, program.name, program.__name__) == ("Return its arguments.", "program", "program")
     assert program.run(1, 2, 3, x=4, backend=Mock()).ret_value == (1, (2, 3), {"x": 4})
 
 

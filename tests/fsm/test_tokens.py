@@ -298,7 +298,7 @@ def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema, fe
 
 
 def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
-    """What is no name, or no longer the beginning of one, is in the loop of all other keys: no level of the trie is walked for it."""
+    """A key that is no name, or no longer the beginning of one, is in the loop of all other keys: no level of the trie is walked for it."""
     vocabulary, _ = small()
     names = ["name", "né", "order", "orderId", "n"]
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
@@ -497,7 +497,7 @@ def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
 
 
 def test_a_key_of_a_pattern_beside_one_that_may_be_any_is_no_name(monkeypatch):
-    """What is no literal was taken for an empty name, and a token that goes on behind such a key as it alone may was refused."""
+    """A key that is no literal was taken for an empty name, and a token that goes on behind such a key as it alone may was refused."""
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
     words, _ = small()
     vocabulary = Vocabulary([*words.tokens, b'a": 1', b'b": 1', b'a": "', b'b": "'], words.eos)

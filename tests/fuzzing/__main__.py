@@ -23,7 +23,7 @@ PATIENCE = 60.0  # seconds of any kind for one file: a busy machine is slow, a h
 
 @dataclass
 class Found:
-    """What became of the files. `slowest` of each kind: seconds of processor time, and the seed."""
+    """Counts of what became of the files. `slowest` of each kind: seconds of processor time, and the seed."""
 
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     failures: list[str] = field(default_factory=list[str])

@@ -196,5 +196,5 @@ def _bytes(file: Path, rng: random.Random) -> str:
 
 
 def described(seed: int, place: Path) -> str:
-    """What a seed makes, for a person."""
+    """Describe in words what a seed makes."""
     return json.dumps(write(seed, place)[1])

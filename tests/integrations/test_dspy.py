@@ -480,7 +480,7 @@ def test_n_streams_and_async_calls_on_the_small_model(small, tmp_path):
 
 
 def test_the_benchmark_serves_an_engine_of_this_process():
-    """What DSPy's own client is measured against."""
+    """The benchmark measures DSPy's own client on it."""
     import urllib.request
 
     from benchmarks.bench_dspy import served

@@ -189,7 +189,7 @@ def test_requests_of_later_predictors_are_made_while_python_waits():
 
 
 class Article(dspy.Module):
-    """What is asked next comes out of an answer: of a list in it, and of a text."""
+    """Later asks come out of an answer: of a list in it, and of a text."""
 
     def __init__(self):
         super().__init__()

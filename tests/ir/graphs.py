@@ -71,7 +71,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Region:
-    """What a block stands in: `goes_on` says what a `yield` in it gives, and `turn` what `break` and `continue` do; None: there is none."""
+    """The surroundings of a block: `goes_on` says what a `yield` in it gives, and `turn` what `break` and `continue` do; None: there is none."""
 
     goes_on: tuple[str, ...] | None = None
     turn: tuple[str, ...] | None = None

@@ -28,7 +28,7 @@ class Answered:
 
 
 class Lazy:
-    """What stands for the answer of a lazy ask: whatever looks at it shows that the ask was needed."""
+    """A stand-in for the answer of a lazy ask: code that looks at it shows that the ask was needed."""
 
     def __repr__(self) -> str:
         raise AssertionError("a lazy answer is needed")
@@ -68,7 +68,7 @@ HINTS = ("order", "group", "ways", "trie", "lookahead", "shifted")
 
 @dataclass
 class Outcome:
-    """What a run showed: how it ended, what unknown code was handed, in order, what it asked the model."""
+    """The record of a run: how it ended, what unknown code was handed, in order, what it asked the model."""
 
     end: object = None
     effects: list[object] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the aggressive pass moves, what it leaves and why: twenty-one templates, and the rules around them."""
+"""The aggressive pass moves prompts, or leaves them and says why: twenty-one templates, and the rules around them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_template_is_kept_and_says_why(name: str) -> None:
 
 
 def test_only_the_first_text_of_a_run_is_looked_at_and_messages_stay_apart() -> None:
-    """What the user's message says does not move into the system's, nor does anything behind an answer."""
+    """Text of the user's message does not move into the system's, nor does anything behind an answer."""
     check("aggressive", """
         %c0 = ctx.new()
         %c1 = append(%c0, special("<s>"), begin("system"), "Be kind.", end("system"), begin("user"), %q, "\\nTranslate it into plain English words.\\nTranslate the text to French.\\n", end("user"), special("<a>"))
@@ -173,7 +173,7 @@ def sent(program: lmc.Function, **given: object) -> list[str]:
 
 
 def prompts(mock: lmc.Mock) -> list[str]:
-    """What was asked of a mock, whose tokens are bytes; special tokens are bars."""
+    """Return the prompts of a mock, whose tokens are bytes; special tokens are bars."""
     return ["".join(chr(token) if token < 256 else "|" for token in call.prompt) for call in mock.call_log]
 
 

@@ -1,4 +1,4 @@
-"""What a run's prompts grow by at most behind each ask, by its graph."""
+"""The most that a run's prompts grow behind each ask, by its graph."""
 
 from __future__ import annotations
 

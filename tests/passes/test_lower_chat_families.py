@@ -58,7 +58,7 @@ BOS = {"llama-3": "<|begin_of_text|>", "gemma": "<bos>", "deepseek-v3": "<｜beg
 EOS = {"deepseek-v3": "<｜end▁of▁sentence｜>"}
 
 LEAD = {"llama-2": " ", "zephyr": "\n"}
-"""What these families expect the model to write itself before its answer: in lmc it is part of the answer."""
+"""Text that these families expect the model to write itself before its answer: in lmc it is part of the answer."""
 
 # no template that is cut may say anything else than the whole, however long the conversation
 TURNS = [

@@ -1,4 +1,4 @@
-"""What is predicted of a planned graph: each prompt is computed by the first op that needs it on a path."""
+"""Predictions of a planned graph: each prompt is computed by the first op that needs it on a path."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def nodes(sequences: Iterable[tuple[list[int], int]]) -> set[tuple[int, int]]:
 def test_prompt_tokens_computed_are_the_unique_ones(
     engine: Any, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the engine counts as unique is checked against a trie of the requests that it was given."""
+    """The engine's count of unique tokens equals that of a trie of the requests that it was given."""
     requests: list[Any] = []
     add = engine._scheduler.add
 

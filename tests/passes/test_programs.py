@@ -1,4 +1,4 @@
-"""What the passes do to whole programs on the mock: the same answers, and as many calls as are needed."""
+"""Passes keep the answers of whole programs on the mock, and leave as many calls as are needed."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def advice(s, topic):
 
 
 def test_sub_programs_with_arguments_of_their_own_are_a_group() -> None:
-    """What they begin with is computed once, and they are answered side by side, although each reads its answer."""
+    """Their common beginning is computed once, and they are answered side by side, although each reads its answer."""
     conform(advice, [{"topic": "tea"}, {"topic": "soup"}])
     engine, _ = backend(4096)
     with engine, lmc.compile(advice, backend=engine) as program, stepped(engine) as drain:
@@ -212,5 +212,5 @@ def graded(s, essay):
 
 @pytest.mark.parametrize("essay", ("of a hare", "", "of a\nSummary: a\nJudge its clarity: or", "\n"))
 def test_text_that_is_pinned_for_siblings_is_there_once(essay: str) -> None:
-    """What joins them goes on from the same prompt, by text that the graph does not know."""
+    """The prompt that joins them goes on from theirs, by text that the graph does not know."""
     conform(graded, [{"essay": essay}])

@@ -86,7 +86,7 @@ def test_outputs_keep_the_wanted_variables(graph: Graph, seed: int) -> None:
 @slow
 @given(graphs(), st.integers(0, 3))
 def test_prefills_serve_two_asks_of_one_path(graph: Graph, seed: int) -> None:
-    """What is prefilled for a fork is extended by at least two branches, or by one in a loop."""
+    """A prompt prefilled for a fork is extended by at least two branches, or by one in a loop."""
     planned = PassManager(parse_pipeline("lower-chat,plan-prefix{min_chars = 1}")).run(graph)
     for op in planned.ops():
         if op.kind == "prefill" and op.attr("scope") is None:

@@ -1,4 +1,4 @@
-"""What a plan says of the addresses at which the program asks, as the ledger looks it up."""
+"""A plan's annotations of the addresses at which the program asks, as the ledger looks them up."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def arms_in_arms(s, q):
 
 
 def with_changes(s, q):
-    """What one arm changes is as it was in the other one: lists, variables, prompts."""
+    """Changes made in one arm are not seen in the other one: lists, variables, prompts."""
     notes, n = ["n"], 0
     (f,) = s.fork(1)
     s += q + gen("kind", max_tokens=3)

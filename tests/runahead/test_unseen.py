@@ -519,7 +519,7 @@ class Shelf:
 
 @lmc.function
 def shelves(s, kind):
-    """What a skipped loop does to objects: by a constructor, by a method, by a method of a method."""
+    """A skipped loop changes objects: by a constructor, by a method, by a method of a method."""
     shelf = Shelf("top")
     for line in child("list")["a"].splitlines():
         if kind == "constructor":

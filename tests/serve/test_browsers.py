@@ -33,7 +33,7 @@ BODY = json.dumps(HELLO).encode()
 @pytest.mark.parametrize("kind", ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "", "text/json", "application/jsonp"))
 @pytest.mark.parametrize("path", (CHAT, "/v1/completions", "/programs/greet"))
 def test_a_body_that_is_not_said_to_be_json_is_a_415(kind, path):
-    """What a page of another origin may send without asking first."""
+    """A page of another origin may send these kinds without asking first."""
     mock = lmc.Mock()
     answer = post(path, BODY, mock, PROGRAMS, headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["type"]) == (415, "invalid_request_error")
@@ -226,7 +226,7 @@ LEFT = {
 
 @pytest.mark.parametrize("path", LEFT)
 def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
-    """What the model had read by then, in the limits of the key, the metrics and the audit log."""
+    """Tokens that the model had read by then count in the limits of the key, the metrics and the audit log."""
 
     async def work():
         mock = lmc.Mock(latency=60)

@@ -67,7 +67,7 @@ def head(path: str, length: int, *more: str) -> bytes:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Return all that comes until the server closes."""
     found = b""
     with suppress(ConnectionResetError):
         while data := connection.recv(1 << 16):

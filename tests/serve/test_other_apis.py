@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's Responses and Anthropic's Messages by their official clients, fields that change nothing, fields that nobody knows."""
+"""Requests as clients send them: OpenAI's Responses and Anthropic's Messages by their official clients, fields that change nothing, and unknown ones."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Answer with <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>
 
 
 class Words:
-    """What rendering needs of a tokenizer."""
+    """As much of a tokenizer as rendering needs."""
 
     bos_token_id, eos_token_ids = None, (257,)
 

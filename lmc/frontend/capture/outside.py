@@ -277,7 +277,7 @@ def is_plain(cls: type) -> bool:
 
 _HEAP_TYPE = 1 << 9
 _OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType})
-"""What only a class out of C has of its own; such a class may be a heap type, too."""
+"""Attributes that only a class out of C has of its own; such a class may be a heap type, too."""
 
 
 @functools.lru_cache(1024)

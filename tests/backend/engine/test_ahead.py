@@ -173,7 +173,7 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
 
 
 def seen_of(result) -> object:
-    """What a user sees of it: texts, why each ended, its counts; and its streams say the same."""
+    """Return all that a user sees of it: texts, why each ended, its counts; assert that its streams say the same."""
     if result.error is not None:
         return str(result.error)
     out = result.output()
@@ -345,7 +345,7 @@ def test_who_submits_gives_way_to_the_first_pass_and_not_to_small_ones():
 
 
 def test_a_pin_is_released_while_its_prefill_is_in_flight():
-    """What others ask goes on, and nothing stays pinned."""
+    """Requests of others go on, and nothing stays pinned."""
     engine, core = stepped(512, runs=FakeAheadRunner)
     pin = engine.prefill(None, [Text(("p" * 20,))])
     assert core.turn()

@@ -17,7 +17,7 @@ from lmc.backend.engine.engine import EngineCore  # noqa: E402
 
 
 class Spec:
-    """What FlashInfer says of one of its modules. Compiling it ends when it may."""
+    """FlashInfer's description of one of its modules. Compiling it ends when it may."""
 
     def __init__(self, name: str, fails: bool = False) -> None:
         self.name, self.fails, self.is_compiled, self.may_end = name, fails, False, threading.Event()

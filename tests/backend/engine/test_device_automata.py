@@ -210,7 +210,7 @@ def test_answers_drawn_a_step_ahead_are_those_of_a_sampler_that_waits(k, kernels
 @pytest.mark.parametrize("kernels", ["fast", "slow"])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}])
 def test_behind_logits_that_are_no_numbers_nothing_is_legal(k, kernels, params):
-    """What was launched before the host knew is drawn from nothing, and says so."""
+    """A row launched before the host knew is drawn from nothing, and says so."""
     from lmc.backend.engine.sampler import Sampler
 
     sampler, req = Sampler(VOCABULARY.size, getattr(k, kernels)), request(automaton("[a-z]{9}"), 1, **params)

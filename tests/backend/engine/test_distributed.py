@@ -36,7 +36,7 @@ SOON = 10.0  # seconds in which an engine ends when one of its ranks does
 
 
 def together(ranks, work):
-    """What `work(group)` gives on each of so many ranks, which are threads here."""
+    """Return the results of `work(group)` on each of so many ranks, which are threads here."""
     found, errors = [None] * ranks, []
 
     def run(rank):
@@ -220,7 +220,7 @@ def test_a_program_gives_what_one_process_gives(alone, pair):
 
 
 def test_the_radix_tree_serves_all_ranks(pair):
-    """What is cached, forked, evicted and computed again is so in every rank's pool: texts do not depend on the pool's size."""
+    """Sequences are cached, forked, evicted and computed again in every rank's pool alike: texts do not depend on the pool's size."""
     question = "Question {}: why is the sky {}? " * 3
     texts = []
     for _ in range(2):

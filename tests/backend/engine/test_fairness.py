@@ -98,7 +98,7 @@ def test_a_stream_goes_on_beside_long_prompts():
 
 
 def test_the_items_of_a_batch_do_not_compete():
-    """What is started together is done in its order, as fast as it can be."""
+    """Requests started together are done in their order, as fast as they can be."""
     watch = Watch()
     batch = object()
     long = watch.ask("w" * 400, 1, run=ProgramRun("program", batch))

@@ -338,7 +338,7 @@ def wishes(draw) -> Wish:
 
 
 def outcome(wished: list[Wish], *, forced: bool, **options: Any):
-    """What a user sees of all of them."""
+    """Return all that a user sees of them."""
     engine, core, runner = engine_of(forced=forced, **options)
     handles = []
     for i, wish in enumerate(wished):

@@ -113,7 +113,7 @@ def test_a_run_that_does_not_fit_beside_parked_ones_is_admitted_where_nothing_ru
 
 
 def test_pins_that_open_runs_use_outlast_others():
-    """What a lease holds as well gives no room: of two pins, the older one stays, which is the beginning of a run that is away."""
+    """Pages that a lease holds as well give no room: of two pins, the older one stays, which is the beginning of a run that is away."""
     engine, core = stepped(200, max_context=200)
     first, second = ProgramRun("agent"), ProgramRun("agent")
     shared = engine.prefill(None, [Text(("s" * 60,))], Hints(pin=True))

@@ -1,4 +1,4 @@
-"""What is known of the device's load, from passes."""
+"""Estimates of the device's load, from passes."""
 
 from __future__ import annotations
 

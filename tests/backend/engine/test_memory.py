@@ -1,4 +1,4 @@
-"""What is free: of the machine, and of each group of processes that this one is limited with; what has no room is refused."""
+"""Free memory: of the machine, and of each group of processes that this one is limited with; allocations that have no room are refused."""
 
 from __future__ import annotations
 

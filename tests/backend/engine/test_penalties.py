@@ -72,7 +72,7 @@ def told(row, req: Request, token: int) -> TokenLogprob | None:
 
 
 def alone(row, req: Request) -> tuple[int, TokenLogprob | None]:
-    """What a row gets by itself, of a sampler that knows nothing of it."""
+    """Return the penalties of a row by itself, from a sampler that knows nothing of the others."""
     from lmc.backend.engine.sampler import Sampler
 
     fresh = request(req.params, req.seed, tuple(req.ids[req.prompt_len : req.length].tolist()))

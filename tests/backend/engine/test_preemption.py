@@ -129,7 +129,7 @@ def test_the_first_goes_on_and_the_last_give_way():
 
 
 def test_a_promise_is_kept():
-    """What was promised everything is not preempted for others, whoever comes first."""
+    """A request that was promised everything is not preempted for others, whoever comes first."""
     with promising_little():
         engine, core = stepped(120, max_context=110)
         first = engine.submit(None, [Text(("a" * 10,)), gen(90)])

@@ -487,7 +487,7 @@ def test_a_sequence_that_outgrows_its_positions_is_computed_again_once(runs, nea
 
 @pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
 def test_twins_that_outgrow_their_positions_are_computed_again(runs):
-    """What a twin found in the cache while it waited is of shorter sequences."""
+    """Pages that a twin found in the cache while it waited are of shorter sequences."""
     engine, core = stepped(200, near_context=10, runs=runs)
     drain_after(engine, core, "w" * 9)
     handles = [engine.submit(None, [Text(("w" * 9 + "x",)), gen(4)]) for _ in range(3)]
@@ -591,7 +591,7 @@ class Anything(RuleBasedStateMachine):
         self.groups = 0
 
     def hinted(self, hints: Hints) -> Hints:
-        """What is told with a submission."""
+        """Return the hints of a submission."""
         return hints
 
     def _submit(self, text: str, *asks, namespace: str = ""):

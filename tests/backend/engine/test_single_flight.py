@@ -1,4 +1,4 @@
-"""What is made once a key: nobody makes it twice, nobody waits for another key, and no more is kept than fits."""
+"""Values made once a key: nobody makes one twice, nobody waits for another key, and no more is kept than fits."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def pair(request, tmp_path_factory):
 
 
 def given(pair: Pair, media: list[Image]) -> dict[str, Any]:
-    """What transformers' processors would hand to the model. Theirs for videos are not asked: they need torchvision."""
+    """Return what transformers' processors would hand to the model. Theirs for videos are not asked: they need torchvision."""
     found: dict[str, list[Any]] = {}
     kind = pair.model.config.model_type
     for medium in media:

@@ -1,4 +1,4 @@
-"""What CPython asks when it runs a program, and what an evaluation asks that knows all answers: they have to be the same."""
+"""Compares the asks of CPython running a program with those of an evaluation that knows all answers: they have to be the same."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = N
 
 
 def evaluation(program: Function, arguments: Mapping[str, Any], answers: Mapping[Any, Any], **options: Any) -> tuple[list[Asked], Outcome]:
-    """What an evaluation asks that knows these answers by address."""
+    """Return the asks of an evaluation that knows these answers by address."""
     bound = program.arguments((), copy.deepcopy(dict(arguments)))
     emitter = Recording(lambda address, _prompt, _expr: answers.get(address), template=lmc.Mock().chat_template)
     made = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **options)

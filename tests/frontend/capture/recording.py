@@ -1,4 +1,4 @@
-"""What an evaluation asks, seen by a test: an emitter over a dict of answers."""
+"""Records the asks of an evaluation for a test: an emitter over a dict of answers."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Recording(Asking):
 
 
 def evaluate(program: Function, answers: Any = None, /, *, options: Mapping[str, Any] | None = None, **arguments: Any) -> tuple[list[Asked], Outcome]:
-    """What an evaluation of a program asks where these answers are known."""
+    """Return the asks of an evaluation of a program where these answers are known."""
     bound = program.arguments((), arguments)
     emitter = Recording(answers)
     evaluation = emitter.evaluation = Evaluation(program, OutsideSnapshot(bound.args[1:], bound.kwargs), emitter, **dict(options or {}))

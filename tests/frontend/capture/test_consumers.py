@@ -1,4 +1,4 @@
-"""What an evaluation asks through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed
+"""Evaluations ask through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed
 on."""
 
 # ruff: noqa: C401 (programs are written as people write them)
@@ -35,7 +35,7 @@ def scored(text):
 
 
 def asked_by(run: Callable[[], Any], answers: Any = None, **options: Any) -> list[Asked]:
-    """What a program asks that calls `run`, and then asks itself."""
+    """Return the asks of a program that calls `run`, and then asks itself."""
 
     @lmc.function
     def program(s):

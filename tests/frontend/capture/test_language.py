@@ -1,4 +1,4 @@
-"""What an evaluation follows: classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
+"""Evaluations follow classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
 
 # ruff: noqa: SIM401 (programs are written as people write them)
 
@@ -424,7 +424,7 @@ def test_frames_of_a_function_that_runs_now_serve():
     bound = {"q": __file__}
     python = run_python(looking, bound)
     asked, _ = run_evaluation(looking, bound, {}, frames=FRAMES.pop())
-    assert asked[0] == python.asked[0] and asked[0][2].startswith('"""What an evaluation follows')
+    assert asked[0] == python.asked[0] and asked[0][2].startswith('"""Evaluations follow classes')
 
 
 @lmc.function
