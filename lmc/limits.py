@@ -383,7 +383,7 @@ class _Await:
 # -- time ------------------------------------------------------------------------------------------------------------
 
 
-class _Clock:
+class _Deadlines:
     """Ends runs at their deadline: one thread for all, which lives while there are any."""
 
     def __init__(self) -> None:
@@ -426,4 +426,4 @@ class _Clock:
             return None
 
 
-_clock = _Clock()
+_clock = _Deadlines()

@@ -131,18 +131,18 @@ def of_state(state: StateView) -> RunRecord:
     return RunRecord(min([r.result.began for r in found], default=0.0), None, found)
 
 
-_Asked = tuple[str, str, str, Loc | None, Result, str, float]
+_RequestParts = tuple[str, str, str, Loc | None, Result, str, float]
 """Name, kind, fork path, location, answer, whether it was made ahead, and when the program made it."""
 
 
-def _interpreted(result: Result) -> _Asked:
+def _interpreted(result: Result) -> _RequestParts:
     assert result.asked is not None, "a state lists what its program asked"
     ask, stream = result.asked
     kind = "gen" if isinstance(ask, Gen) else "select"
     return ask.name or kind, kind, stream, ask.loc, result, "no", result.began
 
 
-def _requests(asked: Iterable[_Asked], root: str) -> list[RequestRecord]:
+def _requests(asked: Iterable[_RequestParts], root: str) -> list[RequestRecord]:
     """Return the requests of a run whose program has the fork path `root`."""
     found: list[RequestRecord] = []
     latest: dict[str, float] = {}  # arrival of the answer that each branch requested last

@@ -59,7 +59,7 @@ def events(recorder: EventRecorder) -> list[Event]:
     """Return all events: names of processes and tracks first, then by time."""
     names: list[Event] = []
     found: list[Event] = []
-    clock = _Clock(recorder.began)
+    clock = _TraceClock(recorder.began)
     names += _named(ENGINE, "engine", 0)
     found += _batches(recorder.batches, clock, names)
     found += _in_flight(recorder.runs, clock)
@@ -69,7 +69,7 @@ def events(recorder: EventRecorder) -> list[Event]:
     return names + sorted(found, key=lambda e: e["ts"])
 
 
-class _Clock:
+class _TraceClock:
     """Microseconds since the start, to the nanosecond."""
 
     def __init__(self, zero: float) -> None:
@@ -97,7 +97,7 @@ def _track(pid: int, tid: int, name: str) -> Event:
 # -- the engine ----------------------------------------------------------------------------------------------------
 
 
-def _batches(batches: Sequence[RecordedPass], clock: _Clock, names: list[Event]) -> Iterator[Event]:
+def _batches(batches: Sequence[RecordedPass], clock: _TraceClock, names: list[Event]) -> Iterator[Event]:
     if not batches:
         return
     names.append(_track(ENGINE, 1, "passes on the device"))
@@ -115,7 +115,7 @@ def _batches(batches: Sequence[RecordedPass], clock: _Clock, names: list[Event])
         yield {"ph": "C", "name": "tokens from the cache", **at, "args": {"tokens": b.cached}}
 
 
-def _in_flight(runs: Iterable[RecordedRun], clock: _Clock) -> Iterator[Event]:
+def _in_flight(runs: Iterable[RecordedRun], clock: _TraceClock) -> Iterator[Event]:
     """Yield the number of answers being waited for, also for backends that report no passes."""
     changes: list[tuple[float, int]] = []
     for run in runs:
@@ -136,7 +136,7 @@ def _times(run: RecordedRun) -> list[tuple[Any, float, float]]:
     return sorted(found, key=lambda timed: timed[1:])
 
 
-def _run(run: RecordedRun, pid: int, clock: _Clock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
+def _run(run: RecordedRun, pid: int, clock: _TraceClock, names: list[Event], flows: Iterator[int]) -> Iterator[Event]:
     times = _times(run)
     end = max([run.began, *(ended for _, _, ended in times)])
     names += _named(pid, f"{run.name} [{run.item}]", pid)

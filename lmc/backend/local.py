@@ -72,7 +72,7 @@ log = logging.getLogger("lmc.engine")
 # -- handles -----------------------------------------------------------------------------------------------------
 
 
-class _State(Enum):
+class _StepState(Enum):
     WAITING = auto()  # for its parent's answer, or its pictures
     RUNNING = auto()
     DONE = auto()
@@ -113,7 +113,7 @@ class _Step:
         self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
         self.namespace: str = hints.namespace or (parent.namespace if parent is not None else "")
         self.group: Group | None = None  # until its requests have joined it
-        self.state = _State.WAITING
+        self.state = _StepState.WAITING
         self.streams = hints.watched  # its answer is read while it grows
         self.wants_prefill = False
         self.after = ROOT
@@ -125,7 +125,7 @@ class _Step:
 
     def __del__(self) -> None:
         # may run in any thread, at any moment, also inside the garbage collector: must only post
-        if self.state is _State.RUNNING:
+        if self.state is _StepState.RUNNING:
             self.charge_unfinished(self.requests)
         for req in self.requests:
             self.backend.forget(req)
@@ -347,13 +347,13 @@ class LocalBackend:
         for step in handle.steps:
             if step.wants_prefill:
                 with self._lock:
-                    step.wants_prefill = step.state is not _State.WAITING
+                    step.wants_prefill = step.state is not _StepState.WAITING
                 for req in step.requests:
                     self.forget(req)
 
     def holds(self, handle: Handle) -> bool:
         assert isinstance(handle, LocalHandle)
-        if any(step.state is _State.FAILED for step in handle.steps):
+        if any(step.state is _StepState.FAILED for step in handle.steps):
             return False
         return all(req.pinned or not req.done for step in handle.steps if step.wants_prefill for req in step.requests)
 
@@ -497,7 +497,7 @@ class LocalBackend:
         parent = step.parent
         if parent is not None:
             with self._lock:
-                if parent.state in (_State.WAITING, _State.RUNNING):
+                if parent.state in (_StepState.WAITING, _StepState.RUNNING):
                     parent.pending.append(weakref.ref(step))
                     return
         self._await_pictures(step)
@@ -512,7 +512,7 @@ class LocalBackend:
     def _begin(self, step: _Step) -> None:
         """Begin after the parent: make the request. Raises the request's errors, after failing the step with them."""
         parent, step.parent = step.parent, None
-        if step.state is _State.FAILED:
+        if step.state is _StepState.FAILED:
             return  # cancelled meanwhile
         if parent is not None and parent.error is not None:
             return self._fail(step, parent.error)
@@ -540,16 +540,16 @@ class LocalBackend:
         else:
             request = self._asker.prefill(place, order, step.hints.low_priority, step.hints.adapter) if step.wants_prefill else None
             with self._lock:  # it may be released or cancelled meanwhile
-                requests = (request,) if request is not None and step.wants_prefill and step.state is _State.WAITING else ()
+                requests = (request,) if request is not None and step.wants_prefill and step.state is _StepState.WAITING else ()
                 step.requests = requests
             for req in requests:
                 self._tag(req, step)
             self._send(requests)
             return self._complete(step, place, None)
         with self._lock:
-            if step.state is not _State.WAITING:
+            if step.state is not _StepState.WAITING:
                 return  # cancelled meanwhile
-            step.state, step.requests = _State.RUNNING, tuple(requests)
+            step.state, step.requests = _StepState.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
             req.script = self._script(req) if req.kind is RequestKind.GENERATE else None
@@ -611,9 +611,9 @@ class LocalBackend:
 
     def _complete(self, step: _Step, after: PromptPosition, output: Output | None) -> None:
         with self._lock:
-            if step.state is _State.FAILED:
+            if step.state is _StepState.FAILED:
                 return
-            step.after, step.state = after, _State.DONE
+            step.after, step.state = after, _StepState.DONE
             if step.trail is not None:
                 said = output.text if output is not None else step.ask.text if isinstance(step.ask, Given) else ""
                 step.trail = step.trail._replace(answer=said)
@@ -631,9 +631,9 @@ class LocalBackend:
         while doomed:
             step = doomed.pop()
             with self._lock:
-                if step.state in (_State.DONE, _State.FAILED):
+                if step.state in (_StepState.DONE, _StepState.FAILED):
                     continue
-                step.state, step.error, step.parent = _State.FAILED, error, None
+                step.state, step.error, step.parent = _StepState.FAILED, error, None
                 requests, step.requests = step.requests, ()
                 pending, step.pending = step.pending, []
             step.charge_unfinished(requests)

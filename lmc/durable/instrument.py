@@ -209,14 +209,14 @@ def _with_hooks(code: types.CodeType, hooks: dict[str, _Hook]) -> types.CodeType
 
 
 @dataclass(frozen=True)
-class _Module:
+class _InstrumentedModule:
     """A file: each code object in it, by first line and name, with its instrumented twin."""
 
     text: str
     codes: dict[tuple[int, str], list[tuple[types.CodeType, types.CodeType]]]
 
 
-_modules: dict[tuple[str, bool, int], _Module] = {}
+_modules: dict[tuple[str, bool, int], _InstrumentedModule] = {}
 _instrumented: dict[int, types.CodeType] = {}
 _building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # used by notebook cells
@@ -264,7 +264,7 @@ def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
     return running == compiled or any(name.startswith("@py") for name in running.co_varnames + running.co_names)  # pytest rewrote its asserts
 
 
-def _module(file: str, deciding: bool, futures: int) -> _Module | None:
+def _module(file: str, deciding: bool, futures: int) -> _InstrumentedModule | None:
     """Return a file compiled with these flags, cached while its text stays the same. None: it cannot be read, or is not
     Python."""
     lines = linecache.getlines(file)
@@ -280,7 +280,7 @@ def _module(file: str, deciding: bool, futures: int) -> _Module | None:
     return found
 
 
-def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int) -> _Module | None:
+def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int) -> _InstrumentedModule | None:
     try:
         plain = compile(text, file, "exec", flags, dont_inherit=True)
         rewrite = _Rewrite(file, lines, deciding)
@@ -288,7 +288,7 @@ def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: in
         code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
     except (SyntaxError, ValueError):
         return None
-    made = _Module(text, {})
+    made = _InstrumentedModule(text, {})
     for one, other in zip(_codes(plain), _codes(code), strict=True):
         assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
         made.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))

@@ -38,7 +38,7 @@ LARGEST = 1 << 20
 """Most bytes of a run's arguments that a journal holds; of larger ones it has the digest."""
 
 
-class Program(Protocol):
+class JournaledProgram(Protocol):
     """A program, as a journal identifies it."""
 
     name: str
@@ -47,7 +47,7 @@ class Program(Protocol):
     def digest(self) -> str: ...
 
 
-def header(function: Program, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
+def header(function: JournaledProgram, options: Options, backend: Backend, compiled: str, *, batch: bool) -> dict[str, Any]:
     """Return the header that a journal must have to be used for a call."""
     defaults = options.defaults(SamplingParams())
     changed = {f.name: codec.encode(getattr(defaults, f.name)) for f in fields(defaults) if getattr(defaults, f.name) != f.default}
@@ -59,7 +59,7 @@ def header(function: Program, options: Options, backend: Backend, compiled: str,
 
 @contextmanager
 def journaled(
-    function: Program, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
+    function: JournaledProgram, options: Options, backend: Backend, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int], fresh: Callable[[], int],
     *, batch: bool, compiled: str = "",
 ) -> Generator[Options]:  # fmt: skip
     """Yield the options with the journal open and its seed. Raises JournalError if it belongs to another call."""

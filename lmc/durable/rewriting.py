@@ -94,13 +94,13 @@ def _groups(runs: Mapping[int, list[Record]]) -> Iterator[list[list[Any]]]:
     while some := list(islice(items, MANY)):
         ended = dict[int, list[int]]()
         together = _begin_together([runs[item][0] for item in some])
-        left: list[list[tuple[_Run, Record]]] = []
+        left: list[list[tuple[_KnownRun, Record]]] = []
         for item in some:
             records = runs[item][together is not None :]
             if records and records[-1][:2] == WELL:
                 *records, (_, _, when) = records
                 ended.setdefault(when, []).append(item)
-            run = _Run(item)
+            run = _KnownRun(item)
             left.append([(run, record) for record in records])
         steps = [each for step in zip_longest(*left) for each in step if each is not None]
         entries: list[Entry] = [((some, *together),)] if together is not None else []
@@ -116,7 +116,7 @@ def _begin_together(records: Sequence[Record]) -> tuple[Sequence[str], Sequence[
 
 
 @dataclass
-class _Run:
+class _KnownRun:
     item: int
 
     def record(self, places: Sequence[Ask], result: Result) -> None:

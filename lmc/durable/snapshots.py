@@ -83,7 +83,7 @@ class CallSnapshot:
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
             self.values.append(fields)
-            if isinstance(_snapshot(fields, self._of_states), _Held):  # what data is among them is looked at by itself
+            if isinstance(_snapshot(fields, self._of_states), _OpaqueValue):  # what data is among them is looked at by itself
                 self.values += [x for x in fields.values() if codec.can_change(x)]
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
@@ -154,7 +154,7 @@ class CallSnapshot:
             raise codec.NotData("what it appended to a state")
         found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
         for index, after in found:
-            if isinstance(after, _Held):
+            if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
             new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
@@ -257,7 +257,7 @@ def _items(x: Any) -> Iterable[tuple[Any, Any]]:
     return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
 
 
-class _Held:
+class _OpaqueValue:
     """A value that is not data, with its contents: only whether it changed is known."""
 
     def __init__(self, x: Any) -> None:
@@ -270,10 +270,10 @@ def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     try:
         return codec.encode(x, held)
     except codec.NotData:
-        return _Held(x)
+        return _OpaqueValue(x)
 
 
 def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, _Held) and isinstance(after, _Held):
+    if isinstance(before, _OpaqueValue) and isinstance(after, _OpaqueValue):
         return before.x is after.x and len(before.items) == len(after.items) and all(map(is_, before.items, after.items))
-    return not isinstance(before, _Held) and not isinstance(after, _Held) and before == after
+    return not isinstance(before, _OpaqueValue) and not isinstance(after, _OpaqueValue) and before == after

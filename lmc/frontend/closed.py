@@ -37,12 +37,12 @@ _REFUSED = (ast.AsyncWith, ast.AsyncFor, ast.Await, ast.AsyncFunctionDef, ast.Cl
 _MISSING = object()
 
 
-class Program(Protocol):
+class CheckedProgram(Protocol):
     func: Callable[..., Any]
     is_async: bool
 
 
-def is_closed(function: Program, arguments: Iterable[Mapping[str, Any]], kind: type[Any]) -> bool:
+def is_closed(function: CheckedProgram, arguments: Iterable[Mapping[str, Any]], kind: type[Any]) -> bool:
     """Return whether runs of a program with these arguments make no unknown calls. `kind`: the class of all programs."""
     return all(_is_plain(x) for given in arguments for x in given.values()) and _Closed(kind).is_closed(function.func)
 

@@ -28,7 +28,7 @@ class SourceFunction:
 
 
 @dataclass(frozen=True)
-class _Module:
+class _ParsedModule:
     """The parsed and compiled source of a file: its functions and their code by first line and name."""
 
     text: str
@@ -37,7 +37,7 @@ class _Module:
     codes: dict[tuple[int, str], list[types.CodeType]]
 
 
-_modules: dict[str, _Module] = {}
+_modules: dict[str, _ParsedModule] = {}
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 """A notebook's cell may await; code inside of functions is the same with this as without."""
@@ -87,7 +87,7 @@ def _covered(code: types.CodeType) -> _Span | None:
     return (min((p[0] or 0, p[2] or 0) for p in found), max((p[1] or 0, p[3] or 0) for p in found)) if found else None
 
 
-def _of_statement(module: _Module, code: types.CodeType) -> Iterator[types.CodeType]:
+def _of_statement(module: _ParsedModule, code: types.CodeType) -> Iterator[types.CodeType]:
     """The code at the place of `code` if its statement is compiled by itself, as notebooks do: calls of what an import beside it names differ then."""
     line = code.co_firstlineno
     for node in module.tree.body:
@@ -97,7 +97,7 @@ def _of_statement(module: _Module, code: types.CodeType) -> Iterator[types.CodeT
             yield from (c for c in codes(compiled) if (c.co_firstlineno, c.co_name) == (line, code.co_name))
 
 
-def _module(file: str) -> _Module | None:
+def _module(file: str) -> _ParsedModule | None:
     """Return the source of a file, cached while the text stays the same."""
     text = "".join(linecache.getlines(file))
     if not text:
@@ -109,7 +109,7 @@ def _module(file: str) -> _Module | None:
                 tree, compiled = ast.parse(text, file), compile(text, file, "exec", _FLAGS, dont_inherit=True)
         except SyntaxError:
             return None
-        cached = _modules[file] = _Module(text, tree, {}, {})
+        cached = _modules[file] = _ParsedModule(text, tree, {}, {})
         for found in _functions(tree):
             cached.functions.setdefault((first_line(found.node), getattr(found.node, "name", "<lambda>")), []).append(found)
         for code in codes(compiled):

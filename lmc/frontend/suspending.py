@@ -23,7 +23,7 @@ from lmc.frontend.active import ACTIVE, CALLING, TASK, TaskOfRun, creator_waits,
 T = TypeVar("T")
 
 
-class _Step(greenlet):
+class _TaskStep(greenlet):
     """One step of a task, up to where it awaits. Its parent is its current driver."""
 
     __slots__ = ("closing",)
@@ -40,7 +40,7 @@ class Suspendable(Coroutine[Any, Any, T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], task: TaskOfRun | None = None) -> None:
         self._coroutine, self._task = coroutine, task
-        self._suspended: _Step | None = None  # inside a step, while it waits for an answer
+        self._suspended: _TaskStep | None = None  # inside a step, while it waits for an answer
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self  # type: ignore[return-value]  # it has the methods of a generator
@@ -74,7 +74,7 @@ class Suspendable(Coroutine[Any, Any, T]):
             step.throw(GeneratorExit)
             self._coroutine.close()  # it has caught the exception, and awaits something
 
-    def _run(self, step: _Step, *args: Any, error: Any = None) -> Any:
+    def _run(self, step: _TaskStep, *args: Any, error: Any = None) -> Any:
         """Drive a step to its end, or to where it waits. Return the future that the task must wait for."""
         self._suspended = None
         step.parent = getcurrent()
@@ -96,12 +96,12 @@ class Suspendable(Coroutine[Any, Any, T]):
         return repr(self._coroutine)
 
 
-def _fresh(run: Callable[..., Any]) -> _Step:
+def _fresh(run: Callable[..., Any]) -> _TaskStep:
     def in_context(*args: Any) -> Any:
         _context = copy_context()  # held here, `lmc serve` finds by it whose step this is
         return run(*args)
 
-    step = _Step(in_context)
+    step = _TaskStep(in_context)
     step.gr_context = getcurrent().gr_context  # the task's own, not a copy
     step.closing = False
     return step
@@ -109,13 +109,13 @@ def _fresh(run: Callable[..., Any]) -> _Step:
 
 def suspendable(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
     """Return the coroutine, such that reading inside it suspends the task that runs it."""
-    return coroutine if isinstance(getcurrent(), _Step) else Suspendable(coroutine)
+    return coroutine if isinstance(getcurrent(), _TaskStep) else Suspendable(coroutine)
 
 
 def _suspend(signal: waiting.Signal, timeout: float | None) -> bool:
     """Wait for a signal inside a step; False outside of any."""
     step = getcurrent()
-    if not isinstance(step, _Step) or step.closing:
+    if not isinstance(step, _TaskStep) or step.closing:
         return False
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()

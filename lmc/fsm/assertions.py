@@ -40,7 +40,7 @@ def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
     """Return the texts of a tree where all assertions hold; NOTHING if there is none. Raises TooLarge."""
     marks = Chars(((MAX_CHAR + 1, MAX_CHAR + len(assertions)),))
     whole = Chars((*without_surrogates(((0, MAX_CHAR),)), marks.ranges[0]))
-    broken = _Broken(whole, Repeat(marks, 0, None))
+    broken = _Violations(whole, Repeat(marks, 0, None))
     anything = Repeat(whole, 0, None)
     for index, assertion in enumerate(assertions):
         tree = both(tree, without(anything, broken.of(assertion, mark(index))))
@@ -50,7 +50,7 @@ def resolved(tree: Node, assertions: Sequence[Assertion]) -> Node:
     return _unmarked(tree)
 
 
-class _Broken:
+class _Violations:
     """Texts in which an assertion does not hold at one of its marks."""
 
     def __init__(self, whole: Chars, marks: Node) -> None:

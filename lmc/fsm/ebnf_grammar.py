@@ -35,14 +35,14 @@ class _Token(NamedTuple):
 
 def compile_ebnf(source: str) -> Grammar:
     """Compile a text in EBNF, from its rule `root`, to a grammar. Raises ConstraintError with line and column."""
-    reader = _Reader(source)
+    reader = _EbnfReader(source)
     try:
         return reader.grammar()
     except RecursionError:
         raise ConstraintError("ebnf: the grammar is nested too deep") from None
 
 
-class _Reader:
+class _EbnfReader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.tokens = [*self._tokens(), _Token("end", "", len(source))]

@@ -140,7 +140,7 @@ class Grammar:
 
     def ebnf(self) -> str:
         """Return the grammar in xgrammar's EBNF; its start is `root`. Raises ConstraintError if it derives no text."""
-        return _Writer(self.written.productive()).text()
+        return _EbnfWriter(self.written.productive()).text()
 
     def productive(self) -> Grammar:
         """Return the grammar without unproductive parts. Raises ConstraintError if it derives no text."""
@@ -384,7 +384,7 @@ def _graph_within(node: NodeGraph, rules: frozenset[str], known: dict[int, Node]
     return NodeGraph(kept, node.final)
 
 
-class _Writer:
+class _EbnfWriter:
     """Writes EBNF: a rule for each rule, and one for each state of a graph."""
 
     def __init__(self, grammar: Grammar) -> None:

@@ -22,13 +22,13 @@ _DEEPEST = 200  # most nested schemas
 
 
 @dataclass
-class _Seen:
+class _Evaluated:
     """Parts of a value evaluated by schemas that hold: names of properties, indices of items."""
 
     names: set[str] = field(default_factory=set)
     items: set[int] = field(default_factory=set)
 
-    def add(self, other: _Seen) -> None:
+    def add(self, other: _Evaluated) -> None:
         self.names |= other.names
         self.items |= other.items
 
@@ -44,18 +44,18 @@ class Checker:
         """Return why the value of a JSON text is not valid; None if it is."""
         value = json.loads(text, parse_float=Decimal)
         try:
-            return self._wrong(self._root, value, _Seen(), "", 0)
+            return self._wrong(self._root, value, _Evaluated(), "", 0)
         except RecursionError:
             return "it is nested too deep to be checked"
 
-    def _holds(self, place: SchemaPointer, value: Any, seen: _Seen, depth: int) -> bool:
-        mine = _Seen()
+    def _holds(self, place: SchemaPointer, value: Any, seen: _Evaluated, depth: int) -> bool:
+        mine = _Evaluated()
         if self._wrong(place, value, mine, "", depth) is not None:
             return False
         seen.add(mine)
         return True
 
-    def _wrong(self, place: SchemaPointer, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _wrong(self, place: SchemaPointer, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         schema = place.schema
         if schema is True:
             return None
@@ -67,7 +67,7 @@ class Checker:
             return self._wrong(self._references.target(place, "$ref"), value, seen, at, depth + 1)
         if schema.get("nullable") is True and value is None:
             return None
-        mine = _Seen()  # of this schema and what it applies, not of its neighbours
+        mine = _Evaluated()  # of this schema and what it applies, not of its neighbours
         for keyword, rule in _RULES.items():
             if keyword in schema and (found := rule(self, place, keyword, value, mine, at, depth)) is not None:
                 return (
@@ -124,7 +124,7 @@ class Checker:
         texts = [_canonical(item) for item in value]
         return None if len(set(texts)) == len(texts) else False
 
-    def _items(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _items(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         if not isinstance(value, list):
             return None
         schema = place.schema
@@ -138,15 +138,15 @@ class Checker:
         else:
             return None
         for i, item in places:
-            if found := self._wrong(item, value[i], _Seen(), f"{at}/{i}", depth + 1):
+            if found := self._wrong(item, value[i], _Evaluated(), f"{at}/{i}", depth + 1):
                 return found
             seen.items.add(i)
         return None
 
-    def _contains(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
+    def _contains(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
         if not isinstance(value, list):
             return None
-        found = [i for i, item in enumerate(value) if self._holds(place.at("contains"), item, _Seen(), depth + 1)]
+        found = [i for i, item in enumerate(value) if self._holds(place.at("contains"), item, _Evaluated(), depth + 1)]
         if self._references.draft >= 2020:
             seen.items.update(found)
         least, most = place.schema.get("minContains", 1), place.schema.get("maxContains")
@@ -156,12 +156,12 @@ class Checker:
         needed = place.schema["required"]
         return None if not isinstance(value, dict) or not isinstance(needed, list) or all(name in value for name in needed) else False
 
-    def _properties(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _properties(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         if not isinstance(value, dict):
             return None
         for name, item in value.items():
             for of in self._speaking_of(place, keyword, name):
-                if found := self._wrong(of, item, _Seen(), f"{at}/{name}", depth + 1):
+                if found := self._wrong(of, item, _Evaluated(), f"{at}/{name}", depth + 1):
                     return found
                 seen.names.add(name)
         return None
@@ -175,11 +175,11 @@ class Checker:
             return [place.at("patternProperties", pattern) for pattern in matching]
         return [] if matching or name in schema.get("properties", {}) else [place.at("additionalProperties")]
 
-    def _names(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
+    def _names(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
         names = value if isinstance(value, dict) else ()
-        return None if all(self._holds(place.at(keyword), name, _Seen(), depth + 1) for name in names) else False
+        return None if all(self._holds(place.at(keyword), name, _Evaluated(), depth + 1) for name in names) else False
 
-    def _dependent(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
+    def _dependent(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | str | None:
         if not isinstance(value, dict):
             return None
         for name, needed in place.schema[keyword].items():
@@ -192,33 +192,33 @@ class Checker:
                 return found
         return None
 
-    def _refers(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _refers(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         return self._wrong(self._references.target(place, keyword), value, seen, at, depth + 1)
 
-    def _all(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _all(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         found = (self._wrong(place.at(keyword, i), value, seen, at, depth + 1) for i in range(len(place.schema[keyword])))
         return next(filter(None, found), None)
 
-    def _some(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | str | None:
+    def _some(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | str | None:
         count = sum(self._holds(place.at(keyword, i), value, seen, depth + 1) for i in range(len(place.schema[keyword])))
         if keyword == "anyOf":
             return None if count else False
         return None if count == 1 else f"{at or '/'}: {count} of {place.pointer}/oneOf hold, not exactly one"
 
-    def _not(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> bool | None:
-        return False if self._holds(place.at("not"), value, _Seen(), depth + 1) else None
+    def _not(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
+        return False if self._holds(place.at("not"), value, _Evaluated(), depth + 1) else None
 
-    def _if(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _if(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         then = "then" if self._holds(place.at("if"), value, seen, depth + 1) else "else"
         return self._wrong(place.at(then), value, seen, at, depth + 1) if then in place.schema else None
 
-    def _unevaluated(self, place: SchemaPointer, keyword: str, value: Any, seen: _Seen, at: str, depth: int) -> str | None:
+    def _unevaluated(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
         if keyword == "unevaluatedItems":
             rest: Any = [i for i in range(len(value)) if i not in seen.items] if isinstance(value, list) else []
         else:
             rest = [name for name in value if name not in seen.names] if isinstance(value, dict) else []
         for key in rest:
-            if found := self._wrong(place.at(keyword), value[key], _Seen(), f"{at}/{key}", depth + 1):
+            if found := self._wrong(place.at(keyword), value[key], _Evaluated(), f"{at}/{key}", depth + 1):
                 return found
             (seen.items if keyword == "unevaluatedItems" else seen.names).add(key)
         return None

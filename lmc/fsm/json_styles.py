@@ -159,10 +159,10 @@ def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], s
     if refers(start).isdisjoint(_MARKS) and all(refers(body).isdisjoint(_MARKS) for body in rules.values()):
         return start, rules
     out: dict[str, Node] = {}
-    return one_of([_Writer(rules, recursive, style, f"{i}", out).start(start) for i, style in enumerate(styles)]), out
+    return one_of([_StyleWriter(rules, recursive, style, f"{i}", out).start(start) for i, style in enumerate(styles)]), out
 
 
-class _Writer:
+class _StyleWriter:
     """Copies a grammar in one style, its rules once for each level where they occur; recursive ones once, for any
     level."""
 

@@ -237,7 +237,7 @@ def _decimals(bounds: Bounds, places: int) -> Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _At:
+class _DecimalState:
     """Reading state of a decimal: its position, and its comparison so far with the bounds' digits.
 
     whole    digits before the point, counted up to one more than the longest bound has
@@ -261,28 +261,28 @@ def _magnitudes(bounds: Bounds, places: int) -> Node:
     scale = max(places, _places(bounds.step)) if bounds.step is not None else 0
     step = int(bounds.step.scaleb(scale)) if bounds.step is not None else 1
 
-    def step_by(at: _At, chars: str) -> _At | None:
+    def step_by(at: _DecimalState, chars: str) -> _DecimalState | None:
         char = chars[0]
         if char == ".":
             if at.places >= 0 or not at.whole or not places:
                 return None
-            return _At(0, 0, _whole(at.low, at.whole, low), _whole(at.high, at.whole, high), at.rest)
+            return _DecimalState(0, 0, _whole(at.low, at.whole, low), _whole(at.high, at.whole, high), at.rest)
         digit = int(char)
         rest = (at.rest * 10 + digit) % step
         if at.places >= 0:
             if at.places >= places:
                 return None
-            return _At(0, at.places + 1, _compared(at.low, digit, low, at.places, 1),
+            return _DecimalState(0, at.places + 1, _compared(at.low, digit, low, at.places, 1),
                        _compared(at.high, digit, high, at.places, 1), rest)  # fmt: skip
         if at.zero:
             return None
         whole = min(at.whole + 1, most)
         if high is not None and whole > len(high[0]):
             return None  # more digits than the bound has
-        return _At(whole, -1, _compared(at.low, digit, low, at.whole, 0), _compared(at.high, digit, high, at.whole, 0),
+        return _DecimalState(whole, -1, _compared(at.low, digit, low, at.whole, 0), _compared(at.high, digit, high, at.whole, 0),
                    rest, zero=digit == 0 and at.whole == 0)  # fmt: skip
 
-    def is_final(at: _At) -> bool:
+    def is_final(at: _DecimalState) -> bool:
         if at.places == 0 or (at.places < 0 and not at.whole):
             return False
         done = max(at.places, 0)
@@ -296,7 +296,7 @@ def _magnitudes(bounds: Bounds, places: int) -> Node:
         )
 
     digits = _alike(low, high) if step == 1 else list("0123456789")
-    return automaton(_At(0, -1, 0, 0, 0), step_by, is_final, [*digits, "."] if places else digits)
+    return automaton(_DecimalState(0, -1, 0, 0, 0), step_by, is_final, [*digits, "."] if places else digits)
 
 
 def _alike(*bounds: _Digits) -> list[str]:

@@ -28,7 +28,7 @@ def compile_lark(source: str) -> Grammar:
 
     try:
         loaded = _loaded(source)
-        return _Reader(loaded).grammar()
+        return _LarkReader(loaded).grammar()
     except GrammarError as error:
         raise ConstraintError(f"lark: {str(error).strip()}") from None
     except LarkError as error:
@@ -83,7 +83,7 @@ def _escaped_string() -> Any:
     return next(tree for name, (tree, _) in loaded.term_defs if name == "ESCAPED_STRING")
 
 
-class _Reader:
+class _LarkReader:
     """Reads the definitions that lark's loader found."""
 
     def __init__(self, loaded: Any) -> None:

@@ -98,7 +98,7 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
     flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
     assertions: list[Assertion] = []
     try:
-        return _Reader(pattern, flags, assertions, properties, words, search).whole(list(tree)), assertions
+        return _RegexReader(pattern, flags, assertions, properties, words, search).whole(list(tree)), assertions
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
 
@@ -189,7 +189,7 @@ _STARTS = (_sre.AT_BEGINNING, _sre.AT_BEGINNING_STRING)
 _ENDS = (_sre.AT_END, _sre.AT_END_STRING)
 
 
-class _Reader:
+class _RegexReader:
     """Reads one syntax tree of `re._parser` under the flags that hold there.
 
     search   for a match anywhere; `$` is the end alone then, as in JSON Schema's patterns
@@ -303,10 +303,10 @@ class _Reader:
             return self.asserted(Assertion("not_ahead" if negated else "ahead", looked, to_the_end))
         return self.asserted(Assertion("not_behind" if negated else "behind", looked))
 
-    def under(self, add: int, remove: int) -> _Reader:
+    def under(self, add: int, remove: int) -> _RegexReader:
         """Return a reader for the inside of `(?flags:…)`."""
         flags = self.flags & ~(re.ASCII | re.UNICODE) if add & (re.ASCII | re.UNICODE) else self.flags
-        return _Reader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties, self.words, self.search)
+        return _RegexReader(self.pattern, (flags | add) & ~remove, self.assertions, self.properties, self.words, self.search)
 
     def repeat(self, low: int, high: int, body: Any) -> Node:
         unbounded = high is _sre.MAXREPEAT
@@ -442,7 +442,7 @@ def _is_empty(token: str, flags: int) -> bool:
     except (re.error, ValueError):
         return False  # neither of them
     if op is _sre.IN:
-        return not charset.without_surrogates(_Reader(token, flags, [], {}, {}, False).char_class(arg))
+        return not charset.without_surrogates(_RegexReader(token, flags, [], {}, {}, False).char_class(arg))
     return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
 
 

@@ -77,7 +77,7 @@ def finder(pattern: str) -> Callable[[str], int | None]:
     found = _searcher_of(pattern)
     if found is None:
         return _Backtracking(re.compile(pattern)).start
-    return _Growing(found).start
+    return _Incremental(found).start
 
 
 @lru_cache(maxsize=256)
@@ -88,7 +88,7 @@ def _searcher_of(pattern: str) -> Searcher | None:
         return None
 
 
-class _Growing:
+class _Incremental:
     def __init__(self, of: Searcher) -> None:
         self._of, self._state, self._read = of, 0, 0
 

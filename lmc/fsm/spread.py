@@ -65,7 +65,7 @@ def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, in
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _CharState:
     """A state over characters: its number in the table, its shape, and the new numbers of the states its leaves lead to."""
 
     old: int
@@ -73,9 +73,9 @@ class _State:
     targets: tuple[int, ...]
 
 
-def _in_order(table: Table, shapes: Shapes) -> list[_State]:
+def _in_order(table: Table, shapes: Shapes) -> list[_CharState]:
     """Return states breadth-first, by characters."""
-    numbers, order, out = {0: 0}, [0], list[_State]()
+    numbers, order, out = {0: 0}, [0], list[_CharState]()
     for old in order:
         leaves: dict[int, int] = {}
         pattern = tuple([FAR if t < 0 else leaves.setdefault(t, len(leaves)) for t in table[old]])
@@ -83,14 +83,14 @@ def _in_order(table: Table, shapes: Shapes) -> list[_State]:
             if target not in numbers:
                 numbers[target] = len(order)
                 order.append(target)
-        out.append(_State(old, shapes.of(pattern), tuple([numbers[t] for t in leaves])))
+        out.append(_CharState(old, shapes.of(pattern), tuple([numbers[t] for t in leaves])))
     return out
 
 
 class _Numbers:
     """Numbers of the states over bytes: a state over characters, then the inner ones that it is the first to need."""
 
-    def __init__(self, states: Sequence[_State]) -> None:
+    def __init__(self, states: Sequence[_CharState]) -> None:
         self.start: list[int] = []
         self.total = 0
         self._known: dict[tuple[int, ...], dict[int, int]] = {}  # by targets, by content
@@ -107,7 +107,7 @@ class _Numbers:
         known.update(zip(fresh, range(self.total, self.total + len(fresh))))
         self.total += len(fresh)
 
-    def of(self, state: _State) -> list[int]:
+    def of(self, state: _CharState) -> list[int]:
         """Return the numbers of the nodes of its shape."""
         out: list[int] = []
         for group, _ in state.shape.groups:
@@ -120,7 +120,7 @@ class _Spread:
     """The UTF-8 lowering of an automaton over characters: `bytedfa.Characters`."""
 
     table: Table
-    states: Sequence[_State]
+    states: Sequence[_CharState]
     numbers: _Numbers
 
     def windows(self, ahead: Sequence[int]) -> array[int]:
@@ -168,7 +168,7 @@ class _Group:
     leaves: tuple[_Leaf, ...]
     contents: tuple[int, ...]
 
-    def targets(self, state: _State) -> tuple[int, ...]:
+    def targets(self, state: _CharState) -> tuple[int, ...]:
         return tuple([state.targets[leaf] for leaf in self.leaves])
 
 

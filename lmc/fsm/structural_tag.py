@@ -55,7 +55,7 @@ def compile_structural_tag(source: str) -> Grammar:
         raise ConstraintError(f"structural_tag is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
         raise ConstraintError("structural_tag is nested too deep") from None
-    reader = _Reader()
+    reader = _FormatReader()
     try:
         return Grammar(reader.format(*_format_of(tag), ()), reader.rules)
     except RecursionError:
@@ -80,7 +80,7 @@ def _modern(tag: dict[str, Any]) -> dict[str, Any]:
     return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
 
 
-class _Reader:
+class _FormatReader:
     """Reads formats; `rules` are those of the schemas and grammars within. `ends`: free text stops at the first of
     these, where an enclosing tag ends."""
 
@@ -225,8 +225,8 @@ class _Reader:
         return some if given.get("at_least_one", False) is True else repeat(some, 0, 1)
 
 
-_READERS: Mapping[str, Callable[[_Reader, Mapping[str, Any], str, Sequence[str]], Node]] = {
-    kind: getattr(_Reader, "or_" if kind == "or" else kind) for kind in _FIELDS
+_READERS: Mapping[str, Callable[[_FormatReader, Mapping[str, Any], str, Sequence[str]], Node]] = {
+    kind: getattr(_FormatReader, "or_" if kind == "or" else kind) for kind in _FIELDS
 }
 
 

@@ -91,7 +91,7 @@ class Terms:
         self._literals: dict[int, str] = {}
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
-        self._graphs: dict[int, _At] = {}  # by id: at their starts
+        self._graphs: dict[int, _GraphPosition] = {}  # by id: at their starts
         self._lists = WordLists()
         self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
@@ -222,7 +222,7 @@ class Terms:
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
-        assert isinstance(node, _At | NodeGraph)
+        assert isinstance(node, _GraphPosition | NodeGraph)
         start = self._started(node)
         if start.counts is not None:
             return start.low == 0 and start.state in start.graph.final
@@ -235,15 +235,15 @@ class Terms:
             todo += fresh
         return False
 
-    def _started(self, node: _At | NodeGraph) -> _At:
-        if isinstance(node, _At):
+    def _started(self, node: _GraphPosition | NodeGraph) -> _GraphPosition:
+        if isinstance(node, _GraphPosition):
             return node
         found = self._graphs.get(id(node))
         if found is None:
             edges: dict[int, list[tuple[Node, int]]] = {}
             for source, body, to in node.edges:
                 edges.setdefault(source, []).append((body, to))
-            found = self._graphs[id(node)] = _At(node, edges, 0)
+            found = self._graphs[id(node)] = _GraphPosition(node, edges, 0)
             self._alive.append(node)
         return found
 
@@ -276,8 +276,8 @@ class Terms:
             forms = self._forms(body)
             marks = (self._return,) if node.rule in self._recursive else ()
             return [(classes, frames + marks) for classes, frames in forms], self._is_nullable(body)
-        assert isinstance(node, _At | NodeGraph)
-        if isinstance(node, _At) and node.counts is not None:
+        assert isinstance(node, _GraphPosition | NodeGraph)
+        if isinstance(node, _GraphPosition) and node.counts is not None:
             return self._begin_counted(node, node.counts, frame.at)
         return self._begin_graph(self._started(node), frame.at)
 
@@ -347,20 +347,20 @@ class Terms:
         behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high, frame.at),)
         return [(classes, frames + behind) for classes, frames in forms], low == 0
 
-    def _begin_graph(self, at: _At, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+    def _begin_graph(self, at: _GraphPosition, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
             for body, to in at.edges.get(state, ()):
                 frame = self.frame(body, place)
-                behind = (self._frame(("g", id(at.graph), to, place), _At(at.graph, at.edges, to), place),)
+                behind = (self._frame(("g", id(at.graph), to, place), _GraphPosition(at.graph, at.edges, to), place),)
                 found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
                 if self._is_nullable(frame) and to not in seen:
                     seen.add(to)
                     todo.append(to)
         return found, not seen.isdisjoint(at.graph.final)
 
-    def _begin_counted(self, at: _At, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+    def _begin_counted(self, at: _GraphPosition, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         """No edge is empty."""
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
         low, high = max(at.low - 1, 0), None if at.high is None else at.high - 1
@@ -372,7 +372,7 @@ class Terms:
 
     def _counted(self, graph: NodeGraph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> TermFrame:
         key = "c", id(counts), state, low, high, place
-        return self._frames.get(key) or self._frame(key, _At(graph, counts.edges, state, counts, low, high), place)
+        return self._frames.get(key) or self._frame(key, _GraphPosition(graph, counts.edges, state, counts, low, high), place)
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
@@ -446,7 +446,12 @@ class Terms:
         if type(node) is _Tail:
             key, quote = self._parts_at(term.frame, 2)
             return [name + '"' for name in key.but] if type(key) is NodeGraph and key.but is not None and quote == _QUOTE else None
-        if type(node) is not _At or node.counts is not None or node.graph.but is None or self._parts_at(term.rest and term.rest.frame, 1) != [_QUOTE]:
+        if (
+            type(node) is not _GraphPosition
+            or node.counts is not None
+            or node.graph.but is None
+            or self._parts_at(term.rest and term.rest.frame, 1) != [_QUOTE]
+        ):
             return None
         written = self._written_in(node.graph)[node.state]
         return () if written is None else [name[len(written) :] + '"' for name in node.graph.but if name.startswith(written)]
@@ -509,7 +514,7 @@ class Terms:
             frame = at.frame
             text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
             solid += text if solid + text >= far else self._surely(frame)
-            kept.append(frame if frame.family is frame and type(frame.node) is not _At else self._near(frame, far))
+            kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
             at = at.rest
         found = self.end
         for frame in reversed(kept):
@@ -527,9 +532,9 @@ class Terms:
                 frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
             elif isinstance(node, WordRange):
                 frame.surely = min(node.fewest, _ENOUGH)
-            elif isinstance(node, _At) and node.counts is not None:
+            elif isinstance(node, _GraphPosition) and node.counts is not None:
                 frame.surely = min(node.low, _ENOUGH)
-            elif isinstance(node, _At):
+            elif isinstance(node, _GraphPosition):
                 frame.surely = int(node.state not in self._passed(node.graph))
             elif isinstance(node, _Tail):
                 frame.surely = self._behind_each(node.node, frame.at)[node.index]
@@ -629,14 +634,14 @@ class Terms:
     def _near(self, frame: TermFrame, far: int) -> TermFrame:
         """Drop a count that is not reached."""
         counted: Any = frame.node
-        if isinstance(counted, _At) and counted.counts is not None:
+        if isinstance(counted, _GraphPosition) and counted.counts is not None:
             return self._near_count(frame, counted, counted.counts, far)
         if frame.family is frame or (frame.low <= far and (frame.high is None or frame.high < far)):
             return frame
         high = None if frame.high is None or frame.high >= far else frame.high
         return self._repeat(frame.node, min(frame.low, far), high, frame.at)
 
-    def _near_count(self, frame: TermFrame, at: _At, counts: Counts, far: int) -> TermFrame:
+    def _near_count(self, frame: TermFrame, at: _GraphPosition, counts: Counts, far: int) -> TermFrame:
         """From where so many edges are left that every way of up to `far` still leads to an end, how many are is all the same: of a way
         that is longer than there are states, parts that come back to where they began can be left out or taken again."""
         if at.high is not None and at.high < max(at.low, far) + counts.states:
@@ -652,13 +657,13 @@ class Terms:
             return None
         if frame.family is not frame:
             return frame.low, frame.high
-        counted = type(frame.node) is _At and frame.node.counts is not None and frame.node.high is None
+        counted = type(frame.node) is _GraphPosition and frame.node.counts is not None and frame.node.high is None
         return (frame.node.low, None) if counted else None
 
     def turned(self, term: Term, low: int, high: int | None) -> Term:
         """Return a term that begins with a repeat or a counted graph, with so many turns left of it."""
         assert term.frame is not None and term.rest is not None
-        if type(at := term.frame.node) is _At:
+        if type(at := term.frame.node) is _GraphPosition:
             assert at.counts is not None
             return self.push(self._counted(at.graph, at.counts, at.state, low, high, term.frame.at), term.rest)
         return term.rest if high == 0 else self.push(self._repeat(term.frame.node, low, high, term.frame.at), term.rest)
@@ -752,9 +757,9 @@ class Terms:
             if node.is_ascii:
                 return node.fewest
             return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.depth :]) for text in node.texts[node.low : node.high])
-        if isinstance(node, _At) and node.counts is not None:
+        if isinstance(node, _GraphPosition) and node.counts is not None:
             return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
-        return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _At) else self._lengths.of(node, at)
+        return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _GraphPosition) else self._lengths.of(node, at)
 
 
 class _Tail:
@@ -764,7 +769,7 @@ class _Tail:
         self.node, self.index = node, index
 
 
-class _At:
+class _GraphPosition:
     """A graph, read as far as one of its states; `counts`: and `low` to `high` more of its edges are to be read."""
 
     __slots__ = ("counts", "edges", "graph", "high", "low", "state")

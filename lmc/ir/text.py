@@ -149,7 +149,7 @@ def parse(text: str, file: str = "<ir>") -> Graph:
         tree: Node = _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]
     except UnexpectedInput as e:
         _syntax_error(e, text, file)
-    return _Reader(text, file).graph(tree)
+    return _GraphReader(text, file).graph(tree)
 
 
 @cache
@@ -170,7 +170,7 @@ def _check_version(text: str, file: str) -> None:
         )
 
 
-class _Reader:
+class _GraphReader:
     """Converts lark's tree to a graph. Values are collected first, because a use needs its definition's type."""
 
     def __init__(self, text: str, file: str) -> None:

@@ -28,7 +28,7 @@ def verify(graph: Graph, stage: Stage = "traced") -> None:
     _Verifier(graph, stage).run()
 
 
-class _Broken(Exception):
+class _RuleBroken(Exception):
     """A rule is broken; the caller that knows the location adds it."""
 
 
@@ -45,17 +45,17 @@ class _Verifier:
         try:
             self._header()
             self._tree()
-        except _Broken as e:
+        except _RuleBroken as e:
             raise IRError(f"graph @{self.graph.name}: {e}") from None
         for block in self.graph.blocks:
             try:
                 self._block(block)
-            except _Broken as e:
+            except _RuleBroken as e:
                 raise IRError(f"graph @{self.graph.name}, block ^{block.label}: {e}") from None
             for i, op in enumerate((*block.ops, block.terminator)):
                 try:
                     self._op(block, op, last=i == len(block.ops))
-                except _Broken as e:
+                except _RuleBroken as e:
                     raise IRError(f"graph @{self.graph.name}, block ^{block.label}, op {i}: {e}\n    in  {_shown(op)}", loc=op.loc) from None
 
     # -- the graph
@@ -109,11 +109,11 @@ class _Verifier:
         spec = spec_of(op.kind)
         if spec is None:
             near = difflib.get_close_matches(op.kind, OPS, n=1)
-            raise _Broken(f"there is no op {op.kind!r}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise _RuleBroken(f"there is no op {op.kind!r}" + (f"; did you mean {near[0]}?" if near else ""))
         if (spec.trait == "terminator") != last:
-            raise _Broken(f"the block ends with {op.kind}, which is not a terminator" if last else f"{op.kind} is a terminator in the middle of a block")
+            raise _RuleBroken(f"the block ends with {op.kind}, which is not a terminator" if last else f"{op.kind} is a terminator in the middle of a block")
         if self.stage not in spec.stages:
-            raise _Broken(f"{op.kind} is not allowed in a {self.stage} graph ({_lowered(spec)})")
+            raise _RuleBroken(f"{op.kind} is not allowed in a {self.stage} graph ({_lowered(spec)})")
         self._operands(block, op, spec)
         self._attrs(op, spec)
         if (rule := _RULES.get(op.kind)) is not None:
@@ -122,7 +122,7 @@ class _Verifier:
             self.function(op)
         self.taken(op)
         if (op.cases or op.then is not None) and op.kind not in ("switch", "loop"):
-            raise _Broken(f"{op.kind} names blocks; only switch and loop do")
+            raise _RuleBroken(f"{op.kind} names blocks; only switch and loop do")
         if op.kind in ("yield", "continue", "break"):
             self._yielded(block, op)
         self._results(block, op, spec)
@@ -132,17 +132,17 @@ class _Verifier:
         fixed = spec.operands[:-1] if variadic else spec.operands
         n = len(op.operands)
         if n < len(fixed) or (n > len(fixed) and not variadic):
-            raise _Broken(f"{op.kind} takes {len(fixed)}{' or more' if variadic else ''} operands, not {n}")
+            raise _RuleBroken(f"{op.kind} takes {len(fixed)}{' or more' if variadic else ''} operands, not {n}")
         for i, x in enumerate(op.operands):
             wanted = fixed[i] if i < len(fixed) else spec.operands[-1][1:]
             if isinstance(x, Value):
                 at = self._defined.get(x)
                 if at is None:
-                    raise _Broken(self._undefined(x))
+                    raise _RuleBroken(self._undefined(x))
                 if at and not self._dominates(at, block.label):
-                    raise _Broken(f"%{x.name} is defined in ^{at}, which does not dominate ^{block.label}")
+                    raise _RuleBroken(f"%{x.name} is defined in ^{at}, which does not dominate ^{block.label}")
             if not _fits(x, wanted):
-                raise _Broken(f"operand {i} is {_describe(x)}; {op.kind} wants {_WANTED.get(wanted, wanted)} there")
+                raise _RuleBroken(f"operand {i} is {_describe(x)}; {op.kind} wants {_WANTED.get(wanted, wanted)} there")
 
     def _undefined(self, x: Value) -> str:
         same = next((v for v in self._defined if v.name == x.name), None)
@@ -155,7 +155,7 @@ class _Verifier:
         for name in op.attrs:
             if name not in spec.attrs:
                 near = difflib.get_close_matches(name, spec.attrs, n=1)
-                raise _Broken(f"{op.kind} has no attribute {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
+                raise _RuleBroken(f"{op.kind} has no attribute {name!r}" + (f"; did you mean {near[0]}?" if near else ""))
         self._attr_values(op)
 
     def _attr_values(self, op: Op) -> None:
@@ -164,15 +164,15 @@ class _Verifier:
                 if isinstance(x, Symbol):
                     self._symbol(x)
                 elif not isinstance(x, _LITERALS):
-                    raise _Broken(f"attribute {name} holds {x!r}; use literals, symbols and tuples")
+                    raise _RuleBroken(f"attribute {name} holds {x!r}; use literals, symbols and tuples")
 
     def _results(self, block: Block, op: Op, spec: OpSpec) -> None:
         if len(op.results) != len(spec.results):
-            raise _Broken(f"{op.kind} has {len(spec.results)} results, not {len(op.results)}")
+            raise _RuleBroken(f"{op.kind} has {len(spec.results)} results, not {len(op.results)}")
         for v, t in zip(op.results, spec.results, strict=True):
             ok = v.type == t or (t == "any" and v.type != "ctx") or (v.type == "any" and t != "ctx")
             if not ok:
-                raise _Broken(f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
+                raise _RuleBroken(f"result %{v.name} is {v.type}; {op.kind} gives {t} there")
             self._define(v, block.label)
             if v.type == "ctx":
                 self._origin[v] = op
@@ -180,16 +180,16 @@ class _Verifier:
     def _define(self, v: Value, label: str) -> None:
         _require(bool(v.name), "a value has no name")
         if v.type not in TYPES:
-            raise _Broken(f"%{v.name} has the unknown type {v.type!r}")
+            raise _RuleBroken(f"%{v.name} has the unknown type {v.type!r}")
         if v.name in self._names:
-            raise _Broken(f"%{v.name} is defined twice")
+            raise _RuleBroken(f"%{v.name} is defined twice")
         self._names.add(v.name)
         self._defined[v] = label
 
     def _symbol(self, s: Symbol) -> None:
         _require(bool(s.name), "a symbol has no name")
         if s.name not in self.graph.constants:
-            raise _Broken(f"@{s.name} is not a constant of the graph")
+            raise _RuleBroken(f"@{s.name} is not a constant of the graph")
 
     # -- rules of single kinds
 
@@ -198,7 +198,7 @@ class _Verifier:
         seen: set[object] = set()
         for i, (case, _) in enumerate(op.cases):
             if not isinstance(case, _LITERALS) and case is not DEFAULT:
-                raise _Broken(f"case {case!r} is not a literal or _")
+                raise _RuleBroken(f"case {case!r} is not a literal or _")
             _require(exact(case) not in seen, f"case {'_' if case is DEFAULT else repr(case)} stands twice")
             _require(case is not DEFAULT or i == len(op.cases) - 1, "the case _ is not the last one")
             seen.add(exact(case))
@@ -211,14 +211,14 @@ class _Verifier:
             if origin is None:
                 return  # it was defined before this graph
             if not origin.operands:
-                raise _Broken(f"{_describe(since)} is not an ancestor of {_describe(whole)}")
+                raise _RuleBroken(f"{_describe(since)} is not an ancestor of {_describe(whole)}")
             node = origin.operands[0]
 
     def ask(self, op: Op) -> None:
         params = _names(op, "params")
         fixed = 2 if op.kind == "select" else 1  # the prompt, and at least one choice
         if op.kind == "gen" and len(op.operands) != 1 + len(params):
-            raise _Broken(f"{len(op.operands) - 1} operands after the prompt, but attribute params names {len(params)}")
+            raise _RuleBroken(f"{len(op.operands) - 1} operands after the prompt, but attribute params names {len(params)}")
         _require(len(op.operands) >= fixed + len(params), "select has no choices")
         for name in params:
             _require(
@@ -327,7 +327,7 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 def _require(ok: bool, message: str) -> None:
     if not ok:
-        raise _Broken(message)
+        raise _RuleBroken(message)
 
 
 def _shown(op: Op) -> str:

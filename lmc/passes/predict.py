@@ -74,10 +74,10 @@ def growth(graph: Graph, measure: Measure = CHARACTERS) -> Mapping[int, int]:
     """Return the most tokens by which all prompts of a run grow after each request, with the longest answers and the
     longest arm: by its index in `graph.ops()`. Requests with an unbounded rest (a text known only at run time, a loop,
     an answer without a limit of its own) are left out."""
-    return _Growth(graph, measure).by_index()
+    return _BlockSums(graph, measure).by_index()
 
 
-class _Growth:
+class _BlockSums:
     """Sums over blocks; None where there is no bound."""
 
     def __init__(self, graph: Graph, measure: Measure) -> None:

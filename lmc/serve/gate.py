@@ -31,15 +31,15 @@ from lmc.serve.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOrigin:
+class CookieOrigin:
     """The origin of the server as a browser sees it: cookies are kept by host, whatever the port."""
 
     secure: bool
     port: int
 
     @staticmethod
-    def of(scope: Scope) -> ServerOrigin:
-        return ServerOrigin(scope.get("scheme") == "https", int((scope.get("server") or ("", 0))[1] or 0))
+    def of(scope: Scope) -> CookieOrigin:
+        return CookieOrigin(scope.get("scheme") == "https", int((scope.get("server") or ("", 0))[1] or 0))
 
     @property
     def cookie(self) -> str:
@@ -56,7 +56,7 @@ class EndpointCall:
     path: Mapping[str, str]
     query: Mapping[str, str]
     id: str = ""
-    origin: ServerOrigin = field(default_factory=lambda: ServerOrigin(False, 0))
+    origin: CookieOrigin = field(default_factory=lambda: CookieOrigin(False, 0))
     session: str = ""
     may: Callable[[str], bool] = lambda program: True
     share: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -214,7 +214,7 @@ class Gate:
             token = (_header(scope, b"x-api-key") or b"").decode("utf-8", "surrogateescape")  # Anthropic's clients
         if token.strip():
             return self.keys.account(token.strip())
-        return self.keys.of_session(_cookie(scope, ServerOrigin.of(scope).cookie)) if _own_page(scope) else None
+        return self.keys.of_session(_cookie(scope, CookieOrigin.of(scope).cookie)) if _own_page(scope) else None
 
     async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: AuditEntry, account: Account) -> None:
         if not self.counted:
@@ -239,7 +239,7 @@ class Gate:
             self.audit.spend(entry, tokens)
             account.spend(tokens)
 
-        origin = ServerOrigin.of(scope)
+        origin = CookieOrigin.of(scope)
         share = {"priority": account.priority, "account": MeteredAccount(account.name, told)}
         return EndpointCall(body, scope.get("path_params", {}), query, entry.id, origin, _cookie(scope, origin.cookie), account.may, share)
 

@@ -12,9 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException
-from typing import Any
 from urllib.parse import urlsplit
 
+from lmc.backend.api.remote import NoRedirects
 from lmc.errors import ParameterError
 from lmc.images import MOST_BYTES, is_remote, read
 from lmc.segments import Image
@@ -22,16 +22,7 @@ from lmc.serve.errors import bad
 
 _SECONDS = 20.0  # for a file
 _AT_ONCE = 1 << 16
-
-
-class _Staying(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: the host that they lead to was not named."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Staying)
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
 
 
 def picture(url: str, detail: str, param: str, hosts: Collection[str]) -> Image:

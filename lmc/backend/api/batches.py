@@ -157,7 +157,7 @@ class BatchQueue:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _BatchedRequest:
     """A request, as it is sent, and the future of its answer."""
 
     id: str
@@ -170,8 +170,8 @@ class Waves:
 
     def __init__(self, api: BatchApi, desk: BatchQueue, name: str, loop: LoopThread) -> None:
         self.api, self.desk, self.name, self._loop = api, desk, name, loop
-        self._waiting: dict[str, _Asked] = {}  # requests in no wave yet
-        self._open: dict[str, tuple[SubmittedWave, dict[str, _Asked]]] = {}  # waves whose answers are waited for
+        self._waiting: dict[str, _BatchedRequest] = {}  # requests in no wave yet
+        self._open: dict[str, tuple[SubmittedWave, dict[str, _BatchedRequest]]] = {}  # waves whose answers are waited for
         self._items: dict[str, dict[str, Item]] = {}  # unclaimed results of waves that are over
         self._counts: dict[str, int] = {}  # counts of equal requests
         self._arrived = 0
@@ -188,7 +188,7 @@ class Waves:
 
         identity, number  the caller, and the index of this request among its own
         """
-        asked = _Asked(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
+        asked = _BatchedRequest(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
         wave = self.desk.submitted.of(asked.id)
         if wave is None:
             self._wait(asked)
@@ -211,7 +211,7 @@ class Waves:
 
     # building and submitting a wave
 
-    def _wait(self, asked: _Asked) -> None:
+    def _wait(self, asked: _BatchedRequest) -> None:
         self._waiting[asked.id] = asked
         self._arrived += 1
         if self._closing is None:
@@ -228,7 +228,7 @@ class Waves:
                 break
         self._closing = None
         waiting, self._waiting = self._waiting, {}
-        by_path: dict[str, list[_Asked]] = {}
+        by_path: dict[str, list[_BatchedRequest]] = {}
         for asked in waiting.values():
             if not asked.answer.done():  # otherwise it is no longer wanted
                 by_path.setdefault(asked.request.path, []).append(asked)
@@ -242,9 +242,9 @@ class Waves:
             await asyncio.sleep(0)
         return self._arrived == seen and self.desk.idle
 
-    def _parts(self, several: Sequence[_Asked]) -> list[list[_Asked]]:
+    def _parts(self, several: Sequence[_BatchedRequest]) -> list[list[_BatchedRequest]]:
         """Split into as many batches as the server's limits need."""
-        parts: list[list[_Asked]] = []
+        parts: list[list[_BatchedRequest]] = []
         size = 0
         for asked in several:
             length = len(json.dumps(asked.request.body)) + 200
@@ -255,7 +255,7 @@ class Waves:
             size += length
         return parts
 
-    async def _submit(self, path: str, several: Sequence[_Asked]) -> None:
+    async def _submit(self, path: str, several: Sequence[_BatchedRequest]) -> None:
         """Submit a batch, and wait for it. If it is unknown whether the server got it, its list tells."""
         ids, delay, doubtful, failed = [asked.id for asked in several], FIRST_POLL, False, 0
         try:
@@ -290,7 +290,7 @@ class Waves:
 
     # submitted waves
 
-    def _follow(self, wave: SubmittedWave, several: Sequence[_Asked]) -> None:
+    def _follow(self, wave: SubmittedWave, several: Sequence[_BatchedRequest]) -> None:
         self._open[wave.key] = wave, {asked.id: asked for asked in several}
         self._loop.spawn(self._polling(wave))
 
@@ -359,7 +359,7 @@ class Waves:
             return whose
         return f"{whose}. To ask, and pay, again for the {len(wave.ids)} requests of {wave.batch}, move away {self.desk.path}"
 
-    async def _again(self, wave: SubmittedWave, several: Mapping[str, _Asked], fault: Fault) -> None:
+    async def _again(self, wave: SubmittedWave, several: Mapping[str, _BatchedRequest], fault: Fault) -> None:
         """Submit again later a batch for which the server has no room: nothing of it was done."""
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
@@ -392,7 +392,7 @@ _TRIES, _FIRST_TRIES = 6, 1
 """Most submissions of a batch to a server that has not answered yet."""
 
 
-def _settle(asked: _Asked, wave: SubmittedWave, items: dict[str, Item]) -> None:
+def _settle(asked: _BatchedRequest, wave: SubmittedWave, items: dict[str, Item]) -> None:
     item = items.pop(asked.id, None)
     if isinstance(item, Received):
         if not asked.answer.done():
@@ -403,6 +403,6 @@ def _settle(asked: _Asked, wave: SubmittedWave, items: dict[str, Item]) -> None:
     _fail(asked, fault)
 
 
-def _fail(asked: _Asked, error: Exception) -> None:
+def _fail(asked: _BatchedRequest, error: Exception) -> None:
     if not asked.answer.done():
         asked.answer.set_exception(error)

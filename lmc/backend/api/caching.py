@@ -202,7 +202,7 @@ _IMAGE = 6000  # bytes: about 1,500 tokens
 
 
 @dataclass
-class _Site:
+class _PromptStatistics:
     """Statistics of the prompts requested at one place of a program."""
 
     asked: int = 0
@@ -235,7 +235,7 @@ class CacheBook:
         self.rules, self.ttl = rules, ttl
         self.warmup = CacheWarmup()
         self._sent: OrderedDict[bytes, tuple[float, Hashable]] = OrderedDict()  # prefixes: when sent, and where a prompt ended with it
-        self._sites: OrderedDict[Hashable, _Site] = OrderedDict()
+        self._sites: OrderedDict[Hashable, _PromptStatistics] = OrderedDict()
         self._bytes, self._tokens = 0, 0
 
     @property
@@ -285,7 +285,7 @@ class CacheBook:
             block = end if messages < 0 else prompt.messages[messages - 1] if 0 < messages <= len(prompt.messages) else -1
             reads[block] = max(reads.get(block, 0.0), count)
         if -1 not in planned:
-            found = self._sites.get(site, _Site())
+            found = self._sites.get(site, _PromptStatistics())
             reads[end] = max(reads.get(end, 0.0), found.to_come(again))
         reads[end] = max(reads.get(end, 0.0), samples - 1)
         seen = next((i for i in reversed(range(len(prompt.keys))) if self._was_sent(prompt.keys[i], now)), -1)
@@ -304,10 +304,10 @@ class CacheBook:
     def _keeps_hour(self, prompt: BlockedPrompt, site: Hashable, now: float) -> bool:
         if self.ttl != "auto":
             return self.ttl == "1h"
-        return self._sites.get(site, _Site()).late
+        return self._sites.get(site, _PromptStatistics()).late
 
     def _note(self, prompt: BlockedPrompt, site: Hashable, now: float) -> None:
-        own = self._sites.setdefault(site, _Site())
+        own = self._sites.setdefault(site, _PromptStatistics())
         own.asked += 1
         for i, key in enumerate(prompt.keys):
             at, ended = self._sent.get(key, (now, None))

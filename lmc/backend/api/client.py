@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.batches import Waves
-from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received, ServerOrigin, Wire, reading
+from lmc.backend.api.exchange import AnsweringServer, Body, Fault, HttpRequest, Malformed, Received, Wire, reading
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
@@ -141,7 +141,7 @@ class _Account:
     def __init__(self, ledger: UsageLedger, tally: AttemptUsage) -> None:
         self._ledger, self._tally, self._open = ledger, tally, True
 
-    def reported(self, usage: Usage | None, origin: ServerOrigin | None) -> None:
+    def reported(self, usage: Usage | None, origin: AnsweringServer | None) -> None:
         if usage is None:
             return self.close()
         self._open = False

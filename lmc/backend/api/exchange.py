@@ -45,10 +45,10 @@ class Received:
 
     body: Body
     headers: Mapping[str, str] = field(default_factory=_no_headers)
-    origin: ServerOrigin | None = None
+    origin: AnsweringServer | None = None
 
 
-class ServerOrigin(Protocol):
+class AnsweringServer(Protocol):
     """The server, among several, that answered."""
 
     def used(self, usage: Usage) -> None: ...
@@ -134,7 +134,7 @@ class reading:
 
     __slots__ = ("_origin",)
 
-    def __init__(self, origin: ServerOrigin | None = None) -> None:
+    def __init__(self, origin: AnsweringServer | None = None) -> None:
         self._origin = origin
 
     def __enter__(self) -> None:

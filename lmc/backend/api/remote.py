@@ -60,14 +60,14 @@ class NoServer(BackendError):
     speaks = False
 
 
-class _Staying(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: they would be sent the key, wherever they lead."""
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirects: the host that they lead to was not named, and would be sent the key."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
         return None
 
 
-_OPENER = urllib.request.build_opener(_Staying)
+_OPENER = urllib.request.build_opener(NoRedirects)
 
 
 def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:

@@ -207,7 +207,7 @@ class SGLang(RemoteBackend):
             return await self.client.call(lambda: request, _usage, read, tally)
         streamed = replace(request, body={**request.body, "stream": True})
         watch = Watch(feed)
-        return await self.client.stream(lambda: streamed, _usage, lambda: _Growing(watch, read), tally)
+        return await self.client.stream(lambda: streamed, _usage, lambda: _WatchedStream(watch, read), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
         body = self._sampled_alike(ask, beyond, stops)
@@ -521,7 +521,7 @@ def _listed(rows: Any) -> Listed | None:
     return tuple((row[0], row[1], row[2] or "") for row in rows) if isinstance(rows, list) else None
 
 
-class _Growing:
+class _WatchedStream:
     """The stream of an answer that is watched."""
 
     def __init__(self, watch: Watch, read: Any) -> None:

@@ -61,7 +61,7 @@ class _Captured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class _SpanLayout:
     """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads.
 
     short       number of leading spans that are no longer than a tile
@@ -174,13 +174,13 @@ class CudaRunner(ModelRunner):
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows, seen)
 
-    def _plan(self, layout: _Layout, spans: int, rows: int) -> Plan:
+    def _plan(self, layout: _SpanLayout, spans: int, rows: int) -> Plan:
         """Return the tile plan of the first `spans`."""
         cuts = layout.cuts[:spans]
         slots = [s.slots[cut:] for s, cut in zip(layout.spans[:spans], cuts.tolist(), strict=True)]
         return self._tiled.plan(layout.lengths[:spans], slots, cuts, layout.shared, rows)
 
-    def _replay(self, known: int, layout: _Layout, plan: Plan, rows: int) -> Tensor:
+    def _replay(self, known: int, layout: _SpanLayout, plan: Plan, rows: int) -> Tensor:
         self._staged.synchronize()  # the last staged data is on the device
         wide = len(plan.wide) > 0 or rows > _SMALL[-1]
         captured = self._captured(rows, wide=wide, adapted=layout.adapters is not None)  # if it is not there yet, over the stage
@@ -190,7 +190,7 @@ class CudaRunner(ModelRunner):
         captured.graph.replay()
         return self._fused.logits(captured.hidden[: len(layout.wanted)])
 
-    def _launch(self, known: int, layout: _Layout, rows: int, seen: PictureRows | None) -> Tensor:
+    def _launch(self, known: int, layout: _SpanLayout, rows: int, seen: PictureRows | None) -> Tensor:
         """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""
         self._staged.synchronize()
         spans, flash = len(layout.spans), self._flash
@@ -205,7 +205,7 @@ class CudaRunner(ModelRunner):
         adapters = None if layout.adapters is None else stage.device("adapters", known)
         return self._fused.logits(self._fused.hidden(_inputs(stage, known), self._sampled, self._pool, attend, wanted, seen, adapters))
 
-    def _apart(self, flash: PagedAttention, stage: StagingBuffer, layout: _Layout) -> Attention:
+    def _apart(self, flash: PagedAttention, stage: StagingBuffer, layout: _SpanLayout) -> Attention:
         """Attend short spans by tiles, the others by FlashInfer."""
         rows, indices = int(layout.lengths[: layout.short].sum()), 0
         if rows:
@@ -227,7 +227,7 @@ class CudaRunner(ModelRunner):
         """Return the partials of captured passes if they are large enough: passes end one after the other."""
         return self._partials if rows <= self.buckets[-1] else self._tiled.partials(rows)
 
-    def _fill(self, stage: StagingBuffer, layout: _Layout, known: int, rows: int) -> None:
+    def _fill(self, stage: StagingBuffer, layout: _SpanLayout, known: int, rows: int) -> None:
         """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones
         (kernels/embedding.py)."""
         spans = layout.spans
@@ -330,7 +330,7 @@ def _flash(shape: AttentionShape, device: torch.device) -> PagedAttention | None
         return None
 
 
-def _put_pages(layout: _Layout, stage: StagingBuffer, behind: int) -> int:
+def _put_pages(layout: _SpanLayout, stage: StagingBuffer, behind: int) -> int:
     """Write the longer spans in FlashInfer's layout, their slots after so many indices; return how many slots."""
     for name, sizes in (("qo", layout.lengths), ("kv", layout.contexts)):
         ends = np.cumsum(sizes[layout.short :])
@@ -340,7 +340,7 @@ def _put_pages(layout: _Layout, stage: StagingBuffer, behind: int) -> int:
     return len(slots)
 
 
-def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _Layout:
+def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _SpanLayout:
     """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
     ones."""
     spans, rows = work.spans, np.asarray(wanted, np.int64)
@@ -358,7 +358,7 @@ def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: in
     rows = rows + (moved - begins)[np.searchsorted(begins, rows, side="right") - 1]
     spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())
     contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
-    return _Layout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
+    return _SpanLayout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
 
 
 def _read_together(work: Pass, shared: list[SharedPrefix]) -> Iterator[Shared]:

@@ -74,7 +74,7 @@ class Odds:
 
 
 @dataclass(slots=True)
-class _Site:
+class _GenStatistics:
     """One gen in one namespace and account: its answers, later texts of its program, and which source was right.
 
     constants, program  those texts, and their tokens
@@ -236,7 +236,7 @@ class Drafts:
 
     def forget(self) -> None:
         """Forget earlier answers, and which drafts were right."""
-        self._sites: dict[Hashable, _Site] = {}  # in the order of the last answer
+        self._sites: dict[Hashable, _GenStatistics] = {}  # in the order of the last answer
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
         self._budget = DraftBudget()
@@ -297,7 +297,7 @@ class Drafts:
         key = _key(req)
         site = self._sites.get(key)
         if site is None and key is not None and req.constants:
-            site = _Site()
+            site = _GenStatistics()
             self._put(key, site)
         if site is None:
             return ()
@@ -309,11 +309,11 @@ class Drafts:
         """Add a complete answer: others to the same gen may continue like it."""
         req.match = req.guess_of = None
         if self._most and (key := _key(req)) is not None and req.length > req.prompt_len:
-            site = self._sites.pop(key, None) or _Site()
+            site = self._sites.pop(key, None) or _GenStatistics()
             site.keep(req.ids[req.prompt_len : req.length])
             self._put(key, site)
 
-    def _put(self, key: Hashable, site: _Site) -> None:
+    def _put(self, key: Hashable, site: _GenStatistics) -> None:
         self._sites[key] = site
         if len(self._sites) > _SITES:
             del self._sites[next(iter(self._sites))]
@@ -329,7 +329,7 @@ class Drafts:
             return every
         site = self._sites.get(key)
         if site is None:
-            site = _Site()
+            site = _GenStatistics()
             self._put(key, site)
         return site.odds.setdefault(source, Odds(every))
 

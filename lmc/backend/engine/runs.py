@@ -47,7 +47,7 @@ def _site(place: Hashable) -> Hashable:
     return place[0] if isinstance(place, tuple) and place else place
 
 
-class _Seen(NamedTuple):
+class _Absences(NamedTuple):
     """Statistics of a place: how often runs have left there and returned, and the seconds they were away, on average,
     at most, and lately."""
 
@@ -84,7 +84,7 @@ class Runs:
         self._needs: OrderedDict[Hashable, Peaks] = OrderedDict()  # of a program's runs
         self._arms: OrderedDict[Hashable, Peaks] = OrderedDict()  # of runs that passed a place
         self._largest: dict[Hashable, int] = {}  # for programs without an ended run: the most that one has held so far
-        self._places: OrderedDict[Hashable, _Seen] = OrderedDict()
+        self._places: OrderedDict[Hashable, _Absences] = OrderedDict()
 
     def learn_from(self, other: Runs) -> None:
         """Take over the statistics of needs, absences and the cost of passes."""
@@ -433,7 +433,7 @@ class Runs:
         site = _site(place)
         if site != place:
             self._learn(site, away)
-        left, back, mean, longest, lately = self._places.pop(place, None) or _Seen(0, 0.0, 0.0, 0.0, deque(maxlen=_RECENT))
+        left, back, mean, longest, lately = self._places.pop(place, None) or _Absences(0, 0.0, 0.0, 0.0, deque(maxlen=_RECENT))
         if left >= _RECENT:
             left, back = left // 2, back / 2
         if away is not None:
@@ -441,7 +441,7 @@ class Runs:
             mean += (away - mean) / min(back, _RECENT)
             longest = max(away, longest * _FADES)
             lately.append(away)
-        self._places[place] = _Seen(left + 1, back, mean, longest, lately)
+        self._places[place] = _Absences(left + 1, back, mean, longest, lately)
         if len(self._places) > _PLACES:
             self._places.popitem(last=False)
 

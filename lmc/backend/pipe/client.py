@@ -1,6 +1,6 @@
 """The program's side: a `Backend` whose engine is in another process.
 
-handle (dropped) ─╌─► "drop"        Handle ──► _Held ◄── Result        the table of answers holds results weakly:
+handle (dropped) ─╌─► "drop"        Handle ──► _RemoteSubmission ◄── Result        the table of answers holds results weakly:
                                                                        unreachable ones are dropped over there, too
 """
 
@@ -25,7 +25,7 @@ from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, 
 _KNOWN = 1024  # constraints that are remembered as accepted
 
 
-class _Held:
+class _RemoteSubmission:
     """A remote submission, while it can be read or extended here."""
 
     __slots__ = ("__weakref__", "backend", "id")
@@ -43,7 +43,7 @@ class _PipeResult(Result):
 
     __slots__ = ("__weakref__", "_held")
 
-    def __init__(self, held: _Held) -> None:
+    def __init__(self, held: _RemoteSubmission) -> None:
         super().__init__()
         self._held = held
 
@@ -53,7 +53,7 @@ class PipeHandle:
 
     __slots__ = ("__weakref__", "_pictured", "_results", "held")
 
-    def __init__(self, held: _Held, results: tuple[Result, ...], pictured: bool) -> None:
+    def __init__(self, held: _RemoteSubmission, results: tuple[Result, ...], pictured: bool) -> None:
         self.held, self._results, self._pictured = held, results, pictured
 
     @property
@@ -200,7 +200,7 @@ class PipeBackend:
         check_supported(self.capabilities, segments)
         before = None if parent is None else self._own(parent)
         written = wire.write_segments(segments)
-        held = _Held(self, next(self._numbers))
+        held = _RemoteSubmission(self, next(self._numbers))
         results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])
         if results:
             self._results[held.id] = tuple(map(weakref.ref, results))
@@ -221,7 +221,7 @@ class PipeBackend:
         found = {s.constraint for s in segments if isinstance(s, Gen) and s.constraint is not None and s.constraint not in self._accepted}
         return found if found or any(map(_may_be_refused, segments)) else None
 
-    def _own(self, handle: Handle) -> _Held:
+    def _own(self, handle: Handle) -> _RemoteSubmission:
         if not (isinstance(handle, PipeHandle) and handle.held.backend is self):
             raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
         return handle.held

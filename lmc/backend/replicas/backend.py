@@ -54,7 +54,7 @@ class Replica(PlacementTarget):
         return self.counted
 
 
-class _Asked(Result):
+class _ReplicaResult(Result):
     """An answer; keeps its request alive while it may still be read."""
 
     __slots__ = ("__weakref__", "node")
@@ -87,7 +87,7 @@ class _Node:
         self.size = len(self.keys) * BLOCK + len(self.rest) // _CHARACTERS
         self.limit = sum(s.params.max_new_tokens for s in segments if isinstance(s, Gen))
         self.outputs: list[Output | None] = [None for s in segments if isinstance(s, Gen | Select)]
-        self.answers: tuple[weakref.ref[_Asked], ...] = ()
+        self.answers: tuple[weakref.ref[_ReplicaResult], ...] = ()
 
     @property
     def known(self) -> bool:
@@ -271,7 +271,7 @@ class Replicas:
         if self._closed:
             raise BackendError(f"{self.capabilities.name} is closed")
         node = _Node(self, kind, None if parent is None else self._own(parent), segments, hints)
-        results = tuple([_Asked(node) for _ in node.outputs])
+        results = tuple([_ReplicaResult(node) for _ in node.outputs])
         node.answers = tuple(map(weakref.ref, results))
         self._place(node)
         return ReplicaHandle(node, results)
@@ -391,7 +391,7 @@ class Replicas:
             self._place(node)
 
 
-def _fail(answer: _Asked | None, error: BaseException) -> None:
+def _fail(answer: _ReplicaResult | None, error: BaseException) -> None:
     if answer is not None:
         answer.fail(error)
         answer.node = None

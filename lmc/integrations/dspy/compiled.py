@@ -209,7 +209,7 @@ class StandIns:
         predictor, around = self._predictors[number]
         probe = _silent(predictor)
         lm, probe.lm = probe.lm or self._lm, None
-        lm = _silent(lm.copy(engine=_Probe(lm.engine), cache=False))
+        lm = _silent(lm.copy(engine=_SilentEngine(lm.engine), cache=False))
         try:
             with self._silently(lm=lm, trace=None, track_usage=False, caller_modules=[*around]):
                 probe(**inputs)
@@ -257,7 +257,7 @@ class _Probed(BaseException):
         self.request = request
 
 
-class _Probe(Engine):
+class _SilentEngine(Engine):
     """An engine that makes no requests."""
 
     def __init__(self, engine: OnBackend) -> None:

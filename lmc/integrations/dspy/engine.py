@@ -52,7 +52,7 @@ class _Several:
 
     n: int
     request: Any = None
-    runs: list[_Run] = field(default_factory=list["_Run"])
+    runs: list[_PendingAnswer] = field(default_factory=list["_PendingAnswer"])
 
 
 _several: ContextVar[_Several | None] = ContextVar("lmc_dspy_several", default=None)
@@ -77,7 +77,7 @@ def several(n: int) -> Iterator[None]:
 # -- one answer --------------------------------------------------------------------------------------------------------
 
 
-class _Run:
+class _PendingAnswer:
     """One pending answer: plain, or a template whose fields are filled one after the other in one chain."""
 
     def __init__(self, backend: Backend, request: Any, seed: int, hints: Hints | None) -> None:
@@ -220,7 +220,7 @@ running: ContextVar[State | None] = ContextVar("lmc_dspy_running", default=None)
 """State of the compiled module's run that this belongs to (lmc/integrations/dspy/compiled.py)."""
 
 
-class _RunOfProgram(_Run):
+class _RunOfProgram(_PendingAnswer):
     """A request of a compiled module: on a fork of its run, so that it has an address there, and the next requests are
     made ahead."""
 
@@ -269,7 +269,7 @@ def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | Non
         return {"turns": said, "begun": "", "fields": [{"name": "answer", "header": "", "given": params | own}], "closing": "", "whole": True}
     fields, begun, waits = list[dict[str, Any]](), "", False
     for i, hole in enumerate(Field(**each) for each in given):
-        header = _Run._header(hole, first=i == 0)
+        header = _PendingAnswer._header(hole, first=i == 0)
         if hole.name in texts:
             begun += header + texts[hole.name]
             continue
@@ -406,7 +406,7 @@ class OnBackend:
         return cls()
 
     @contextmanager
-    def _asked(self, request: Any) -> Iterator[_Run]:
+    def _asked(self, request: Any) -> Iterator[_PendingAnswer]:
         """Submit the request for the block; what is incomplete at its end is cancelled. Raises dspy.lm15's errors."""
         with _as_dspy():
             run = self._begin(request)
@@ -415,7 +415,7 @@ class OnBackend:
             finally:
                 run.cancel()
 
-    def _begin(self, request: Any) -> _Run:
+    def _begin(self, request: Any) -> _PendingAnswer:
         asked = _several.get()
         if asked is not None and asked.request is None:
             asked.request, seed = request, self._seed(request)
@@ -428,12 +428,12 @@ class OnBackend:
         given = request.config.seed
         return seed_of(self.backend, None if given is None else given % (1 << 63))
 
-    def _run(self, request: Any, seed: int, i: int, n: int) -> _Run:
+    def _run(self, request: Any, seed: int, i: int, n: int) -> _PendingAnswer:
         state = running.get()
         if n == 1 and state is not None and state.emitter.run.backend is self.backend and spec_of(request) is not None:
             return _RunOfProgram(self.backend, request, state)
         hints = Hints(group=(id(_several.get()),), members=n, sample_index=(i, n)) if n > 1 else None
-        return _Run(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
+        return _PendingAnswer(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
 
 
 class Engine(OnBackend):
@@ -450,7 +450,7 @@ class Engine(OnBackend):
         """Yield the response as it grows, headers of fields included."""
         changed = threading.Event()
         with self._asked(request) as run:
-            growth = _Growth(run, changed.set)
+            growth = _EventStream(run, changed.set)
             while True:
                 changed.clear()
                 yield from growth.events()
@@ -474,7 +474,7 @@ class AsyncEngine(OnBackend):
     async def stream(self, request: Any) -> AsyncIterator[Any]:
         changed = asyncio.Event()
         with self._asked(request) as run:
-            growth = _Growth(run, _on_loop(changed.set))
+            growth = _EventStream(run, _on_loop(changed.set))
             while True:
                 changed.clear()
                 for event in growth.events():
@@ -487,10 +487,10 @@ class AsyncEngine(OnBackend):
         """Do nothing: the backend is borrowed and stays open."""
 
 
-class _Growth:
+class _EventStream:
     """A response as DSPy's events, as far as it has arrived. Never waits: `notify` is called when there is more."""
 
-    def __init__(self, run: _Run, notify: Callable[[], None]) -> None:
+    def __init__(self, run: _PendingAnswer, notify: Callable[[], None]) -> None:
         self._run, self._notify = run, notify
         self._started = self.over = False
         self._shown: Result | None = None  # the answer that is being shown

@@ -68,10 +68,10 @@ def read(path: Path) -> GgufFile:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return _Reader(path, buffer).file()
+    return _HeaderReader(path, buffer).file()
 
 
-class _Reader:
+class _HeaderReader:
     """A cursor over the header."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:

@@ -77,7 +77,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _WeightStorage:
     """Storage of weights: matrices in one dtype, norms (and with them activations and KV) in another; and their
     owner."""
 
@@ -103,11 +103,11 @@ class _Layout:
         return every[self.group.rank]
 
     @property
-    def in_fp8(self) -> _Layout:
+    def in_fp8(self) -> _WeightStorage:
         return replace(self.unpacked, fp8=True)
 
     @property
-    def unpacked(self) -> _Layout:
+    def unpacked(self) -> _WeightStorage:
         return replace(self, matrices=self.activations, pack_half=False, int4=False)
 
     @property
@@ -141,7 +141,7 @@ class _Source:
     build: Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]
     tokenizer: Tokenizer
     template: str | None  # Jinja source
-    layout: _Layout
+    layout: _WeightStorage
     share: RankShard | None = None
     weight_bytes: int = 0
     vision: Callable[[torch.device, Tokenizer], Vision] | None = None
@@ -157,7 +157,7 @@ QUANTIZATIONS = ("fp8", "int4")
 KV_DTYPES = ("fp8",)
 
 
-def _check_alone(layout: _Layout, name: str) -> None:
+def _check_alone(layout: _WeightStorage, name: str) -> None:
     """Refuse quantized weights on several devices."""
     if layout.group is not None:
         raise ModelLoadError(f"{name}: weights in FP8 are not spread over devices (tp={layout.group.ranks}) yet; take tp=1, dp=…, or unquantized weights")
@@ -248,7 +248,7 @@ def load(
     )
 
 
-def _check_fixable(layout: _Layout, name: str) -> None:
+def _check_fixable(layout: _WeightStorage, name: str) -> None:
     if layout.device.type != "cpu" or layout.group is not None:
         raise ModelLoadError(f"{name} with deterministic=True: that is for one CPU so far, device='cpu' and tp=1; leave deterministic out")
     if layout.activations.itemsize != 4:
@@ -285,18 +285,18 @@ def _device(name: str) -> torch.device:
     raise ModelLoadError(f"device {str(name)!r} is not available; available: {', '.join(names)}; {remedy}")
 
 
-def _layout(device: torch.device, dtype: str | None) -> _Layout:
+def _layout(device: torch.device, dtype: str | None) -> _WeightStorage:
     import torch
 
     if dtype is None and device.type == "cpu":
         pack = can_pack_half()
-        return _Layout(torch.float16 if pack else torch.float32, torch.float32, pack, device)
+        return _WeightStorage(torch.float16 if pack else torch.float32, torch.float32, pack, device)
     same = getattr(torch, dtype or "bfloat16")
-    return _Layout(same, same, False, device)
+    return _WeightStorage(same, same, False, device)
 
 
 def _fused(
-    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _Layout, share: RankShard | None = None
+    path: Path, states: Callable[[int | None], Mapping[str, Tensor]], config: ModelConfig, layout: _WeightStorage, share: RankShard | None = None
 ) -> dict[str, Tensor]:
     """Return fused weights in the layout's dtypes; the embedding stays in the activations' (it is read by rows).
 
@@ -323,7 +323,7 @@ def _fused(
 
 
 def _builder(
-    weights: Mapping[str, Tensor], config: ModelConfig, layout: _Layout, share: RankShard | None = None
+    weights: Mapping[str, Tensor], config: ModelConfig, layout: _WeightStorage, share: RankShard | None = None
 ) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
     """Return a builder of a models/llama.py model from weights in its fused layout: all of them, or those of a
     share."""
@@ -385,7 +385,7 @@ def _bytes(weights: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in weights.values())
 
 
-def _read(source: str, layout: _Layout, parse_special: bool, dummy_on: torch.device | None) -> _Source:
+def _read(source: str, layout: _WeightStorage, parse_special: bool, dummy_on: torch.device | None) -> _Source:
     path = Path(source).expanduser()
     if dummy_on is not None:
         folder = path if path.is_dir() else _download(source)
@@ -509,7 +509,7 @@ def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
     return {n: w for source in _GGUF_TOP if source in file.tensors for n, w in gguf_state(file, config, source).items()}
 
 
-def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -> _Source:
+def _read_gguf(path: Path, layout: _WeightStorage, parse_special: bool, *, name: str) -> _Source:
     """Return the converted copy when there is one; else convert the file, and store the copy."""
     place = cache.entry(path, layout.name.replace(" ", "-"))
     if place and place.size:
@@ -533,11 +533,11 @@ def _read_gguf(path: Path, layout: _Layout, parse_special: bool, *, name: str) -
     return _Source(name, config, _builder(weights, config, layout, share), tokens, found.template, layout, share, _bytes(weights))
 
 
-def _ranks(layout: _Layout) -> int:
+def _ranks(layout: _WeightStorage) -> int:
     return 1 if layout.group is None else layout.group.ranks
 
 
-def _check_converted(path: Path, size: int, layout: _Layout) -> None:
+def _check_converted(path: Path, size: int, layout: _WeightStorage) -> None:
     """Refuse weights of `size` unquantized bytes before any is read; they go through the host's memory."""
     import torch
 
@@ -545,7 +545,7 @@ def _check_converted(path: Path, size: int, layout: _Layout) -> None:
         check_fits(path, size, layout.matrices, device, _ranks(layout))
 
 
-def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
+def _convert(file: gguf.GgufFile, layout: _WeightStorage) -> cache.Converted:
     config = gguf_config(file)
     _check_positions(file.path, config, layout.device)
     _check_converted(file.path, layout.size(llama.shapes(config)) // _ranks(layout), layout)
@@ -565,7 +565,7 @@ def _convert(file: gguf.GgufFile, layout: _Layout) -> cache.Converted:
 _MODELOPT = "hf_quant_config.json"
 
 
-def _read_directory(path: Path, layout: _Layout, parse_special: bool, dummy_on: torch.device | None = None) -> _Source:
+def _read_directory(path: Path, layout: _WeightStorage, parse_special: bool, dummy_on: torch.device | None = None) -> _Source:
     if not (path / "config.json").is_file():
         raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
     raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
@@ -678,7 +678,7 @@ def _theirs(path: Path, raw: Mapping[str, Any], generation: Mapping[str, Any] | 
 
 
 def _their_builder(
-    path: Path, theirs: Any, config: ModelConfig, layout: _Layout, dummy_on: torch.device | None
+    path: Path, theirs: Any, config: ModelConfig, layout: _WeightStorage, dummy_on: torch.device | None
 ) -> Callable[[torch.device], tuple[CausalModel, tuple[LayerShape, ...]]]:
     from lmc.backend.engine.models import transformers_model
 
@@ -693,7 +693,7 @@ def _their_builder(
 _DUMMY_SEED, _DUMMY_SCALE = 0, 0.02  # the scale of transformers' own initial weights
 
 
-def _random(config: ModelConfig, layout: _Layout, device: torch.device) -> dict[str, Tensor]:
+def _random(config: ModelConfig, layout: _WeightStorage, device: torch.device) -> dict[str, Tensor]:
     """Return fused weights from a fixed seed, made on their device: norms 1, biases 0, the rest normal."""
     import torch
 
@@ -789,7 +789,7 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _check_room(path: Path, raw: Mapping[str, Any], layout: _Layout) -> None:
+def _check_room(path: Path, raw: Mapping[str, Any], layout: _WeightStorage) -> None:
     """Refuse weights that do not fit into memory, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
     size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # missing files are reported later

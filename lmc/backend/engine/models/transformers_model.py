@@ -89,7 +89,7 @@ class _Current:
     __slots__ = ("work",)
 
     def __init__(self) -> None:
-        self.work: _Pass | _Probe | None = None
+        self.work: _Pass | _AttentionProbe | None = None
 
 
 _CURRENT = "_lmc_current"  # the attribute of modules
@@ -127,7 +127,7 @@ def _attend(
     assert work is not None, "attention outside of a pass"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     how = _How(q.shape[-1] ** -0.5 if scaling is None else float(scaling), softcap, s_aux)
-    if isinstance(work, _Probe):
+    if isinstance(work, _AttentionProbe):
         work.note(module, k, v, attention_mask, others)
         return query.new_zeros(1, len(q), q.shape[1], v.shape[-1]), None
     return work.attend(module.layer_idx, q, k, v, how)[None], None
@@ -139,7 +139,7 @@ _HARMLESS = ("position_ids", "cache_position", "position_embeddings")  # tensors
 
 
 @dataclass(slots=True)
-class _Probe:
+class _AttentionProbe:
     """Replaces a pass once, to find the attention layers."""
 
     found: dict[int, LayerShape] = field(default_factory=dict)
@@ -264,7 +264,7 @@ class TransformersModel:
         return self._windows
 
     def _adopt(self) -> tuple[tuple[LayerShape, ...], Mapping[int, int | None]]:
-        probe = _Probe()
+        probe = _AttentionProbe()
         self._rope.turn(self._rope.near is not None and self._rope.near < _TRIED)
         with torch.inference_mode():
             theirs, device = self._trial(lambda ids: self._call(ids, None)), self._model.device
@@ -309,7 +309,7 @@ class TransformersModel:
                 f"(logits differ by {error:.2g} of their spread): it keeps more than keys and values of earlier tokens"
             )
 
-    def _call(self, ids: Tensor, positions: Tensor | None, work: _Pass | _Probe | None = None, **options: Any) -> Tensor:
+    def _call(self, ids: Tensor, positions: Tensor | None, work: _Pass | _AttentionProbe | None = None, **options: Any) -> Tensor:
         """Return logits [T, vocab], or of the rows `logits_to_keep`. Without `work`: by transformers' own attention."""
         where = {} if positions is None else {"position_ids": positions[None]}
         seen = work.batch.seen if isinstance(work, _Pass) else None
