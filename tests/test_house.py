@@ -56,3 +56,17 @@ def test_what_the_code_refers_to_exists():
         text = path.read_text("utf-8")
         assert {m for m in re.findall(r"\(([a-z_0-9]+\.py)[),;]", text) if m not in known} == set(), path
         assert {m for m in re.findall(r"(?<![\w/])docs/[\w/-]+\.\w+", text) if not (root / m).exists()} == set(), path
+
+
+def test_the_code_has_the_words_of_the_glossary():
+    """As words, or in names: `mask prefetcher`, `mask_prefetcher`, `MaskPrefetcher`."""
+    rows = re.findall(r"^\| (?!term \|)(.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    terms = [term for term in rows if not set(term) <= set("-|")]
+    code = "\n".join(path.read_text("utf-8") for path in (DOCS.parent / "lmc").rglob("*.py"))
+    assert len(terms) > 60
+    assert [term for term in terms if not _spelled(term).search(code)] == []
+
+
+def _spelled(term: str) -> re.Pattern[str]:
+    words = [re.sub("s$|on$", "", word) + "(?:s|on|a)?" for word in re.split("[ -]", term)]
+    return re.compile(r"(?<![^\W_])" + r"[ _\n-]*".join(words), re.IGNORECASE)

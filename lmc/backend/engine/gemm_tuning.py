@@ -1,4 +1,4 @@
-"""GEMM autotuning: each size is multiplied by the cuBLAS algorithm that was measured to be fastest here; in FP8 few rows by
+"""GEMM tuning: each size is multiplied by the cuBLAS algorithm that was measured to be fastest here; in FP8 few rows by
 lmc's kernel.
 
 Measured when a graph of the size is first captured, and kept on disk by GPU and version, so that all processes with the

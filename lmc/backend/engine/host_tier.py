@@ -220,7 +220,7 @@ class HostTier:
             return True
         if any(save.node is node for save in self._saves):
             return True
-        if self._tree.unlocked(node) > self._reservations.unreserved:  # what was promised may have to go where it is
+        if self._tree.unlocked(node) > self._reservations.unreserved:  # what is reserved may have to go where it is
             return True
         self._host.lock(found)
         slots = self._alloc(n)

@@ -250,7 +250,7 @@ class Request:
         return self.device_len + self.draft
 
     @property
-    def unpromised(self) -> int:
+    def unreserved_need(self) -> int:
         """Return slots that it may come to need and has not reserved."""
         return max(0, self.kv_max - self.draft_end - self.reserved)
 
@@ -282,7 +282,7 @@ class Request:
         return f"{self.namespace}{own}\0far" if self.is_far else self.namespace + own
 
     @property
-    def is_outgrown(self) -> bool:
+    def exceeds_near(self) -> bool:
         """Return whether it has grown beyond `near`: all of it has to be recomputed. A select's choices are rotated
         like the longest."""
         if self.near is None or self.is_far:

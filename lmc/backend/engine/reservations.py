@@ -54,13 +54,13 @@ class Reservations:
 
     def consume(self, req: Request, slots: int) -> None:
         """Consume so many, which were allocated."""
-        assert req.reserved >= slots, "more allocated than promised"
+        assert req.reserved >= slots, "more allocated than reserved"
         req.reserved -= slots
         self.reserved -= slots
 
     def watch(self, req: Request) -> None:
         """Track a request that runs from now on."""
-        if req.unpromised:
+        if req.unreserved_need:
             self.open[req] = None
 
     def end(self, req: Request) -> None:
@@ -85,15 +85,15 @@ class Reservations:
 
     def extend(self, req: Request, ahead: int) -> None:
         """Reserve what it lacks, and `ahead` more if it may need them."""
-        self.reserve(req, min(req.missing + ahead, req.unpromised))
-        if not req.unpromised:
+        self.reserve(req, min(req.missing + ahead, req.unreserved_need))
+        if not req.unreserved_need:
             del self.open[req]
 
     def check(self, running: Iterable[Request]) -> None:
         """Raise AssertionError if a reservation has no owner, or cannot be fulfilled."""
-        assert self.reserved == sum(req.reserved for req in running), "promises without a request"
-        assert self.unreserved >= 0, "more promised than there is"
-        assert set(self.open) == {req for req in running if req.unpromised}, "untracked requests may need more"
+        assert self.reserved == sum(req.reserved for req in running), "reservations without a request"
+        assert self.unreserved >= 0, "more reserved than there is"
+        assert set(self.open) == {req for req in running if req.unreserved_need}, "untracked requests may need more"
 
 
 def most_preemptions(req: Request) -> int:

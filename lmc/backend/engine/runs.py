@@ -9,7 +9,7 @@ A run is *open* while a request of it runs or it has a lease, be it parked. A ne
 all of them grow and those that are nearest to their ends give back what they have (forecast.py). It also opens if the room that it lacks can be had from runs
 that are away, and what that has computed again costs less than another run in flight gains (load.py). Until then its requests wait, the oldest first. What a
 program needs, how long its runs are away behind a gen (in a tool, with a person) and whether they come back at all is learned from earlier ones: per program,
-and per place in its source. A request that belongs to no run is a run of its own: it needs what it is promised, and keeps nothing. If it has come back to what
+and per place in its source. A request that belongs to no run is a run of its own: it needs what it reserves, and keeps nothing. If it has come back to what
 an earlier one left, as a conversation does, what it leaves is evicted as if it came back after as long again.
 
 Leases are locks, so the tree counts shared prefixes once. Bookkeeping on the loop's thread; scheduling is decided

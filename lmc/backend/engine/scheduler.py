@@ -95,7 +95,7 @@ class Scheduler:
         `end_run`."""
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         self._turns |= req.near is not None
-        req.is_far = req.is_outgrown
+        req.is_far = req.exceeds_near
         is_new = self.policy.schedule == "program" and self.runs.meet(req)
         self.waiting.add(req)
         return is_new
@@ -296,7 +296,7 @@ class Scheduler:
     @property
     def may_preempt(self) -> bool:
         """Return whether the next pass may preempt a request, unless something ends before."""
-        return self.reservations.is_short or bool(self._outgrown()) or self._in_the_way() is not None
+        return self.reservations.is_short or bool(self._beyond_near()) or self._in_the_way() is not None
 
     @property
     def expects_more(self) -> bool:
@@ -337,13 +337,13 @@ class Scheduler:
         slots = self.reservations.at_first(needed) - self.waiting.cached(needed).end
         return max(guesses, key=lambda r: r.seniority) if len(self.running) >= self.max_batch or self.reservations.unreserved < slots else None
 
-    def _outgrown(self) -> list[Request]:
-        return [req for req in self.running if req.is_outgrown] if self._turns else []
+    def _beyond_near(self) -> list[Request]:
+        return [req for req in self.running if req.exceeds_near] if self._turns else []
 
     def _turn(self) -> None:
         """Rotate positions again of a sequence that has become too long for its present rotation, and recompute all of
         it."""
-        for req in self._outgrown():
+        for req in self._beyond_near():
             self._preempt(req)
             req.is_far = True
 
@@ -358,7 +358,7 @@ class Scheduler:
         req.group = None
         self.tally.preemptions += 1
         self.waiting.add_preempted(req)
-        why = "longer than its turn of positions" if req.is_outgrown else "KV pool full"
+        why = "longer than its turn of positions" if req.exceeds_near else "KV pool full"
         config.log("schedule", f"{why}: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
 
     # -- invariants -------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class Scheduler:
         self.runs.check(list(self.waiting), list(self.running))
         often = [r for r in (*self.running, *self.waiting) if not r.guess and r.preempted > most_preemptions(r) + r.is_far]
         assert not often, "preempted too often"
-        assert all(r in self.running or not r.reserved for r in self.waiting), "a promise to one that waits"
+        assert all(r in self.running or not r.reserved for r in self.waiting), "a reservation of one that waits"
         if self.idle:
             assert not self.reservations.reserved
         if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
