@@ -1,7 +1,6 @@
 """The compiler in 300 lines: a working miniature of lmc, to read from top to bottom and to run (`python docs/tour.py`).
 
-It has the ideas and the names of the real one, and says what it leaves out. Nothing here needs lmc.
-"""
+It has the ideas and the names of the real one, and says what it leaves out. Nothing here needs lmc."""
 
 from __future__ import annotations
 
@@ -9,70 +8,96 @@ import ast
 import builtins
 import inspect
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
+from os.path import commonprefix
 from typing import Any
 
-# -- 1. A model --------------------------------------------------------------------------------------------------------
-# The prompt determines the answer. An answer takes one round, and requesting it does not wait: a request may depend on
-# answers that are still to come. The model counts calls, rounds, and the characters that it had to read: text that it has
-# read before is cached, and of requests submitted as one group the first reads what all of them share.
+# -- 1. An engine --------------------------------------------------------------------------------------------------------------------------
+# The model gives the next character of a text. A pass computes what is new in each running request, and a character more. What was
+# computed is in a radix tree, where later prompts find their prefix. A request is admitted when its slots fit beside those of the running
+# ones; guesses come last. An answer is one of CHOICES, so most characters are forced; others are drafted, here from the answer before,
+# and kept if the model agrees: neither costs a pass. lmc's tree has a node for a run of tokens, and evicts; constraints are automata;
+# there are several sources of drafts; runs' needs are predicted, and requests preempted.
+CHOICES = ("yes, it is.", "yes and no.", "no, it is not.")
 
+def say(prompt: str) -> str:
+    return CHOICES[sum(map(ord, prompt)) % 3]
 
 @dataclass(eq=False)
 class Answer:
-    text: str
-    due: int  # the round in which it arrives
+    prompt: Prompt
+    group: Any
+    is_guess: bool
+    text: str = ""
+    slots: int = 0
+    is_done = property(lambda self: self.text in CHOICES)
+    asked = property(lambda self: "".join(part if isinstance(part, str) else part.text for part in self.prompt))
 
+class Engine:
+    def __init__(self, slots: int = 1000) -> None:
+        self.slots, self.latest, self.tree, self.waiting, self.running = slots, "", dict[str, Any](), list[Answer](), list[Answer]()
+        self.passes = self.calls = self.computed = self.forced = self.drafted = 0
 
-def say(prompt: str) -> str:
-    return ("yes", "no", "maybe")[sum(map(ord, prompt)) % 3]
-
-
-class Model:
-    def __init__(self) -> None:
-        self.now = self.calls = self.computed = 0
-        self.read: list[tuple[str, int, Any]] = []
-
-    def submit(self, prompt: Prompt, group: Any = None) -> Answer:
-        text = "".join(part if isinstance(part, str) else part.text for part in prompt)
-        known = [common(text, other) for other, due, of in self.read if due <= self.now or (group is not None and of == group)]
-        due = 1 + max([self.now, *(part.due for part in prompt if isinstance(part, Answer))])
-        self.read.append((text, due, group))
+    def submit(self, prompt: Prompt, group: Any = None, is_guess: bool = False) -> Answer:
         self.calls += 1
-        self.computed += len(text) - max(known, default=0)
-        return Answer(say(text), due)
+        self.waiting.append(answer := Answer(prompt, group, is_guess))
+        return answer
 
+    def step(self) -> None:
+        self.passes += 1
+        for answer in sorted(self.waiting, key=lambda answer: answer.is_guess):
+            if all(part.is_done for part in answer.prompt if isinstance(part, Answer)):
+                self.admit(answer)
+        for answer in self.running:
+            self.extend(answer)
+        self.running = [answer for answer in self.running if not answer.is_done]
 
-def common(a: str, b: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    def admit(self, answer: Answer) -> None:
+        beside = [len(commonprefix([answer.asked, other.asked])) for other in self.running if None is not other.group == answer.group]  # noqa: RUF071
+        new = len(answer.asked) - max([self.cached(answer.asked), *beside])  # the first of a group computes what all of them share
+        answer.slots = new + max(map(len, CHOICES))
+        if not self.running or answer.slots + sum(other.slots for other in self.running) <= self.slots:
+            self.running.append(self.waiting.pop(self.waiting.index(answer)))
+            self.computed += new
 
+    def extend(self, answer: Answer) -> None:
+        whole, size = say(answer.asked), len(answer.text) + 1  # one character is sampled
+        while size < len(whole):
+            is_forced = len({choice[size] for choice in CHOICES if choice.startswith(whole[:size])}) == 1
+            if not is_forced and not self.latest.startswith(whole[: size + 1]):
+                break
+            self.forced, self.drafted, size = self.forced + is_forced, self.drafted + (not is_forced), size + 1
+        answer.text, node = whole[:size], self.tree
+        for char in answer.asked + answer.text:
+            node = node.setdefault(char, {})
+        self.latest = whole if answer.is_done else self.latest
 
-# -- 2. The language ---------------------------------------------------------------------------------------------------
-# A program appends text and `Gen`s to a state. `s += Gen(…)` makes a request and continues; reading the answer waits. A
-# request's address is the stream of the state (its path of forks) and a number on it. A state writes to an emitter, which
-# is either a run (the ledger) or an evaluation of the program. In lmc, addresses also have the run's seed and its item.
+    def cached(self, text: str) -> int:
+        nodes = accumulate(text, lambda node, char: node.get(char, {}), initial=self.tree)
+        return sum(1 for _ in takewhile(lambda pair: pair[1] in pair[0], zip(nodes, text, strict=False)))
 
+# -- 2. The language -----------------------------------------------------------------------------------------------------------------------
+# A program appends text and `Gen`s to a state. `s += Gen(…)` makes a request and continues; reading the answer waits. A request's address
+# is the stream of the state (its path of forks) and a number on it. A state writes to an emitter, which is either a run (the ledger) or
+# an evaluation of the program. In lmc, addresses also have the run's seed and its item.
 Prompt = tuple[Any, ...]  # text, answers, and in an evaluation UNKNOWN
 Address = tuple[str, int]
-
 
 @dataclass(frozen=True)
 class Gen:
     name: str
 
-
 class State:
     def __init__(self, emitter: Any, prompt: Prompt = (), stream: str = "") -> None:
-        self.emitter, self.prompt, self.stream = emitter, prompt, stream
-        self.variables, self.ordinal, self.forks = dict[str, Any](), 0, 0
+        self.emitter, self.prompt, self.stream, self.variables, self.ordinal, self.forks = emitter, prompt, stream, dict[str, Any](), 0, 0
 
     def __iadd__(self, x: Any) -> State:
         if isinstance(x, Gen):
-            answer = self.emitter.ask((self.stream, self.ordinal), self.prompt)
+            self.variables[x.name] = x = self.emitter.ask((self.stream, self.ordinal), self.prompt)
             self.ordinal += 1
-            self.variables[x.name] = x = answer
         self.prompt = (*self.prompt, x)
         return self
 
@@ -83,60 +108,50 @@ class State:
         self.forks += 1
         return [State(self.emitter, self.prompt, f"{self.stream}/{self.forks - 1}.{i}") for i in range(n)]
 
-
-# -- 3. The ledger -----------------------------------------------------------------------------------------------------
-# The requests of one run by address: Python's own, and those made ahead (guesses). A guess is used only if it equals
-# Python's own request, so a wrong, missing or malicious guess affects nothing but counters and time. Left out: sampling
-# parameters and seeds (compared too), budgets, cancelling guesses that are no longer reached, lines that are turned off.
-
-
+# -- 3. The ledger -------------------------------------------------------------------------------------------------------------------------
+# The requests of one run by address: Python's own, and those made ahead (guesses). A guess is used only if it equals Python's own
+# request, so a wrong, missing or malicious guess affects nothing but counters and time. Left out: sampling parameters and seeds (compared
+# too), budgets, cancelling guesses that are no longer reached, lines that are turned off.
 class Ledger:
-    def __init__(self, model: Model, run_ahead: Callable[[Ledger], object], groups: Mapping[Address, Any]) -> None:
-        self.model, self.run_ahead, self.groups = model, run_ahead, groups
-        self.asked: dict[Address, Answer] = {}
-        self.guesses: dict[Address, tuple[Prompt, Answer]] = {}
-        self.used = self.wasted = 0
+    def __init__(self, engine: Engine, run_ahead: Callable[[Ledger], object], groups: Mapping[Address, Any]) -> None:
+        self.engine, self.run_ahead, self.groups, self.wasted = engine, run_ahead, groups, 0
+        self.asked, self.guesses = dict[Address, Answer](), dict[Address, tuple[Prompt, Answer]]()
 
     def ask(self, address: Address, prompt: Prompt) -> Answer:
         guess = self.guesses.pop(address, None)
         equal = guess is not None and content(guess[0]) == content(prompt)
-        self.used, self.wasted = self.used + equal, self.wasted + (guess is not None and not equal)
-        self.asked[address] = guess[1] if equal else self.model.submit(prompt, self.groups.get(address))
-        return self.asked[address]
+        self.wasted += guess is not None and not equal
+        self.asked[address] = answer = guess[1] if equal else self.engine.submit(prompt, self.groups.get(address))
+        answer.is_guess = False
+        return answer
 
     def guess(self, address: Address, prompt: Prompt) -> Answer:
         if address not in self.guesses:
-            self.guesses[address] = prompt, self.model.submit(prompt, self.groups.get(address))
+            self.guesses[address] = prompt, self.engine.submit(prompt, self.groups.get(address), is_guess=True)
         return self.guesses[address][1]
 
     def value(self, answer: Answer) -> str:
         """Wait for an answer: the only time at which requests are made ahead."""
-        while answer.due > self.model.now:
+        while not answer.is_done:
             self.run_ahead(self)
-            self.model.now += 1
+            self.engine.step()
         return answer.text
-
 
 def content(prompt: Prompt) -> list[Any]:
     """Return what equal prompts share, however their text was cut into appends. An answer stands for itself: what precedes it was compared before."""
     return ["".join(parts) if is_text else list(parts) for is_text, parts in groupby(prompt, lambda part: isinstance(part, str))]
 
-
-# -- 4. The evaluator --------------------------------------------------------------------------------------------------
-# Follows the source of a program with the values known so far. What is not in its table is UNKNOWN, and so is everything
-# computed from it. It never calls the program's functions, and never waits. lmc's evaluator knows some hundred times as
-# much (classes, generators, helpers, the library), compiles to closures, and copies the outside objects that it reads.
-
-
+# -- 4. The evaluator ----------------------------------------------------------------------------------------------------------------------
+# Follows the source of a program with the values known so far. What is not in its table is UNKNOWN, and so is everything computed from
+# it. It never calls the program's functions, and never waits. lmc's evaluator knows some hundred times as much (classes, generators,
+# helpers, the library), compiles to closures, and copies the outside objects that it reads.
 UNKNOWN = type("Unknown", (), {"__str__": lambda self: "…"})()
 PURE = {fn: fn for fn in (zip, len, range, sorted, str, int, Gen)}
 METHODS = {(type, fn.__name__): fn for type, fn in ((str, str.strip), (str, str.split), (str, str.join), (list, list.append), (State, State.fork))}
 OPERATORS = {ast.Add: operator.add, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.Gt: operator.gt}
 
-
 def lacks(values: Iterable[Any]) -> bool:
     return any(x is UNKNOWN or (isinstance(x, (list, tuple)) and lacks(x)) for x in values)
-
 
 class Evaluator:
     def __init__(self, program: Callable[..., Any], args: tuple[Any, ...], emitter: Any) -> None:
@@ -209,12 +224,11 @@ class Evaluator:
         found = UNKNOWN if fn is None or lacks(args) else fn(*args)
         return list(found) if isinstance(found, zip) else found
 
-
+@dataclass
 class Ahead:
     """The emitter of an evaluation while Python waits: Python's requests are known, the ones after them become guesses."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    ledger: Ledger
 
     def ask(self, address: Address, prompt: Prompt) -> Any:
         if address in self.ledger.asked:
@@ -223,15 +237,12 @@ class Ahead:
         return self.ledger.guess(address, prompt) if self.evaluator.certain and not lacks(prompt) else UNKNOWN
 
     def value(self, answer: Any) -> Any:
-        return UNKNOWN if answer is UNKNOWN or answer.due > self.ledger.model.now else answer.text
+        return answer.text if answer is not UNKNOWN and answer.is_done else UNKNOWN
 
-
-# -- 5. The graph and a pass -------------------------------------------------------------------------------------------
-# The same evaluation with unknown arguments, before any run, shows which requests are made where. A pass looks at the
-# graph and annotates addresses; this one says which requests are siblings. lmc's graph has ops, values, and regions for
-# what is undecided; its passes plan prefixes, groups, constraints, lazy requests, and what one API request can cover.
-
-
+# -- 5. The graph and a pass ---------------------------------------------------------------------------------------------------------------
+# The same evaluation with unknown arguments, before any run, shows which requests are made where. A pass looks at the graph and annotates
+# addresses; this one says which requests are siblings. lmc's graph has ops, values, and regions for what is undecided; its passes plan
+# prefixes, groups, constraints, lazy requests, and what one API request can cover.
 class Graph:
     def __init__(self, program: Callable[..., Any], params: int) -> None:
         self.asks: dict[Address, Prompt] = {}
@@ -246,25 +257,17 @@ class Graph:
     def __str__(self) -> str:
         return "\n".join(f"  gen at {a}: {''.join(map(str, p))!r}" for a, p in self.asks.items())
 
-
 def batch_forks(graph: Graph) -> Mapping[Address, Any]:
     return {(stream, ordinal): stream.rpartition(".")[0] for stream, ordinal in graph.asks if "." in stream}
 
-
-# -- 6. A program, three ways ------------------------------------------------------------------------------------------
-
-
-def run(program: Callable[..., Any], model: Model, args: Iterable[Any], run_ahead: Callable[[Ledger], Any], plan: Mapping[Address, Any]) -> tuple[Any, Ledger]:
-    ledger = Ledger(model, run_ahead, plan)
-    result = program(State(ledger), *args)  # Python itself runs the function, once
-    ledger.wasted += len(ledger.guesses)
-    return result, ledger
-
+# -- 6. A program, four ways ---------------------------------------------------------------------------------------------------------------
+def run(program: Callable[..., Any], args: Iterable[Any], ledger: Ledger) -> Any:
+    return program(State(ledger), *args)  # Python itself runs the function, once
 
 def judge(s, essay):
     s += "Essay: " + essay + "\nIs it one? "
     s += Gen("is_essay")
-    if s["is_essay"] == "no":
+    if s["is_essay"] == "no, it is not.":
         return "not an essay"
     verdicts = []
     for f, what in zip(s.fork(3), ("clarity", "wit", "truth")):
@@ -275,26 +278,23 @@ def judge(s, essay):
     s += Gen("print")
     return s["print"]
 
-
 def main() -> None:
-    graph = Graph(judge, 1)
-    plan = batch_forks(graph)
-    print(graph)
+    print(graph := Graph(judge, 1))
     lie = lambda ledger: [ledger.guess(address, ("What is the capital of France?",)) for address in graph.asks if address not in ledger.asked]
-    totals, results = dict[str, list[int]](), dict[str, list[Any]]()
+    results, engines, wasted = dict[str, list[Any]](), dict[str, Engine](), Counter[str]()
     for essay in (f"Essay number {i}." for i in range(8)):
         ahead = lambda ledger, essay=essay: Evaluator(judge, (essay,), Ahead(ledger))
-        for how, source in (("plain", lambda ledger: None), ("ahead", ahead), ("lying", lie)):
-            result, ledger = run(judge, model := Model(), (essay,), source, {} if how == "plain" else plan)
-            results.setdefault(how, []).append(result)
-            counted = (model.now, model.calls, model.computed, ledger.used, ledger.wasted)
-            totals[how] = [a + b for a, b in zip(totals.get(how, [0] * 5), counted, strict=True)]
-    assert results["plain"] == results["ahead"] == results["lying"]  # whatever was requested ahead
-    for how, (rounds, calls, computed, used, wasted) in totals.items():
-        print(f"{how}: {rounds} rounds, {calls} calls, {computed} characters read; {used} guesses used, {wasted} wasted")
-    assert totals["ahead"][0] < totals["plain"][0] == totals["lying"][0]
-    assert totals["ahead"][1:3] == totals["plain"][1:3] and totals["ahead"][4] == 0  # the same calls, and nothing read twice
-
+        for how, run_ahead in {"plain": lambda ledger: None, "ahead": ahead, "lying": lie, "in little memory": ahead}.items():
+            engine = engines.setdefault(how, Engine(60 if how == "in little memory" else 1000))
+            ledger = Ledger(engine, run_ahead, {} if how == "plain" else batch_forks(graph))
+            results.setdefault(how, []).append(run(judge, (essay,), ledger))
+            wasted[how] += ledger.wasted + len(ledger.guesses)
+    for how, e in engines.items():
+        print(f"{how}: {e.passes} passes, {e.calls} calls, {wasted[how]} wasted, {e.computed} characters computed, {e.forced} forced, {e.drafted} drafted")
+        assert results[how] == results["plain"]  # whatever was requested ahead, and however much room there was
+    plain, ahead, _, little = engines.values()
+    assert ahead.passes < little.passes < plain.passes and wasted["ahead"] == 0 and ahead.forced > ahead.drafted > 0
+    assert (ahead.calls, ahead.computed) == (plain.calls, plain.computed)  # the same calls, and nothing computed twice
 
 if __name__ == "__main__":
     main()
