@@ -70,3 +70,10 @@ def test_the_code_has_the_words_of_the_glossary():
 def _spelled(term: str) -> re.Pattern[str]:
     words = [re.sub("s$|on$", "", word) + "(?:s|on|a)?" for word in re.split("[ -]", term)]
     return re.compile(r"(?<![^\W_])" + r"[ _\n-]*".join(words), re.IGNORECASE)
+
+
+def test_no_two_classes_of_the_code_have_one_private_name():
+    """A private name is of one module: who looks it up finds one class."""
+    found = [name for path in (DOCS.parent / "lmc").rglob("*.py") for name in re.findall(r"^\s*class (_\w+)", path.read_text("utf-8"), re.MULTILINE)]
+    assert len(found) > 100
+    assert sorted({name for name in found if found.count(name) > 1}) == []
