@@ -8,6 +8,7 @@ Unicode classes and Unicode case. Groups capture nothing here, and laziness does
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,13 @@ def _without_words(pattern: str) -> tuple[str, Mapping[int, Sequence[str]]]:
 
 def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) -> tuple[Node, list[Assertion]]:
     pattern, properties = _with_properties(pattern)
+    if not search and (posix := next((m for m in _POSIX.finditer(pattern) if m[1]), None)):  # in a schema's patterns, it is as JavaScript reads it
+        raise ConstraintError(
+            f"regex {shown(pattern)} has the POSIX class {posix[1]}, which Python's re reads as other characters; write it out, "
+            rf"as in [A-Za-z], or use \w, \d, \s or \p{{…}}{_pointed(pattern, posix.start(1))}"
+        )
     try:
-        tree = _parser.parse(pattern, 0)
+        tree = _parsed(pattern)
     except re.error as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
     except (OverflowError, RecursionError) as e:
@@ -101,6 +107,15 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
         return _RegexReader(pattern, flags, assertions, properties, words, search).whole(list(tree)), assertions
     except RecursionError:
         raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
+
+
+def _parsed(pattern: str) -> Any:
+    """Return `re`'s own tree, without its warnings that later versions may read a class as of several: this one's meaning holds."""
+    if _NESTED.search(pattern) is None:
+        return _parser.parse(pattern, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return _parser.parse(pattern, 0)
 
 
 def parse_part(pattern: str) -> Node:
@@ -124,6 +139,8 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
     return found
 
 
+_NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
+_POSIX = re.compile(r"\\.|\[\^?(\[:\^?[a-z]+:\])", re.DOTALL)
 _PROPERTY = re.compile(r"\\(?:([pP])(?:\{(\^?)([\w ]+)\}|([A-Z]))|.)", re.DOTALL)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -49,6 +50,27 @@ def test_a_pattern_of_many_lines_has_no_caret():
     with pytest.raises(ConstraintError, match="at position 5; rewrite") as caught:
         parse("a\n(a)\\1")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern, at", [("[[:alpha:]]", 1), (r"\[x[^[:^space:]a]+", 5)])
+def test_a_posix_class_is_refused_where_python_reads_other_characters(pattern, at):
+    with pytest.raises(ConstraintError, match=f"has the POSIX class .* at position {at}\n"):
+        parse(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["[[a]", "[[:]", "[^[:-]", "[+--]", "[a&&b]", "[a||b]", "[a~~b]"])
+def test_what_python_may_read_as_several_classes_some_day_is_one_without_a_warning(pattern):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chars = parse(pattern)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        matched = [chr(c) for c in range(128) if re.fullmatch(pattern, chr(c))]
+    assert isinstance(chars, Chars) and matched == [chr(c) for c in range(128) if any(low <= c <= high for low, high in chars.ranges)]
+
+
+def test_a_schemas_pattern_with_a_posix_class_is_read_as_javascript_reads_it():
+    assert parse("^[[:alpha:]]$", search=True) == parse(r"^[\[:alph]\]$", search=True)
 
 
 def test_errors_can_be_printed():
