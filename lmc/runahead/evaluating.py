@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
+
+from greenlet import getcurrent, greenlet
 
 from lmc.backend.base import Result
 from lmc.config import log
 from lmc.errors import LmcError
 from lmc.frontend.capture import code
+from lmc.frontend.capture.code import Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
@@ -25,7 +30,7 @@ from lmc.frontend.state import State
 from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
-from lmc.runahead.frames import frames
+from lmc.runahead.frames import Locals, frames
 from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
 from lmc.runahead.records import Address
 from lmc.segments import Gen, Mark, Select, Special
@@ -146,6 +151,7 @@ class AheadEmitter:
             return Hole(None), Pending(address, None)
         if after is not None:
             return after, self._pending(address, after)
+        self.ledger.missed.add(None if evaluation.shifted else address)
         evaluation.miss()
         return Hole(frozenset([address])), Pending(address, None)
 
@@ -272,33 +278,78 @@ def _deps_of(values: Iterable[Any]) -> Deps:
 
 
 class ProgramSource:
-    """Evaluates one run of a program. It reads outside values once, on first use."""
+    """Evaluates one run of a program. It reads outside values once, on first use.
+
+    An evaluation runs in a greenlet of its own: one that has to stop, because Python goes on, is continued where it
+    stopped while Python waits again.
+    """
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
+        self._running: dict[Place, Locals] = {}
+        self._stops: Callable[[], bool] = lambda: True
+        self._steps: greenlet | None = None
+        self._paused: greenlet | None = None  # where an evaluation stopped: in `_steps`, or in a generator of the program's that it goes through
+        self._number = self._thread = 0
 
-    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
-        emitter = AheadEmitter(ledger, run)
-        profile, compiled = ledger.profile, code.spent
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]] | None:
+        compiled = code.spent
 
-        def paused() -> bool:
+        def stopping() -> bool:
             nonlocal compiled
             before = code.spent
             stop = stops()
             compiled += code.spent - before  # by other programs
             return stop
 
-        with frames() as running:
-            evaluation = emitter.evaluation = Evaluation(
-                self.function, self.snapshot, emitter, stream=self.stream, paused=paused,
-                passes=lambda loc: profile.passed[loc], frames=running, explores=ledger.policy is AheadPolicy.LIKELY,
-            )  # fmt: skip
-            outcome = evaluation.run()
+        self._stops = stopping
+        if self._paused is not None and (self._number, self._thread) != (ledger.evaluations, threading.get_ident()):
+            self._abandon()
+        with frames(self._running):
+            if self._paused is None:
+                self._number, self._thread = ledger.evaluations, threading.get_ident()
+                self._steps = greenlet(self._evaluate)
+                self._steps.gr_context = copy_context()
+                outcome = self._steps.switch(ledger, run)
+            else:
+                assert self._steps is not None
+                self._steps.parent, paused, self._paused = getcurrent(), self._paused, None
+                outcome = paused.switch(False)
         ledger.once = code.spent - compiled
-        profile.passed.update(outcome.passed)
+        if outcome is None:
+            return None
+        self._steps = None
+        ledger.profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
 
+    def _evaluate(self, ledger: Ledger, run: Run) -> Outcome:
+        passed = ledger.profile.passed
+
+        def paused() -> bool:
+            stop = self._stops()
+            if stop and not ledger.closed:
+                evaluation.forget_locals()
+                self._paused = getcurrent()
+                stop = self._steps.parent.switch(None)  # pyright: ignore[reportOptionalMemberAccess]
+            return stop
+
+        emitter = AheadEmitter(ledger, run)
+        evaluation = emitter.evaluation = Evaluation(
+            self.function, self.snapshot, emitter, stream=self.stream, paused=paused, passes=lambda loc: passed[loc], frames=self._running,
+            explores=ledger.policy is AheadPolicy.LIKELY,
+        )  # fmt: skip
+        return evaluation.run()
+
+    def _abandon(self) -> None:
+        """End an evaluation that is not continued."""
+        paused, self._paused = self._paused, None
+        if paused is not None and self._steps is not None and self._thread == threading.get_ident():
+            self._steps.parent = getcurrent()
+            paused.switch(True)
+        self._steps = None
+
     def close(self) -> None:
+        self._abandon()
         self.snapshot.forget()

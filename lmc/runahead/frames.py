@@ -24,18 +24,14 @@ _SHARED = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "stac
 class Locals:
     """The locals of one frame, read on demand."""
 
-    def __init__(self, frame: FrameType) -> None:
-        self._frame: FrameType | None = frame
-
-    def close(self) -> None:
-        """Release the frame, which keeps its locals alive."""
-        self._frame = None
+    def __init__(self) -> None:
+        self.frame: FrameType | None = None
 
     def get(self, name: str, default: Any) -> Any:
         """Return the value of a name; `default` if it is unbound."""
-        if self._frame is None or name not in (*self._frame.f_code.co_varnames, *self._frame.f_code.co_cellvars):
+        if self.frame is None or name not in (*self.frame.f_code.co_varnames, *self.frame.f_code.co_cellvars):
             return default
-        held = self._frame.f_locals
+        held = self.frame.f_locals
         found = held.get(name, default)
         if sys.version_info < (3, 13) and sys.getrefcount(held) <= _OURS:
             held.clear()
@@ -47,21 +43,21 @@ _OURS = 3
 
 
 @contextmanager
-def frames() -> Generator[dict[Place, Locals | None]]:
-    """In the block, the locals of each function that runs in this thread, by its place, of the innermost call of each; not of lmc's own."""
-    found: dict[Place, Locals | None] = {}
+def frames(known: dict[Place, Locals]) -> Generator[None]:
+    """In the block, `known` has the locals of each function that runs in this thread, by its place, of the innermost call of each; not of lmc's own."""
     frame: FrameType | None = sys._getframe(1)
     traced = sys.gettrace() is not None
+    seen = set[Place]()
     while frame is not None:
         code = frame.f_code
-        if not is_own(frame) and (place := place_of(code)) not in found:
+        if not is_own(frame) and (place := place_of(code)) not in seen:
+            seen.add(place)
             private = code.co_flags & CO_OPTIMIZED and code.co_flags & CO_NEWLOCALS
-            readable = sys.version_info >= (3, 13) or (private and not traced and _SHARED.isdisjoint(code.co_names))
-            found[place] = Locals(frame) if readable else None
+            if sys.version_info >= (3, 13) or (private and not traced and _SHARED.isdisjoint(code.co_names)):
+                known.setdefault(place, Locals()).frame = frame
         frame = frame.f_back
     try:
-        yield found
+        yield
     finally:
-        for held in found.values():
-            if held is not None:
-                held.close()
+        for held in known.values():
+            held.frame = None  # which keeps its locals alive

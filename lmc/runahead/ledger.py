@@ -45,11 +45,12 @@ class AheadPolicy(StrEnum):
 class Source(Protocol):
     """Predicts the next requests. It may be wrong."""
 
-    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Hashable]]:
+    def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Hashable]] | None:
         """Make known next requests ahead (`ledger.guess`). Ask `stops` often: it lets other programs run first, and
         returns whether to stop because this one goes on.
 
-        Return the sets of answers, any of which would let it go further.
+        Return the sets of answers, any of which would let it go further; None if it has stopped, and the next call
+        continues it, unless `ledger.evaluations` has changed.
         """
         ...
 
@@ -112,13 +113,14 @@ class Ledger:
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
         self.usage = Usage()
+        self.missed = set[Address | None]()  # requests that the latest evaluation could not make yet; None: one at an undecided address
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
         self._by_content: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
-        self._evaluating = False
-        self._fresh = True  # Python has since made a request that no evaluation predicted
+        self._evaluating = self._paused = False
+        self._fresh = True  # Python has since made a request that the latest evaluation could not predict
         self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; unreferenced handles are dropped
         self.prefilled = 0  # prompts prefilled before their continuation was known
         self._lock = threading.RLock()
@@ -138,7 +140,7 @@ class Ledger:
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
             after = self.plan.submit(self, address, before, ask, run)
-            self._fresh = True
+            self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
         assert after.result is not None
@@ -344,28 +346,32 @@ class Ledger:
         if not awaited:
             return
         began = perf_counter()
-        event = Signal()
-        for result in awaited:
-            result.on_done(lambda _: event.set())
-        found = None if self._is_off() else reading_line()
-        line = None if found is None else (self.policy, found)  # without a certain next request, likely ones may follow
-        if line is not None and not self.profile.worth(line):
-            line = None
-        self._waiting.add(event)
-        try:
-            if line is None and self.prepare is None:
-                for result in awaited:
-                    result.wait()
-            else:
-                self._wait(awaited, event, line, began)
-        finally:
-            self._waiting.discard(event)
+        lines = self._lines(awaited[0]) if not self._is_off() and (self.worth() or self.guesses or self.calls) else ()
+        if lines and not self.profile.worth(lines):
+            lines = ()
+        if not lines and self.prepare is None:
+            for result in awaited:
+                result.wait()
+        else:
+            event = Signal()
+            for result in awaited:
+                result.on_done(lambda _: event.set())
+            self._waiting.add(event)
+            try:
+                self._wait(awaited, event, lines, began)
+            finally:
+                self._waiting.discard(event)
         self.profile.has_waited(began, perf_counter())
+
+    def _lines(self, awaited: Result) -> tuple[Hashable, ...]:
+        """Return by what to learn whether evaluations are of use: the line that waits, and with it the stream of the awaited request."""
+        line = self.policy, reading_line()  # without a certain next request, likely ones may follow
+        return () if line[1] is None else (line, (*line, awaited.asked and awaited.asked[1]))
 
     def _is_off(self) -> bool:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
-    def _wait(self, awaited: Sequence[Result], event: Signal, line: Hashable, began: float) -> None:
+    def _wait(self, awaited: Sequence[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
         patience = self.profile.patience
         left: float | None = patience
@@ -377,8 +383,8 @@ class Ledger:
             if left > 0:
                 continue
             left = None
-            while (worth := self.worth(line)) and (spare or idle()) and not there():
-                self.evaluate(there, event, line)
+            while (worth := bool(lines) and self.worth()) and (spare or idle()) and not there():
+                self.evaluate(there, event, lines)
                 spare = False
             if worth:
                 left = 0.0  # another program goes first
@@ -386,13 +392,13 @@ class Ledger:
                 prepare, self.prepare = self.prepare, None
                 prepare()
 
-    def worth(self, line: Hashable) -> bool:
-        """Return whether an evaluation would know more than the previous one, and may be of use."""
-        if line is None or self._evaluating or self._is_off():
+    def worth(self) -> bool:
+        """Return whether an evaluation would know more than the previous one."""
+        if self._evaluating or self._is_off():
             return False
-        return self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
+        return self._paused or self._fresh or any(all(map(self.known, needed)) for needed in self._blocked)
 
-    def evaluate(self, there: Callable[[], bool], event: Signal, line: Hashable) -> None:
+    def evaluate(self, there: Callable[[], bool], event: Signal, lines: Sequence[Hashable]) -> None:
         """Evaluate the next steps once, until the awaited answers are `there`; cancel guesses that it no longer reaches."""
         others = 0.0  # seconds that other programs took on this thread meanwhile
 
@@ -412,22 +418,23 @@ class Ledger:
         with self._lock:
             if self.source is None or self._evaluating:  # closed, or begun by another thread meanwhile
                 return
-            self.evaluations += 1
+            if self._fresh or not self._paused:
+                self.evaluations += 1
+                self.missed.clear()
             self._evaluating = True
             self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
             try:
-                self._blocked = self.source.evaluate(self, self.run, stops)
+                found = self.source.evaluate(self, self.run, stops)
+                self._paused, self._blocked = found is None, found or ()
             except Exception as fault:  # a bug in the evaluator, not in the program: the run continues without it
                 if interrupts(fault):
                     raise
-                self._blocked, self.policy = (), AheadPolicy.OFF
+                self._paused, self._blocked, self.policy = False, (), AheadPolicy.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(line, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
+                self.profile.evaluated(lines, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
                 self.once, self._evaluating = 0.0, False
-            if there():  # it may have stopped early: the next one goes on
-                self._fresh = True
-            else:
+            if not self._paused:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
         self.wake()  # other threads of this program, which may know more

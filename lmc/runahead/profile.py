@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,6 +30,7 @@ SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
 TRIALS, PROBE = 3, 32
 """Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
+MOST_LINES = 4096
 WRONG = 3
 """Wrong guesses of one site, and more than right ones, before it is turned off."""
 KEPT = 256
@@ -63,7 +64,7 @@ class Profile:
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
         self.passed: Counter[Hashable] = Counter()  # sites that may raise but did not
-        self._lines: dict[Hashable, list[int]] = {}  # reading line: evaluations there, requests that they made
+        self._lines: dict[Hashable, list[int]] = {}  # reading line, alone and with the stream it waits for: evaluations there, requests that they made
         self._sites: dict[Loc | None, list[int]] = {}  # by request site: right, wrong
         self.off: set[Loc | None] = set()  # whose requests are no longer made ahead
         self.faults: list[Exception] = []
@@ -82,19 +83,24 @@ class Profile:
         """Return whether that much more work is a small share of the time that runs have waited."""
         return self.spent + seconds <= SHARE * self.waited
 
-    def worth(self, line: Hashable) -> bool:
+    def worth(self, lines: Sequence[Hashable]) -> bool:
         """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
-        seen = self._lines.setdefault(line, [0, 0])
-        if seen[0] < TRIALS or seen[1] > 0:
+        return all(map(self._worth, lines))
+
+    def _worth(self, line: Hashable) -> bool:
+        seen = self._lines.get(line)
+        if seen is None or seen[0] < TRIALS or seen[1] > 0:
             return True
         seen[0] += 1
         return seen[0] % PROBE == 0
 
-    def evaluated(self, line: Hashable, seconds: float, asked: int, once: float = 0.0) -> None:
-        """Record an evaluation. It took `seconds`, `once` of it for work that no other one repeats."""
-        seen = self._lines.setdefault(line, [0, 0])
-        seen[0] += 1
-        seen[1] += asked
+    def evaluated(self, lines: Sequence[Hashable], seconds: float, asked: int, once: float = 0.0) -> None:
+        """Record an evaluation at a reading line. It took `seconds`, `once` of it for work that no other one repeats."""
+        for line in lines:
+            if line in self._lines or len(self._lines) < MOST_LINES:
+                seen = self._lines.setdefault(line, [0, 0])
+                seen[0] += 1
+                seen[1] += asked
         self.evaluations += 1
         self.spent += seconds
         self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)

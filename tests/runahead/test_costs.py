@@ -133,13 +133,13 @@ def test_work_in_vain_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.
 def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
     profile = Profile()
     assert profile.patience == 2 * FIRST_COST
-    profile.evaluated("line", 0.2, 1, 0.2 - 0.003)
+    profile.evaluated(("line",), 0.2, 1, 0.2 - 0.003)
     assert profile.patience == pytest.approx(0.006)
 
 
 def test_compiling_counts_once_and_never_below_nothing() -> None:
     profile = Profile()
-    profile.evaluated("line", 0.001, 0, 0.5)  # another thread compiled meanwhile
+    profile.evaluated(("line",), 0.001, 0, 0.5)  # another thread compiled meanwhile
     assert profile.cost == 0.0 and profile.patience == 0.0
 
 
@@ -171,11 +171,73 @@ def test_what_others_compile_while_they_go_first_is_none_of_its_once(monkeypatch
     assert found and max(found) < 100.0
 
 
+@lmc.function
+def answer_to(s, q):
+    s += q + lmc.gen("a", max_tokens=4)
+
+
+@lmc.function
+def questions(s, q):
+    def numbered():
+        for k in range(3):
+            for _ in range(100):
+                pass
+            yield f"{q}{k}"
+
+    return [answer_to(each)["a"] for each in numbered()]
+
+
+def test_an_evaluation_that_has_to_stop_is_continued_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the body of a generator of the program's, too. Every other time it is told to stop at once."""
+    honest, run, told, begun = ProgramSource.evaluate, Evaluation.run, list[Any](), list[Evaluation]()
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        told.append(honest(self, ledger, run, stops if len(told) % 2 else lambda: True))
+        return told[-1]
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    monkeypatch.setattr(Evaluation, "run", lambda self: begun.append(self) or run(self))
+    backend = Mock(latency=0.05)
+    state = eager(lmc.compile(questions))("x", backend=backend)
+    assert told[0] is None and len(begun) == 1 < len(told)
+    assert (state.usage.ahead_used, len(backend.call_log)) == (2, 3)
+    assert state.ret_value == questions.run("x", backend=backend).ret_value
+
+
+def test_an_evaluation_that_is_not_continued_is_ended_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, outcomes, run = ProgramSource.evaluate, list[Outcome](), Evaluation.run
+    monkeypatch.setattr(ProgramSource, "evaluate", lambda self, ledger, run, _: honest(self, ledger, run, lambda: True) or ())
+    monkeypatch.setattr(Evaluation, "run", lambda self: outcomes.append(found := run(self)) or found)
+    states = eager(lmc.compile(questions)).batch([{"q": "x"}, {"q": "y"}], backend=Mock(latency=0.05))
+    assert [state.usage.ahead_asked for state in states] == [0, 0] and outcomes and all(outcome.paused for outcome in outcomes)
+
+
+def test_an_answer_that_lets_no_request_be_made_begins_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its text decides is no request: the report needs all answers, and is the only one."""
+
+    @lmc.function
+    def reported(s, q):
+        found, empty = [], 0
+        for k in range(6):
+            answer = answer_to(f"{q}{k}")["a"]
+            if not answer:
+                empty += 1
+            found.append(answer)
+        s += f"{found} {empty}" + lmc.gen("report", max_tokens=4)
+
+    run, begun = Evaluation.run, list[Evaluation]()
+    monkeypatch.setattr(Evaluation, "run", lambda self: begun.append(self) or run(self))
+    latencies = iter([1.0, 0.2, 0.4, 0.6, 0.8, 1.2, 1.0])
+    clock = Clock(monkeypatch, evaluation=0.0)
+    usage = eager(lmc.compile(reported))("x", backend=Mock(latency=lambda _: next(latencies)))
+    assert (usage.usage.ahead_asked, len(begun)) == (5, 1) and clock.now > 0
+
+
 def test_short_waits_pay_for_an_evaluation_together() -> None:
     profile = Profile()
     profile.has_waited(0.0, FIRST_COST / SHARE)
     assert profile.affords(FIRST_COST) and profile.patience == SHORTEST
-    profile.evaluated("line", FIRST_COST, 0)
+    profile.evaluated(("line",), FIRST_COST, 0)
     assert not profile.affords(FIRST_COST) and profile.patience == 2 * FIRST_COST
 
 

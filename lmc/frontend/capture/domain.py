@@ -103,7 +103,6 @@ class Domain:
 
     def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not taken."""
-        evaluation.blocked(test.deps)
         arms = (site.then, site.orelse)
         left = [arm for arm in arms if arm.effects.leaves]
         if not left or all(arm.effects.leaves == "return" for arm in arms):
@@ -143,7 +142,6 @@ class Domain:
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
-        evaluation.blocked(test.deps)
         self._either(evaluation, frame, test, site)
         return Unknown(test.deps)
 
@@ -155,7 +153,6 @@ class Domain:
 
     def loop(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Signal:
         """Handle a loop over unknown items, or with an unknown condition: it is skipped."""
-        evaluation.blocked(items.deps)
         for kind in sorted(site.effects.exits & {"return", "raise"}, reverse=True):
             self.leave(evaluation, frame, kind, site.loc, items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
@@ -163,13 +160,11 @@ class Domain:
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         """Handle a comprehension over unknown items, or with an undecided condition."""
-        evaluation.blocked(items.deps)
         evaluation.havoc(frame, site.effects, items.deps)
         return Unknown(items.deps)
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
-        evaluation.blocked(deps)
         for arm in handlers:
             for kind in arm.effects.exits - {"raise"}:  # raising in a handler only replaces the exception
                 self.leave(evaluation, frame, kind, arm.loc, deps)
@@ -184,6 +179,7 @@ class Domain:
         if kind == "raise":
             if evaluation.tries or evaluation.passes(loc) < PASSES:
                 evaluation.certain = False
+                evaluation.blocked(deps)
             return
         target = frame.loops[-1] if kind != "return" and frame.loops else frame
         if evaluation.may_skip(frame, target):
@@ -191,6 +187,7 @@ class Domain:
         if kind == "return":
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
+        evaluation.blocked(deps)
 
 
 _NEVER_NONE = frozenset("add fstring format join str int float len .strip .lower .upper .split .splitlines .replace .title".split())

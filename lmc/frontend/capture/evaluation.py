@@ -92,11 +92,15 @@ class Evaluation:
             for generator in self.generators:
                 generator.kill()
             place.reset(token)
-            for outside in (self.outside, self.locals):
-                outside.forget()
-            self.locals.snapshot.forget()
+            self.outside.forget()
+            self.forget_locals()
         outcome.steps = self.steps
         return outcome
+
+    def forget_locals(self) -> None:
+        """Keep nothing of the frames of Python's, which go on."""
+        self.locals.forget()
+        self.locals.snapshot.forget()
 
     # -- rules of the language, each from its module
 
@@ -126,7 +130,7 @@ class Evaluation:
         raise Stop(reason)
 
     def blocked(self, deps: Deps) -> None:
-        """Record that these answers would let the evaluation see more."""
+        """Record that these answers would let the evaluation see more: certain requests, their addresses, or a whole prompt."""
         if deps and deps not in self.outcome.waits:
             self.outcome.waits.append(deps)
 

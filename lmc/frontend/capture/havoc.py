@@ -28,6 +28,7 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
     if ev.may_ask(frame, effects):
         ev.shifted = True
+        ev.blocked(deps)
     _touch(ev, frame, effects, deps, 0)
     for name in effects.names | effects.appends:
         held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
@@ -39,7 +40,7 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
 def left_out(ev: Evaluator, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
     """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
     deps = join(*undecided)
-    for each in undecided if ev.may_ask(frame, effects) else (deps,):
+    for each in undecided if ev.may_ask(frame, effects) else ():
         ev.blocked(each)
     ev.havoc(frame, effects, deps)
     return deps

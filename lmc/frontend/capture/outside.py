@@ -137,7 +137,8 @@ class Outside:
         if id(x) in self.snapshot.changed:
             return Unknown(None)
         made = self._made(x, kind)
-        self._adopted.setdefault(id(x), (x, made))
+        if type(made) is not Unknown:  # else keeping it alive might delay a finalizer
+            self._adopted.setdefault(id(x), (x, made))
         return made
 
     def forget(self) -> None:

@@ -294,7 +294,6 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
     def run(frame: Frame) -> None:
         known = op.truth(frame.ev, test(frame))
         if isinstance(known, Unknown):
-            frame.ev.blocked(known.deps)
             frame.ev.domain.leave(frame.ev, frame, "raise", loc, known.deps)
         elif known:
             frame.ev.outcome.passed[loc] += 1

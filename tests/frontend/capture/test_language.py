@@ -393,8 +393,8 @@ def shared_with_inner_functions(s, g):
 
 
 def read_from_a_frame():
-    shared, found = "shared", []
-    with frames() as running:
+    shared, found, running = "shared", [], {}
+    with frames(running):
         held = running[place_of(read_from_a_frame.__code__)]
         found += [held and held.get("shared", None) for _ in "x" if shared]
     return found
