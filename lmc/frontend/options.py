@@ -74,6 +74,8 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
         """Check names and values; `what` takes them, for messages. Raises ArgumentError, ParameterError."""
+        if not given:
+            return NO_OPTIONS
         for name in given:
             if name not in known:
                 meant = _OF_RUN_BATCH.get(name) or suggestion(name, sorted(known))
@@ -123,6 +125,9 @@ class Options:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+
+
+NO_OPTIONS = Options()
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:

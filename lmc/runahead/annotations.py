@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from lmc.backend.base import Beyond, Hints
@@ -67,7 +68,7 @@ class Covered:
     stop: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Annotation:
     """The plan's advice for one request.
 
@@ -111,14 +112,20 @@ class Annotation:
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
-        found: dict[str, Any] = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None, "constants": self.constants or None}
+        found: dict[str, Any] = {**self._fixed, "guess": ahead}
         if self.order is not None:
             found["order"] = (item, plan, self.order)
         if self.group is not None and (ahead or self.together):
             found |= {"group": (run, plan, self.group[0]), "members": self.group[1], "sample_index": self.ways}
         if self.covers:
             found["beyond"] = self._beyond(max_tokens, stop)
-        return base._replace(**{name: value for name, value in found.items() if value is not None})
+        return base._replace(**found)
+
+    @cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """The hints that are the same in all runs."""
+        found = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None, "constants": self.constants or None}
+        return {name: value for name, value in found.items() if value is not None}
 
     def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
         """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could contain them."""

@@ -24,7 +24,7 @@ from lmc.frontend.emitter import taken
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import Run
-from lmc.frontend.options import Options
+from lmc.frontend.options import NO_OPTIONS, Options
 from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of
 from lmc.frontend.state import State
 from lmc.parameters import Origin, make_gen, make_select
@@ -62,6 +62,8 @@ class AheadEmitter:
         self._places: dict[Result, Address] = {} if places is None else places
 
     def nested(self, options: Options) -> AheadEmitter | None:
+        if options is NO_OPTIONS:
+            return self
         if options.budget is not None or options.timeout is not None or options.stream or options.journal is not None:
             return None
         run = self.run._replace(defaults=options.defaults(self.run.defaults), backend=options.backend or self.run.backend)

@@ -117,7 +117,7 @@ class Ledger:
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
-        self._by_content: dict[Hashable, list[Guess]] = {}
+        self._by_size: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
         self._evaluating = self._paused = False
         self._fresh = True  # Python has since made a request that the latest evaluation could not predict
@@ -223,7 +223,7 @@ class Ledger:
                     self._drop(found)
             if (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
                 return equal
-            found = next((g for g in self._equal(before, ask) if g.reached != self.evaluations), None) if repeatable(ask) else None
+            found = next(self._equal(before, ask, self.evaluations), None) if repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
                 self._remove(found)
                 found.address, found.reached = address, self.evaluations
@@ -239,7 +239,7 @@ class Ledger:
                 return None
             guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
             self.guesses.setdefault(address, []).append(guess)
-            self._by_content.setdefault(content(before), []).append(guess)
+            self._by_size.setdefault(_size(before), []).append(guess)
             self.usage += Usage(ahead_asked=1)
         guess.result.on_done(lambda _: self.wake())
         return after
@@ -281,10 +281,9 @@ class Ledger:
 
         result.on_call(begin)
 
-    def _equal(self, before: Prompt, ask: Gen | Select) -> Iterator[Guess]:
-        """Yield the open guesses that equal a request, whatever their address."""
-        equal = self._by_content.get(content(before), ())
-        return (g for g in equal if not g.used and not g.dropped and g.ask == ask)
+    def _equal(self, before: Prompt, ask: Gen | Select, evaluation: int = -1) -> Iterator[Guess]:
+        """Yield the open guesses that equal a request, whatever their address, but for those that `evaluation` has reached."""
+        return (g for g in self._by_size.get(_size(before), ()) if g.reached != evaluation and not g.used and not g.dropped and g.answers(before, ask))
 
     def _affordable(self, before: Prompt, ask: Gen | Select) -> bool:
         """Return whether the budget allows it, even if all guesses so far were wasted."""
@@ -347,9 +346,9 @@ class Ledger:
             return
         began = perf_counter()
         lines = self._lines(awaited[0]) if not self._is_off() and (self.worth() or self.guesses or self.calls) else ()
-        if lines and not self.profile.worth(lines):
+        if lines and not (self.profile.expects_time() and self.profile.worth(lines)):
             lines = ()
-        if not lines and self.prepare is None:
+        if not lines and (self.prepare is None or not self.profile.affords(FIRST_PLAN)):
             for result in awaited:
                 result.wait()
         else:
@@ -455,7 +454,7 @@ class Ledger:
             if sys.exception() is None:  # which alone may keep Python from making certain requests
                 for site in [site for site, useless in self._useless.items() if useless]:
                     self.profile.wrong(site)
-            self._by_content.clear()
+            self._by_size.clear()
             self._prefilled.clear()
             self.asked.clear()
             if self.source is not None:
@@ -480,8 +479,17 @@ def equal(a: Prompt, b: Prompt) -> bool:
     return a.handle is b.handle and (a.tail == b.tail or content(a) == content(b))
 
 
+def _size(prompt: Prompt) -> tuple[int, int]:
+    """Return what equal prompts share and most others differ in: the handle, and the length of the literal text since."""
+    return id(prompt.handle), sum([len(part) if part.__class__ is str else len(part.text()) if _is_there(part) else 0 for part in prompt.tail])  # type: ignore[arg-type, union-attr]
+
+
+def _is_there(part: Any) -> bool:
+    return isinstance(part, Excerpt) and part.result.done and part.result.error is None
+
+
 def _compared(part: Any) -> Any:
-    if isinstance(part, Excerpt) and part.result.done and part.result.error is None:
+    if _is_there(part):
         return part.text()
     return ("image", part.source, part.frames, part.detail) if isinstance(part, Image) else part
 

@@ -26,11 +26,14 @@ FIRST_PLAN = 0.1
 """Assumed seconds of planning."""
 SHARE = 1 / 40
 """Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
+FADES = 0.95
+"""How much the longest wait counts after each further one."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
 TRIALS, PROBE = 3, 32
 """Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
 MOST_LINES = 4096
+"""Places of which that is known."""
 WRONG = 3
 """Wrong guesses of one site, and more than right ones, before it is turned off."""
 KEPT = 256
@@ -60,6 +63,7 @@ class Profile:
         self.cost = FIRST_COST
         self.waited = self.spent = 0.0  # seconds in which at least one run waited; seconds of all evaluations and plans
         self._until = 0.0  # the end of the latest wait
+        self.longest = 0.0  # seconds of the longest recent wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
@@ -74,8 +78,13 @@ class Profile:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
+    def expects_time(self) -> bool:
+        """Return whether a wait as long as recent ones leaves time for an evaluation."""
+        return self.longest == 0.0 or self.longest > self.patience
+
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
+        self.longest = max(ended - began, FADES * self.longest)
         self.waited += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
 

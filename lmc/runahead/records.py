@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from lmc.backend.base import Result
 from lmc.errors import Loc
@@ -11,8 +11,7 @@ Address = tuple[int, int, str, int]
 """Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A request of a run, for reports: where it was made, whether it was made ahead ("no", "used", "wasted"), and when
     the program made it, by `time.perf_counter()`."""
 

@@ -21,6 +21,7 @@ from lmc.runahead.text import without
 from lmc.segments import Gen, Select
 
 _numbers = itertools.count()
+_NO_HINTS = Hints()
 
 
 class Pinned(NamedTuple):
@@ -57,12 +58,11 @@ class RunPlan:
         hints = run.hints()
         annotation = self._at(address, ask, run)
         if annotation is NOTHING:
-            return before.submit(run.backend, ask, (hints or Hints())._replace(guess=True) if ahead else hints)
+            return before.submit(run.backend, ask, (hints or _NO_HINTS)._replace(guess=True) if ahead else hints)
         if not ahead and (equal := self.equal(ledger, address, before, ask, run)) is not None:
             return equal
         defaults = run.defaults
-        planned = annotation.hints(hints or Hints(), item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop)
-        planned = planned._replace(guess=ahead)
+        planned = annotation.hints(hints or _NO_HINTS, item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop)
         if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
             planned = planned._replace(beyond=None)
         if annotation.lazy and not ahead and not run.watched and run.limits is None and run.journal is None:

@@ -25,7 +25,7 @@ from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, 
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
-from lmc.frontend.options import Options
+from lmc.frontend.options import NO_OPTIONS, Options
 from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
 
@@ -58,6 +58,8 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
 
 def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)`."""
+    if type(x) is types.ModuleType:
+        return ev.call(ev.attribute(x, name), args, kwargs)
     kind = STANDS_FOR.get(type(x), type(x))
     names = table.PURE_METHODS.get(kind)
     if names is not None and name in names:
@@ -198,7 +200,7 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     given = {**fn.given, **given}
     unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
     plain = all(op.need(ev, v) == NOTHING for k, v in given.items() if k != "backend")
-    options = _NO_OPTIONS if not given else op.native(Options.of, given) if plain and not unknown else None
+    options = NO_OPTIONS if not given else op.native(Options.of, given) if plain and not unknown else None
     if options is not None and fn.bound:
         arguments = {**{k: ev.adopt(v) for k, v in fn.bound.items()}, **arguments}
     emitter = None if options is None else ev.emitter.nested(options)
@@ -245,7 +247,8 @@ def _program_method(ev: Evaluator, fn: Function, name: str, args: list[Any], kwa
 
 
 def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    args, kwargs = [_said(ev, x) for x in args], {k: _said(ev, x) for k, x in kwargs.items()}
+    atoms = op.ATOMS
+    args, kwargs = [x if type(x) in atoms else _said(ev, x) for x in args], {k: x if type(x) in atoms else _said(ev, x) for k, x in kwargs.items()}
     if id(fn) in table.ASKS:
         name = args[0] if args else kwargs.get("name")
         if isinstance(name, Unknown):  # a variable of the state
@@ -255,7 +258,7 @@ def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) ->
             kwargs["choices"] = (kwargs["choices"],)
         elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
             args[1] = (args[1],)
-        inert = lambda x: x if is_inert(x) else Unknown(None)  # else reading it would run code of the user's
+        inert = lambda x: x if type(x) in atoms or is_inert(x) else Unknown(None)  # else reading it would run code of the user's
         args, kwargs = [*map(inert, args)], {k: inert(x) for k, x in kwargs.items()}
     try:
         return op.native(fn, *args, **kwargs)
@@ -267,6 +270,8 @@ def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) ->
 
 def _said(ev: Evaluator, x: Any) -> Any:
     """An argument of lmc's own functions: of a tool or schema of the program's, what it is outside."""
+    if isinstance(x, Expr):
+        return x
     if type(x) is Closure and x.own is not None:
         return x.own
     return Unknown(ev.lost[id(x)]) if ev.is_lost(x) else Unknown(None) if isinstance(x, (Object, Closure, BoundMethod, LazyItems)) else x
@@ -417,16 +422,16 @@ def _construct(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any])
 
 def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Bind the parameters of a call by name. Raises a TypeError for a wrong call."""
-    binder = types.FunctionType(fn.code.binder, {"locals": locals}, fn.name, fn.defaults)
-    binder.__kwdefaults__ = dict(fn.kwdefaults)
+    if fn.binder is None:
+        fn.binder = types.FunctionType(fn.code.binder, {"locals": locals}, fn.name, fn.defaults)
+        fn.binder.__kwdefaults__ = dict(fn.kwdefaults)
     try:
-        return binder(*args, **kwargs)
+        return fn.binder(*args, **kwargs)
     except TypeError:
         raise raised(TypeError) from None
 
 
 _MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
-_NO_OPTIONS = Options()
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
 _STATE_RULES: Mapping[str, Any] = {

@@ -28,12 +28,12 @@ _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functo
 def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     """Evaluate `x.name`, without running code of the user's except properties with source."""
     kind = type(x)
+    if isinstance(x, types.ModuleType):
+        return _of_module(ev, x, name)
     if isinstance(x, Unknown):
         return ev.operation("attribute", (x, name), x.deps)
     if isinstance(x, Object):
         return _of_object(ev, x, name)
-    if isinstance(x, types.ModuleType):
-        return _of_module(ev, x, name)
     if kind is Super:
         return _of_super(ev, x, name)
     if isinstance(x, type):

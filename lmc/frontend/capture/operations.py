@@ -87,9 +87,9 @@ def interrupts(error: BaseException) -> bool:
 
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`; an operation where something unknown matters to it."""
-    deps = join(*(known(ev, x) for x in args))
-    if deps is None or deps:
-        return ev.operation(name, args, deps)
+    for x in args:
+        if (deps := known(ev, x)) is None or deps:
+            return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
     except Undecided as undecided:

@@ -35,7 +35,7 @@ def search(fn: Callable[..., Any], how: str, args: Sequence[Any], kwargs: Mappin
     """Call a function of `re`, or a method of a pattern, on known arguments. Raises Undecided if that takes long, fails, or `re` would warn."""
     pattern = getattr(fn, "__self__", None)
     if not isinstance(pattern, re.Pattern):
-        kwargs = dict(op.native(signature(fn).bind, *args, **kwargs).arguments)
+        kwargs = dict(op.native(_signature(fn).bind, *args, **kwargs).arguments)
         given, flags = kwargs.pop("pattern"), kwargs.pop("flags", 0)
         if len(args) > _POSITIONAL.get(how, 4) or not _reads_alike(given):
             raise Undecided(None)
@@ -49,6 +49,9 @@ def search(fn: Callable[..., Any], how: str, args: Sequence[Any], kwargs: Mappin
     except Raised:
         raise Undecided(None) from None
     return iter(list(found)) if how == "finditer" else found
+
+
+_signature = lru_cache(signature)
 
 
 def _reads_alike(pattern: Any) -> bool:

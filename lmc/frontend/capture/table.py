@@ -115,6 +115,8 @@ for _fn in _LANGUAGE:
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
+    if name in _QUICK and not kwargs and all((a.__class__ is str and len(a) < 256) or (a.__class__ is int and -65536 < a < 65536) for a in args):
+        return op.native(fn, *args)
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -133,6 +135,8 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     return LazyItems(ev, found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
+_QUICK = frozenset({f".{n}" for n in PURE_METHODS[str] - searching.SEARCHES} | set("str int float abs round ord chr divmod hex oct bin ascii repr".split()))
+"""Functions that are quick on small arguments."""
 _BOUNDED = frozenset({f"{m.__name__}.{n}" for m in (textwrap, html, urllib.parse) for n in _MODULES[m].split()} | {"math.prod"})
 _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, ".expandtabs": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""

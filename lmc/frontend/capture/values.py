@@ -25,6 +25,7 @@ class Closure:
     own: Any = None
     is_cached: bool = False
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    binder: Any = None  # a function with its parameters, once it was called
 
 
 class Object:
