@@ -53,7 +53,7 @@ def load_program(target: str) -> Any:
 
 
 def _saved(path: Path) -> Any:
-    from lmc.runahead.saved import SavedFile  # imports programs, which only some commands need
+    from lmc.saved_programs import SavedFile  # imports programs, which only some commands need
 
     function = SavedFile.read(path).function
     sys.path.insert(0, str(path.resolve().parent))  # its modules may be beside it
@@ -61,7 +61,7 @@ def _saved(path: Path) -> Any:
 
 
 def _is_saved(program: Any) -> bool:
-    from lmc.runahead.saved import SavedFunction
+    from lmc.saved_programs import SavedFunction
 
     return isinstance(program, SavedFunction)
 

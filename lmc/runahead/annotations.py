@@ -23,15 +23,12 @@ from lmc.ir.ops import address as address_of
 from lmc.passes.manager import CHARACTERS, Measure
 from lmc.passes.predict import growth
 from lmc.runahead.moving import Move, Place
+from lmc.runahead.records import GraphAddress
 from lmc.runahead.text import Piece, divided, encoded, flat, is_literal, pattern, without
 from lmc.segments import Image
 
 _CONSTANTS = 4096  # characters of the texts for one request
 _SHORT = 8  # characters of a text that is worth a draft
-
-Address = tuple[str, int]
-"""Stream and ordinal of a request."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pin:
@@ -99,7 +96,7 @@ class Annotation:
     covers: tuple[Covered, ...] = ()
     shared: tuple[tuple[int, float], ...] = ()
     lazy: bool = False
-    same_as: Address | None = None
+    same_as: GraphAddress | None = None
     pins: tuple[Pin, ...] = ()
     move: Move | None = None
     loc: Loc | None = None
@@ -150,7 +147,7 @@ NOTHING = Annotation()
 class Annotations:
     """A plan's annotations by address. Arms that exclude each other may share an address: the line decides."""
 
-    by_address: Mapping[Address, tuple[Annotation, ...]] = field(default_factory=dict[Address, tuple[Annotation, ...]])
+    by_address: Mapping[GraphAddress, tuple[Annotation, ...]] = field(default_factory=dict[GraphAddress, tuple[Annotation, ...]])
     by_line: Mapping[tuple[str, int], Annotation] = field(default_factory=dict[tuple[str, int], Annotation])
 
     def at(self, stream: str, ordinal: int, loc: Loc | None = None) -> Annotation:
@@ -189,7 +186,7 @@ class _Annotator:
         self.places = {id(op): place for place, op in enumerate(graph.ops())}
 
     def run(self) -> Annotations:
-        by_address: dict[Address, list[Annotation]] = {}
+        by_address: dict[GraphAddress, list[Annotation]] = {}
         by_line: dict[tuple[str, int], Annotation] = {}
         asks = [op for op in self.graph.ops() if trait(op) == "samples"]
         where = {id(op): b.label for b in self.graph.blocks for op in b.ops}
@@ -209,7 +206,7 @@ class _Annotator:
                 by_address.setdefault((stream, ordinal), []).append(replace(found, same_as=address, group=None, ways=(0, 1), move=move, loc=None))
         return Annotations({address: tuple(found) for address, found in by_address.items()}, by_line)
 
-    def _annotation(self, op: Op, place: int | None, asks: Mapping[Address, Op]) -> Annotation:
+    def _annotation(self, op: Op, place: int | None, asks: Mapping[GraphAddress, Op]) -> Annotation:
         group = op.attr("group")
         return Annotation(
             order=op.attr("order", place),
@@ -284,7 +281,7 @@ def _texts(op: Op) -> Iterator[str]:
             yield x
 
 
-def _covered(op: Op, asks: Mapping[Address, Op]) -> Iterator[Covered]:
+def _covered(op: Op, asks: Mapping[GraphAddress, Op]) -> Iterator[Covered]:
     template = op.attr("lookahead", ())
     for text, address in zip(template[::2], template[1::2], strict=True):
         following = asks.get(address)

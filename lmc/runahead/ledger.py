@@ -27,7 +27,7 @@ from lmc.observing import observer
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
-from lmc.runahead.records import Address, Record
+from lmc.runahead.records import Address, GraphAddress, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
@@ -161,7 +161,7 @@ class Ledger:
         """Record a call of a host function, for reports."""
         self.host_calls.append((name, began, ended))
 
-    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+    def equal(self, address: Address, other: GraphAddress, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
         """Return the prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
         place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
         entry = self.asked.get(place)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
     from lmc.frontend.typed import RunOptions
-    from lmc.runahead.saved import SavedFile
+    from lmc.saved_programs import SavedFile
 
 
 @users_frames
@@ -75,14 +75,14 @@ def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) 
     it is missing or its source has changed. Raises ProgramError for a file that is not a saved program, is damaged or
     has another format.
     """
-    from lmc.runahead.saved import SavedFile
+    from lmc.saved_programs import SavedFile
 
     return _of_file(SavedFile.read(Path(path)), backend_of(backend))
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:
     """Return `compile(fn)`; for the function of a saved file, the program that was saved."""
-    from lmc.runahead.saved import SavedFile, SavedFunction
+    from lmc.saved_programs import SavedFile, SavedFunction
 
     return _of_file(SavedFile.read(Path(fn.path)), backend) if isinstance(fn, SavedFunction) else Program(fn, backend=backend)
 
@@ -294,7 +294,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         The file has the program's name (module:function) and a digest of its source, and none of its code. Raises
         ProgramError for a function that no other process could find, such as a nested one.
         """
-        from lmc.runahead.saved import write
+        from lmc.saved_programs import write
 
         write(Path(path), self)
 

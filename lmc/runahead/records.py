@@ -9,6 +9,8 @@ from lmc.errors import Loc
 
 Address = tuple[int, int, str, int]
 """Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
+GraphAddress = tuple[str, int]
+"""Address of a request in the program's graph: the fork path from the root state, the request's number on that path."""
 
 
 class Record(NamedTuple):

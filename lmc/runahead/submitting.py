@@ -16,7 +16,7 @@ from lmc.backend.pins import Pins
 from lmc.frontend.live import Run
 from lmc.prompt import Prompt, segments_of
 from lmc.runahead.annotations import NOTHING, Annotation, Annotations, Pin
-from lmc.runahead.records import Address
+from lmc.runahead.records import Address, GraphAddress
 from lmc.runahead.text import without
 from lmc.segments import Gen, Select
 
@@ -35,7 +35,7 @@ class Pinned(NamedTuple):
 class EqualRequests(Protocol):
     """The requests of a run: its ledger (ledger.py)."""
 
-    def equal(self, address: Address, other: tuple[str, int], before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+    def equal(self, address: Address, other: GraphAddress, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
         """Return the prompt behind the answer to another, equal request; None if there is none."""
         ...
 
