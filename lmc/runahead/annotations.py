@@ -30,6 +30,7 @@ from lmc.segments import Image
 _CONSTANTS = 4096  # characters of the texts for one request
 _SHORT = 8  # characters of a text that is worth a draft
 
+
 @dataclass(frozen=True, slots=True)
 class Pin:
     """Text to prefill and pin before a request is submitted. All requests that extend it name it: the first makes it,

@@ -67,7 +67,6 @@ class Guess:
     before: Prompt
     ask: Gen | Select
     after: Prompt
-    certain: bool
     reached: int
     in_arm: bool = False
     used: bool = False
@@ -139,7 +138,7 @@ class Ledger:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
-            after = self.plan.submit(self, address, before, ask, run)
+            after = self.plan.submit(self.equal, address, before, ask, run)
             self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -221,7 +220,7 @@ class Ledger:
                     return found.after
                 if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
-            if (equal := self.plan.equal(self, address, before, ask, run, ahead=True)) is not None:
+            if (equal := self.plan.equal(self.equal, address, before, ask, run, ahead=True)) is not None:
                 return equal
             found = next(self._equal(before, ask, self.evaluations), None) if repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
@@ -232,12 +231,12 @@ class Ledger:
             if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
-                after = self.plan.submit(self, address, before, ask, run, ahead=True)
+                after = self.plan.submit(self.equal, address, before, ask, run, ahead=True)
             except LmcError as error:  # raised where Python makes the request, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
-            guess = Guess(address, before, ask, after, certain, self.evaluations, in_arm)
+            guess = Guess(address, before, ask, after, self.evaluations, in_arm)
             self.guesses.setdefault(address, []).append(guess)
             self._by_size.setdefault(_size(before), []).append(guess)
             self.usage += Usage(ahead_asked=1)

@@ -124,7 +124,7 @@ def cached(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> A
     if ev.may_ask_in([fn]):
         ev.shifted = True
         return ev.unknown_code(fn, args, kwargs)
-    return apply(ev, fn, args, kwargs) if type(fn) is Closure else ev.call(fn, args, kwargs)
+    return ev.call(fn, args, kwargs)
 
 
 def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
@@ -447,7 +447,7 @@ def _descriptor(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 _CALLS: dict[type, Any] = {
-    Closure: lambda ev, fn, args, kwargs: ev.cached(fn, args, kwargs) if fn.is_cached else apply(ev, fn, args, kwargs),
+    Closure: lambda ev, fn, args, kwargs: apply(ev, fn, args, kwargs),
     types.FunctionType: lambda ev, fn, args, kwargs: call_function(ev, fn, args, kwargs),
     BoundMethod: lambda ev, fn, args, kwargs: (
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)

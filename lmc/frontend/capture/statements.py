@@ -289,18 +289,9 @@ def _raise(node: ast.Raise, scope: Scope) -> Eval:
 
 
 def _assert(node: ast.Assert, scope: Scope) -> Eval:
-    test, message, loc = expression(node.test, scope), [expression(x, scope) for x in (node.msg,) if x is not None], scope.loc(node)
-
-    def run(frame: Frame) -> None:
-        known = op.truth(frame.ev, test(frame))
-        if isinstance(known, Unknown):
-            frame.ev.domain.leave(frame.ev, frame, "raise", loc, known.deps)
-        elif known:
-            frame.ev.outcome.passed[loc] += 1
-        else:
-            raise Raised(AssertionError(*[part(frame) for part in message]))
-
-    return run
+    error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
+    raises = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error)], [])
+    return _if(ast.fix_missing_locations(ast.copy_location(raises, node)), scope)
 
 
 # -- definitions -----------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join, raised
-from lmc.frontend.capture.values import Closure, Coroutine, LazyItems, Manager, Object, Partial
+from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
 Rule = Callable[["Evaluator", list[Any], dict[str, Any]], Any]
@@ -310,30 +310,9 @@ def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not _END
 
 
-@rule(functools.wraps)
-def _wraps(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    def wrap(more: list[Any], _: dict[str, Any]) -> Any:
-        if type(more[0]) is Closure:
-            more[0].attributes["__wrapped__"] = args[0]
-            more[0].name = getattr(args[0], "name", None) or getattr(args[0], "__name__", more[0].name)
-        return more[0]
-
-    return Partial(wrap)
-
-
 def _cached(ev: Evaluator, fn: Any) -> Any:
     """Return a function behind `functools.cache`."""
-    if type(fn) is Closure:
-        fn.is_cached = True
-        return fn
     return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
-
-
-def _copy(ev: Evaluator, x: Any) -> Any:
-    if type(x) in op.CONTAINERS or type(x) in op.ATOMS:
-        return op.apply(ev, "copy", copy.copy, x)
-    ev.hand_over([x])  # what is done to an unknown copy is done to what the two share, such as a state
-    return Unknown(None)
 
 
 def deep_copy(ev: Evaluator, x: Any) -> Any:
@@ -424,7 +403,8 @@ _SHORT: Mapping[Any, Rule] = {
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.copy: lambda ev, args, kwargs: _copy(ev, args[0]),
+    copy.copy: lambda ev, args, kwargs: (
+        op.apply(ev, "copy", copy.copy, *args) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else ev.unknown_code(copy.copy, args, {})),
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),

@@ -14,7 +14,7 @@ from lmc.frontend.capture.unknown import Deps, Raised, Undecided, Unknown, join
 @dataclass(eq=False, repr=False, slots=True)
 class Closure:
     """A function of the program: its code, its defining frame, its defaults, its globals. `own` is the outside function
-    that it represents; `is_cached`: it is behind `functools.cache`."""
+    that it represents."""
 
     code: Code
     outer: Frame | None
@@ -23,7 +23,6 @@ class Closure:
     kwdefaults: Mapping[str, Any]
     module: dict[str, Any]
     own: Any = None
-    is_cached: bool = False
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     binder: Any = None  # a function with its parameters, once it was called
 
@@ -170,10 +169,6 @@ class LazyItems:
         self._of, self._sources, self._rest = of, sources, rest
         self._stuck: Undecided | None = None
         self.over = False
-
-    def __del__(self) -> None:
-        if self.generator is not None:
-            self.generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self
