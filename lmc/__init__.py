@@ -51,7 +51,10 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "set_default_backend",
     ),
     "lmc.runahead.program": (
-        "Program", "compile", "load",
+        "Program", "compile",
+    ),
+    "lmc.loading": (
+        "load",
     ),
     "lmc.timeline": (
         "trace",
@@ -298,9 +301,9 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.tools import tool_result as tool_result
     from lmc.journals import Journal as Journal
     from lmc.limits import Budget as Budget
+    from lmc.loading import load as load
     from lmc.runahead.program import Program as Program
     from lmc.runahead.program import compile as compile
-    from lmc.runahead.program import load as load
     from lmc.segments import ChoicesMethod as ChoicesMethod
     from lmc.segments import SamplingParams as SamplingParams
     from lmc.timeline import trace as trace

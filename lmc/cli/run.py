@@ -262,7 +262,7 @@ def states_of(
     one. Compiled runs are yielded as they end, interpreted ones in order. `html`: where to write a page of them when
     all are done.
     """
-    from lmc.runahead.program import program_of
+    from lmc.loading import program_of
 
     if interpret:
         return _with_page(enumerate(program.run_some(items, backend=backend, **options)), None, html)

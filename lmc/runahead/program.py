@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
     from lmc.frontend.typed import RunOptions
-    from lmc.saved_programs import SavedFile
 
 
 @users_frames
@@ -65,33 +64,6 @@ def compile(  # the field's name for it: torch.compile, re.compile
     if isinstance(outputs, str):
         raise ParameterError(f"outputs={outputs!r}: must be a list of variable names, such as [{outputs!r}]", loc=caller_loc())
     return Program(fn, backend=backend_of(backend), outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
-
-
-@users_frames
-def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) -> Program:
-    """Load the program that `program.save(path)` wrote. Reading the file executes nothing.
-
-    Its first call imports the program's function (module:name) and raises ProgramError, naming it and its location, if
-    it is missing or its source has changed. Raises ProgramError for a file that is not a saved program, is damaged or
-    has another format.
-    """
-    from lmc.saved_programs import SavedFile
-
-    return _of_file(SavedFile.read(Path(path)), backend_of(backend))
-
-
-def program_of(fn: Function, backend: Backend | None = None) -> Program:
-    """Return `compile(fn)`; for the function of a saved file, the program that was saved."""
-    from lmc.saved_programs import SavedFile, SavedFunction
-
-    return _of_file(SavedFile.read(Path(fn.path)), backend) if isinstance(fn, SavedFunction) else Program(fn, backend=backend)
-
-
-def _of_file(saved: SavedFile, backend: Backend | None) -> Program:
-    program = Program(saved.function, backend=backend, outputs=saved.outputs, opt=saved.opt, aggressive=saved.aggressive, ahead=saved.ahead)
-    program.profile.learn(saved.measured)
-    program.planner.adopt(saved.graph)
-    return program
 
 
 class Program(Call[P, "State[R]"], Generic[P, R]):

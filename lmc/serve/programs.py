@@ -30,7 +30,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend, Result, Usage
 from lmc.errors import JournalError, LmcError, ProgramError
 from lmc.frontend.interpreter import Function
-from lmc.runahead.program import program_of
+from lmc.loading import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
