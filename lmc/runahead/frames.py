@@ -24,8 +24,7 @@ _SHARED = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "stac
 class Locals:
     """The locals of one frame, read on demand."""
 
-    def __init__(self) -> None:
-        self.frame: FrameType | None = None
+    frame: FrameType | None = None
 
     def get(self, name: str, default: Any) -> Any:
         """Return the value of a name; `default` if it is unbound."""

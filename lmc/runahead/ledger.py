@@ -25,9 +25,10 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.observing import observer
 from lmc.prompt import Excerpt, Prompt
+from lmc.runahead.annotations import Annotation
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
-from lmc.runahead.records import Address, GraphAddress, Record
+from lmc.runahead.records import Address, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
@@ -138,7 +139,8 @@ class Ledger:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
-            after = self.plan.submit(self.equal, address, before, ask, run)
+            annotation = self.plan.at(address, ask, run)
+            after = self._merged(annotation, address, before, ask) or self.plan.submit(annotation, before, ask, run)
             self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -160,15 +162,19 @@ class Ledger:
         """Record a call of a host function, for reports."""
         self.host_calls.append((name, began, ended))
 
-    def equal(self, address: Address, other: GraphAddress, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
-        """Return the prompt with the answer to an equal request at another address of the run, at temperature 0: one of Python's, or with `ahead` a guess."""
-        place = (address[0], address[1], f"{self.stream}{other[0]}", other[1])
+    def _merged(self, annotation: Annotation, address: Address, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+        """Return `before` followed by the answer to the equal request that the plan says answers this one, too, at temperature 0: one of Python's, or
+        with `ahead` a guess. None if there is none."""
+        if annotation.same_as is None:
+            return None
+        stream, ordinal = annotation.same_as
+        place = (*address[:2], f"{self.stream}{stream}", ordinal)
         entry = self.asked.get(place)
         if entry is None and ahead and (there := self.guesses.get(place)):
             entry = there[0].before, there[0].ask, there[0].after
         if entry is None or not repeatable(ask) or entry[1] != ask or not equal(entry[0], before):
             return None
-        return entry[2]
+        return Prompt(before, (), entry[2].result, entry[2].handle, ())
 
     def made(self, before: Prompt, ask: Gen | Select) -> Prompt | None:
         """Return the prompt with the answer to an equal request of Python's, whatever its address, at temperature 0."""
@@ -220,8 +226,9 @@ class Ledger:
                     return found.after
                 if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
-            if (equal := self.plan.equal(self.equal, address, before, ask, run, ahead=True)) is not None:
-                return equal
+            annotation = self.plan.at(address, ask, run)
+            if (merged := self._merged(annotation, address, before, ask, ahead=True)) is not None:
+                return merged
             found = next(self._equal(before, ask, self.evaluations), None) if repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
                 self._remove(found)
@@ -231,7 +238,7 @@ class Ledger:
             if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
-                after = self.plan.submit(self.equal, address, before, ask, run, ahead=True)
+                after = self.plan.submit(annotation, before, ask, run, ahead=True)
             except LmcError as error:  # raised where Python makes the request, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")

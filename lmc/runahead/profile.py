@@ -94,14 +94,13 @@ class Profile:
 
     def worth(self, lines: Sequence[Hashable]) -> bool:
         """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
-        return all(map(self._worth, lines))
-
-    def _worth(self, line: Hashable) -> bool:
-        seen = self._lines.get(line)
-        if seen is None or seen[0] < TRIALS or seen[1] > 0:
-            return True
-        seen[0] += 1
-        return seen[0] % PROBE == 0
+        for line in lines:
+            seen = self._lines.get(line, [0, 0])
+            if seen[0] >= TRIALS and not seen[1]:
+                seen[0] += 1
+                if seen[0] % PROBE:
+                    return False
+        return True
 
     def evaluated(self, lines: Sequence[Hashable], seconds: float, asked: int, once: float = 0.0) -> None:
         """Record an evaluation at a reading line. It took `seconds`, `once` of it for work that no other one repeats."""

@@ -8,7 +8,6 @@ takes its answer. Otherwise requests are unchanged.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lmc.backend.base import Backend, Handle, Hints
@@ -33,10 +32,6 @@ class Pinned(NamedTuple):
     handle: Handle
 
 
-Equal = Callable[..., Prompt | None]
-"""Of a run's ledger: the prompt behind the answer to another, equal request; None if there is none."""
-
-
 class RunPlan:
     """The submission plan of one run.
 
@@ -50,14 +45,11 @@ class RunPlan:
         self.number = next(_numbers)
         self._pinned: dict[tuple[int, int, str], Pinned] = {}  # (id of the handle before, number of the pin, adapter): its own pins
 
-    def submit(self, equal: Equal, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
+    def submit(self, annotation: Annotation, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
         """Return `before` followed by the answer to a request, which the backend gets now or when it is read."""
         hints = run.hints()
-        annotation = self._at(address, ask, run)
         if annotation is NOTHING:
             return before.submit(run.backend, ask, (hints or _NO_HINTS)._replace(guess=True) if ahead else hints)
-        if not ahead and (known := self.equal(equal, address, before, ask, run)) is not None:
-            return known
         defaults = run.defaults
         planned = annotation.hints(hints or _NO_HINTS, item=run.item, run=self.number, ahead=ahead, max_tokens=defaults.max_new_tokens, stop=defaults.stop)
         if run.limits is not None and run.limits.in_order:  # a request for several answers cannot be held to a budget
@@ -68,13 +60,8 @@ class RunPlan:
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
 
-    def equal(self, equal: Equal, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt | None:
-        """Return `before` followed by the answer to the equal request that the plan says answers this one, too; None if there is none."""
-        same_as = self._at(address, ask, run).same_as
-        found = None if same_as is None else equal(address, same_as, before, ask, ahead=ahead)
-        return None if found is None else Prompt(before, (), found.result, found.handle, ())
-
-    def _at(self, address: Address, ask: Gen | Select, run: Run) -> Annotation:
+    def at(self, address: Address, ask: Gen | Select, run: Run) -> Annotation:
+        """Return the annotation of a request."""
         _, _, stream, ordinal = address
         if run.backend is not self.backend or not stream.startswith(self.stream):
             return NOTHING

@@ -43,8 +43,6 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
         return rule(ev, fn, args, kwargs)
     if isinstance(fn, type):
         return _construct(ev, fn, args, kwargs)
-    if isinstance(fn, Unknown):
-        return ev.unknown_code(fn, args, kwargs)
     if type(fn) is LRU:
         return ev.cached(fn.__wrapped__, args, kwargs)
     if isinstance(fn, Object) and (own := ev.special(fn, "__call__")) is not None:

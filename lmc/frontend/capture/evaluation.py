@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
@@ -124,11 +124,6 @@ class Evaluation:
                 self.outcome.paused = True
                 raise Stop("paused")
 
-    def end(self, reason: str) -> NoReturn:
-        """End the whole evaluation: there is no use in going on."""
-        self._budget = min(self._budget, self.steps - 1)
-        raise Stop(reason)
-
     def blocked(self, deps: Deps) -> None:
         """Record that these answers would let the evaluation see more: certain requests, their addresses, or a whole prompt."""
         if deps and deps not in self.outcome.waits:
@@ -142,7 +137,8 @@ class Evaluation:
         """Record that a request is not made ahead. Ends the evaluation after many."""
         self.misses += 1 if self.certain else UNCERTAIN_MISS
         if self.misses > MOST_MISSED and not self.exploring:
-            self.end("too many requests that are not made ahead")
+            self._budget = self.steps - 1
+            raise Stop("too many requests that are not made ahead")
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation with some unknown operands."""
