@@ -15,7 +15,8 @@ pytest.importorskip("PIL")
 import lmc
 from benchmarks.workloads import film, picture
 from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
-from lmc.errors import BackendError, Loc, ParameterError
+from lmc.errors import BackendError, Loc, MissingPackageError, ParameterError
+from lmc.extras import MODULES
 from lmc.segments import Frames, Gen, Image, SamplingParams, Text
 from tests.backend.engine_fakes import backend
 from tests.pictures import png
@@ -113,6 +114,15 @@ def test_a_video_of_strips_is_refused_before_it_is_decoded(engine, sight, monkey
     monkeypatch.setattr(sight, "video_token", 2, raising=False)
     with pytest.raises(ParameterError, match="cannot take 4020 × 16 pixels: one side is more than 200 times the other"):
         engine.submit(None, [Image(film(Random(0), 4020, 16, 2), Frames()), gen()]).results[0].output()
+
+
+def test_a_package_that_videos_need_is_missed_at_their_line(engine, sight, monkeypatch):
+    monkeypatch.setattr(sight, "video_token", 2, raising=False)
+    monkeypatch.setattr("lmc.videos.find_spec", lambda name: None)
+    monkeypatch.setitem(MODULES, "video", ("no_such_package",))
+    clip = Image(b"\0\0\0\x18ftypisom", Frames(), "auto", Loc("here.py", 7))
+    with pytest.raises(MissingPackageError, match=r"here.py:7: video\(…\) needs no_such_package"):
+        engine.submit(None, [clip, gen()]).results[0].output()
 
 
 def test_an_error_is_the_answers_however_soon_it_is_known(engine, sight, monkeypatch):

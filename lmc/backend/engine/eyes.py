@@ -326,7 +326,8 @@ class Eyes:
             return self.sight.prepare(picture, image.detail)
 
     def _watched(self, video: Image, wanted: Frames, most: int) -> tuple[Part | Shown, ...]:
-        film = _Film(video, self._check_open)
+        with self._taking(video, "it"):
+            film = _Film(video, self._check_open)
         with self._taking(video, f"{film.width} × {film.height} pixels"):
             _check_shape(film.width, film.height)
         indices = self.sight.sample(film, wanted)
@@ -342,7 +343,8 @@ class Eyes:
         """While transformers' processor works on a picture or a video: what it raises is of the picture, or of a configuration that loaded."""
         try:
             yield
-        except LmcError:
+        except LmcError as error:
+            error.loc = error.loc or image.loc
             raise
         except ValueError as error:
             raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from None
