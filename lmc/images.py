@@ -18,12 +18,13 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
@@ -40,6 +41,10 @@ MOST_OF_DOCUMENT = 32 << 20
 """The longest PDF."""
 _LONG_NAME = 1000
 DETAILS = ("auto", "low", "high")
+
+SERVED_HOSTS: ContextVar[Collection[str] | None] = ContextVar("SERVED_HOSTS", default=None)
+"""While `lmc serve` runs a program for a client: the hosts that pictures may be fetched from. A string may be the
+client's there, so it names no file."""
 
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
@@ -58,6 +63,33 @@ def is_remote(source: Any) -> bool:
 def is_path(source: Any) -> bool:
     """Return whether a picture or a video is given by a file name."""
     return isinstance(source, os.PathLike) or (isinstance(source, str) and not is_remote(source) and source[:5].lower() != "data:")
+
+
+def is_named(url: str, hosts: Collection[str]) -> bool:
+    """Return whether the host of a web address is among `hosts`, with its port if it has one. Raises ValueError for
+    what is no address."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+    return host.lower() in hosts and parts.username is None and parts.password is None
+
+
+def check_source(image: Image) -> None:
+    """Refuse what a client of `lmc serve` must not choose: a file of this machine, and the address of a host that the
+    operator has not named."""
+    hosts, source = SERVED_HOSTS.get(), image.source
+    if hosts is None or not isinstance(source, str) or not (is_path(source) or is_remote(source)):
+        return
+    try:
+        if is_remote(source) and is_named(source, hosts):
+            return
+    except ValueError:
+        pass
+    what = (
+        "an address is of a host named by --allow-remote-media"
+        if is_remote(source)
+        else "a string is a data URL, and a file of the program's own a pathlib.Path"
+    )
+    raise ParameterError(f"{image.kind}({source[:40]!r}): in a program that is served, {what}", loc=image.loc)
 
 
 def read(image: Image) -> Image:

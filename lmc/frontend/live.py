@@ -19,7 +19,7 @@ from lmc.frontend.emitter import taken
 from lmc.frontend.host import host
 from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of, typed
 from lmc.frontend.values import Symbolic
-from lmc.images import MOST_BYTES, bytes_of_file, is_path
+from lmc.images import MOST_BYTES, bytes_of_file, check_source, is_path
 from lmc.images import read as read_image
 from lmc.limits import Limits
 from lmc.parameters import Origin, make_gen, make_select
@@ -141,6 +141,7 @@ class LiveEmitter:
 
     def _shown(self, ctx: Prompt, image: Image) -> Prompt:
         check_supported(self.run.backend.capabilities, (image,))
+        check_source(image)
         if self.run.journal is not None and self.run.journal.with_media and is_path(image.source):
             image = replace(image, source=file_of(os.fspath(image.source), image.kind))
         return ctx.append(read_image(image) if image.frames is None else read_video(image))

@@ -59,11 +59,13 @@ def create_app(
     pool, compiling = (ThreadPoolExecutor(_THREADS, thread_name_prefix=f"lmc-{name}") for name in ("serve", "compile"))
     loop = ProgramLoop()
     ender = Ender(metrics)
-    crew = None if workers is None else Workers(backend, workers, metrics, settings.journals)
+    crew = None if workers is None else Workers(backend, workers, metrics, settings.journals, settings.media_hosts)
     published: list[Published | WorkerEndpoints] = []
     for program in programs:
         published.append(
-            Published(program, backend, loop, pool, ender.end, settings.journals) if crew is None else WorkerEndpoints(program, crew, pool, settings.journals)
+            Published(program, backend, loop, pool, ender.end, settings.journals, settings.media_hosts)
+            if crew is None
+            else WorkerEndpoints(program, crew, pool, settings.journals)
         )
     for counted in published if crew is None else [crew]:
         metrics.counts_ahead(partial(getattr, counted, "ahead"))

@@ -12,11 +12,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException
+from typing import Any
 from urllib.parse import urlsplit
 
 from lmc.backend.api.remote import NoRedirects
 from lmc.errors import ParameterError
-from lmc.images import MOST_BYTES, is_remote, read
+from lmc.images import MOST_BYTES, is_named, is_remote, read
 from lmc.segments import Image
 from lmc.serve.errors import bad
 
@@ -39,13 +40,12 @@ def picture(url: str, detail: str, param: str, hosts: Collection[str]) -> Image:
 
 def _fetched(url: str, param: str, hosts: Collection[str]) -> bytes:
     try:
-        parts = urlsplit(url)
-        host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
+        named = is_named(url, hosts)
     except ValueError:
         raise bad(f"{param}: this is not an address", param) from None
     if not hosts:
         raise bad(f"{param}: this server fetches nothing; send the picture as a data URL", param, "unsupported")
-    if host.lower() not in hosts or parts.username is not None or parts.password is not None:
+    if not named:
         raise bad(f"{param}: this server fetches pictures from {', '.join(sorted(hosts))} only; send the picture as a data URL", param, "unsupported")
     until, found = time.monotonic() + _SECONDS, bytearray()
     try:

@@ -14,7 +14,7 @@ import logging
 import operator
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -30,6 +30,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend, Result, Usage
 from lmc.errors import JournalError, LmcError, ProgramError
 from lmc.frontend.interpreter import Function
+from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
@@ -103,13 +104,21 @@ class DescribedProgram:
 
 
 class Published(DescribedProgram):
-    """One program with its three endpoints: a run, a run as a stream, a batch. `end` is called with abandoned runs."""
+    """One program with its three endpoints: a run, a run as a stream, a batch. `end` is called with abandoned runs;
+    `hosts`: those that pictures may be fetched from."""
 
     def __init__(
-        self, function: Function, backend: Backend, loop: ProgramLoop, pool: Executor, end: Callable[[RunningProgram], None], journals: Path | None = None
-    ) -> None:  # fmt: skip
+        self,
+        function: Function,
+        backend: Backend,
+        loop: ProgramLoop,
+        pool: Executor,
+        end: Callable[[RunningProgram], None],
+        journals: Path | None = None,
+        hosts: Collection[str] = (),
+    ) -> None:
         super().__init__(function, pool, journals)
-        self._loop, self._pool, self._end = loop, pool, end
+        self._loop, self._pool, self._end, self._hosts = loop, pool, end, hosts
         self._program = program_of(function, backend)
         self._before = self._asked_ahead()
 
@@ -173,6 +182,7 @@ class Published(DescribedProgram):
         run = RunningProgram(self.name)
         run.kept = kept
         RUN.set(run)  # set in the request's own task
+        SERVED_HOSTS.set(self._hosts)
         try:
             yield run
         except asyncio.CancelledError:

@@ -90,7 +90,7 @@ class ProgramWorker:
         loop, pool = ProgramLoop(), ThreadPoolExecutor(_THREADS, thread_name_prefix="lmc-worker")
         for target in told["targets"]:
             journals = None if told["journals"] is None else Path(told["journals"])
-            made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append, journals)
+            made = Published(userfiles.load_program(target), backend, loop, pool, self._left.append, journals, told["hosts"])
             self._programs[made.name] = made
         self._cpu: int | None = told["cpu"]
         _dump_no_core()

@@ -17,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,9 +83,12 @@ class WorkerEndpoints(DescribedProgram):
 class Workers:
     """All worker processes of a server. On its loop only."""
 
-    def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None) -> None:
+    def __init__(
+        self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None, hosts: Collection[str] = ()
+    ) -> None:  # fmt: skip
         self._backend, self._options, self._metrics = backend, options, metrics
         self._journals = None if journals is None else journals.absolute()  # a program may change the directory
+        self._hosts = hosts
         self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()  # the one that ran a program last has it warm
         self._living: set[_Worker] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,7 +142,7 @@ class Workers:
     async def _life(self, first: asyncio.Future[None]) -> str | None:
         """Run a worker from its beginning to its end. Return why it did not begin, if so."""
         try:
-            worker = await _Worker.start(self._backend, self._options, self._journals)
+            worker = await _Worker.start(self._backend, self._options, self._journals, self._hosts)
         except OSError as error:
             return f"no process can be started: {error.strerror or error}"
         self._living.add(worker)
@@ -265,11 +268,12 @@ class _Worker:
         self._gone = asyncio.ensure_future(self._wait())
 
     @classmethod
-    async def start(cls, backend: Backend, options: WorkerOptions, journals: Path | None) -> _Worker:
+    async def start(cls, backend: Backend, options: WorkerOptions, journals: Path | None, hosts: Collection[str]) -> _Worker:
         (control, its_control), (connection, its_connection) = socket.socketpair(), Pipe()
         told = {
             "server": os.getpid(), "control": its_control.fileno(), "pipe": its_connection.fileno(),
             "targets": list(options.targets), "memory": options.memory, "cpu": options.cpu, "journals": None if journals is None else str(journals),
+            "hosts": sorted(hosts),
         }  # fmt: skip
         with its_control, its_connection:
             try:

@@ -185,6 +185,51 @@ def test_without_a_replica_for_its_pictures_a_request_is_refused(stream):
         assert answer.status_code == 503 and "replica 0 was ended by SIGKILL, replica 1" in answer.json()["error"]["message"]
 
 
+@lmc.function
+def look(s: lmc.State, picture: str, how: str = "here") -> list[str]:
+    """Shows a picture of its client's in its own text, in forks, and in a program that it calls."""
+    if how == "calls":
+        return list(look(picture).ret_value)
+    forks = s.fork(2)
+
+    def show(fork: lmc.State) -> None:
+        fork += lmc.user(lmc.image(picture)) + lmc.assistant(lmc.gen("a", max_tokens=20))
+
+    if how == "each":
+        forks.each(show)
+    else:
+        for fork in forks:
+            show(fork)
+    return [fork["a"] for fork in forks]
+
+
+@pytest.mark.parametrize("how", ["here", "each", "calls"])
+def test_a_client_names_no_file_to_a_program(how, tmp_path):
+    (tmp_path / "a.png").write_bytes(DARK)
+    mock = lmc.Mock(seeing)
+    for path, told in (("", lambda body: body), ("/batch", lambda body: {"items": [body]}), ("/stream", lambda body: body)):
+        for named in (str(tmp_path / "a.png"), f"file://{tmp_path / 'a.png'}", "a.png", "http://127.0.0.1/a.png", "https://host@named/a.png", "http://[::1/a.png"):
+            answer = post(f"/programs/look{path}", told({"picture": named, "how": how}), mock, [look], media_hosts=frozenset({"named"}))
+            assert "in a program that is served, a" in answer.text and "dark" not in answer.text, (path, named)
+        assert not mock.call_log
+    answer = post("/programs/look", {"picture": url(DARK), "how": how}, mock, [look])
+    assert answer.json()["return_value"] == ["dark", "dark"]
+    answer = post("/programs/look", {"picture": "https://named/a.png"}, lmc.Mock(), [look], media_hosts=frozenset({"named"}))
+    assert answer.status_code == 200, "an API fetches it"
+
+
+def test_a_served_program_has_files_of_its_own(tmp_path):
+    (tmp_path / "a.png").write_bytes(DARK)
+
+    @lmc.function
+    def own(s: lmc.State) -> str:
+        s += lmc.user(lmc.image(tmp_path / "a.png")) + lmc.assistant(lmc.gen("a", max_tokens=20))
+        return s["a"]
+
+    assert post("/programs/own", {}, lmc.Mock(seeing), [own]).json()["return_value"] == "dark"
+    assert own.run(backend=lmc.Mock(seeing)).ret_value == "dark"
+
+
 slow = threading.Event()  # set: the host ends what it sends byte by byte
 
 

@@ -110,6 +110,10 @@ async def elsewhere(s, marker: str):
     await asyncio.to_thread(spin)
 
 @lmc.function
+def seeing(s, picture: str):
+    s += lmc.user(lmc.image(picture)) + lmc.assistant(lmc.gen("a", max_tokens=6))
+
+@lmc.function
 def ahead(s, name: str):
     """The second answer is asked while the first is waited for."""
     s += name + lmc.gen("a", max_tokens=6)
@@ -117,7 +121,7 @@ def ahead(s, name: str):
     s += " and " + lmc.gen("b", max_tokens=6)
     return first + s["b"]
 '''
-NAMES = ("fine", "wild", "ahead", "closed", "elsewhere")
+NAMES = ("fine", "wild", "ahead", "closed", "elsewhere", "seeing")
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +197,8 @@ def test_programs_answer_as_in_the_servers_process(file):
             wrong = await ask(app, "/programs/fine", nme="x")
             raised = await ask(app, "/programs/wild", how="raise", marker=str(file.parent / "raised"))
             texts = [whole.text, stream.text, batch.text]
+            picture = await ask(app, "/programs/seeing", picture="/dev/zero")
+            assert picture.status == 400 and "in a program that is served, a string is a data URL" in told(picture)[1]
             assert metric(app, "lmc_workers") == 1
             assert app.state.metrics.text().decode().count("lmc_workers_ended_total{") == 0, "none of these costs a process"
         mock = lmc.Mock()
