@@ -69,8 +69,7 @@ def is_named(url: str, hosts: Collection[str]) -> bool:
     """Return whether the host of a web address is among `hosts`, with its port if it has one. Raises ValueError for
     what is no address."""
     parts = urlsplit(url)
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    return host.lower() in hosts and parts.username is None and parts.password is None
+    return parts.netloc.lower() in hosts and parts.username is None
 
 
 def check_source(image: Image) -> None:

@@ -418,6 +418,8 @@ def test_help_has_one_mood_and_is_whole(name, command):
 BAD = {
     "no such file": (["run", "nope.py:fn"], 2, ["no such file: nope.py"]),
     "a model for a program": (["serve", "smollm2"], 2, ["and a model is given by --backend smollm2"]),
+    "an address for a host": (["serve", "-b", "mock", "--allow-remote-media", "https://host/"], 2, ["give a host, as in images.example.org"]),
+    "no host": (["serve", "-b", "mock", "--allow-remote-media", ""], 2, ["give a host"]),
     "a hub id for a program": (["serve", "Qwen/Qwen2.5-7B-Instruct"], 2, ["--backend Qwen/Qwen2.5-7B-Instruct"]),
     "a service for a program": (["run", "openai:gpt-5"], 2, ["a model is given by --backend openai"]),
     "not python": (["run", "in.jsonl:fn"], 2, ["not a Python file", "FILE.py:FUNCTION"]),

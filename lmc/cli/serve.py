@@ -124,6 +124,9 @@ def serve(
     programs = [userfiles.load_program(target) for target in targets or ()]
     if len(twice := {p.name for p in programs}) < len(programs):
         raise UsageError(f"two programs have one name (there are {', '.join(sorted(twice))}); publish them from two servers")
+    for each in allow_remote_media or ():
+        if set(each) & set("/@?#\\ ") or not each.strip("[]:"):
+            raise UsageError(f"--allow-remote-media {each!r}: give a host, as in images.example.org or 10.0.0.7:8080; https and http are both allowed")
     crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)

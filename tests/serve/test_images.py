@@ -18,6 +18,7 @@ import pytest
 import lmc
 from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
 from lmc.backend.mock import CAPABILITIES
+from lmc.images import is_named
 from tests.backend.engine_fakes import backend
 from tests.backend.test_replicas import replicated
 from tests.pictures import png
@@ -314,6 +315,14 @@ def test_files_of_named_hosts_are_fetched():
             answer = post(CHAT, asked(part(address)), mock, media_hosts=frozenset({name}))
             assert answer.status_code == 400, address
         assert len(seen) == before
+
+
+def test_hosts_are_named_as_addresses_write_them():
+    hosts = {"host", "host:81", "[::1]:8080", "10.0.0.7"}
+    for url in ("https://host/a", "HTTP://HOST/a", "http://host:81", "http://[::1]:8080/a", "http://10.0.0.7?a"):
+        assert is_named(url, hosts)
+    others = ("host:82/", "host:/", "host./", "host@other/", "other/host", "u:p@host/", "::1:8080/", "/a", "167772167/")
+    assert not any(is_named(f"http://{each}", hosts) for each in others)
 
 
 def test_an_endless_file_is_left_at_the_limit(monkeypatch):
