@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 import lmc  # noqa: E402
+from lmc.backend.engine.eyes import Shown  # noqa: E402
 from lmc.backend.engine.models import loader, vision  # noqa: E402
 from lmc.segments import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
@@ -109,6 +110,15 @@ def test_the_template_says_what_stands_around_a_picture(pair):
 
 
 LESS = {"smolvlm": {"do_image_splitting": False}, "llava_onevision": {}}
+
+
+def test_no_layer_of_a_tower_copies_its_rows(pair):
+    told = []
+    for name, module in pair.vision.model.named_modules():
+        if name.endswith("layer_norm1"):
+            module.register_forward_pre_hook(lambda _, given: told.append(given[0].is_contiguous()))
+    pair.vision.look([part for part in pair.vision.prepare(seeing.opened(A), "auto") if isinstance(part, Shown)])
+    assert all(told) and bool(told) == ("qwen" not in pair.model.config.model_type)
 
 
 @pytest.mark.parametrize("kind", LESS)

@@ -109,6 +109,7 @@ def load(path: Path, dtype: torch.dtype, device: torch.device, words: Tokenizer,
         blind.layer_types = []
     model, processor = _model(path, theirs, dtype, random), _processor(path)
     drop(model, "language_model", "text_model")
+    _in_rows(model)
     if len(getattr(theirs.vision_config, "deepstack_visual_indexes", None) or ()) >= layers:
         raise ModelLoadError(f"{path / 'config.json'}: deepstack_visual_indexes are as many as the decoder has layers, {layers}; are both of one model?")
     return family(path.name, theirs, model.eval().to(device), processor, words, frames.settings(path))
@@ -119,6 +120,13 @@ def drop(model: Any, *parts: str) -> None:
     for name in parts:
         if hasattr(model, name):
             setattr(model, name, torch.nn.Identity())
+
+
+def _in_rows(model: Any) -> None:
+    """Lay patches out as rows. SigLIP's are columns, as they come from a convolution, and stay so through all layers, each of which copies them."""
+    for module in model.modules():
+        if type(module).__name__.endswith("VisionEmbeddings"):
+            module.register_forward_hook(lambda _, given, patches: patches.contiguous())
 
 
 def _model(path: Path, theirs: Any, dtype: torch.dtype, random: bool) -> Any:
