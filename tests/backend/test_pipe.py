@@ -300,6 +300,23 @@ def test_a_cancelled_request_fails_here_and_ends_there():
         assert not mock._pending
 
 
+def test_a_batch_does_not_wait_for_each_look_at_its_pin(monkeypatch):
+    """Each of its programs looks whether the pin of their common text is there."""
+    engine, _ = engine_fakes.backend()
+    with engine, piped(engine) as (client, _):
+        pin, asked, ask = client.prefill(None, [Text(("a" * 30,))]), [], client._ask
+        until(lambda: engine.stats()["pinned"] == 1)
+        monkeypatch.setattr(client, "_ask", lambda *what: (asked.append(what[0]), ask(*what))[1])
+        monkeypatch.setattr("lmc.backend.pipe.client._HOLDS", 1e9)
+        assert all(client.holds(pin) for _ in range(100)) and asked == ["holds"]
+        client.flush_cache()
+        assert not client.holds(pin) and not client.holds(pin)
+        assert asked == ["holds", "flush_cache", "holds", "holds"]
+        monkeypatch.setattr("lmc.backend.pipe.client._HOLDS", 0.0)
+        pin = client.prefill(None, [Text(("b" * 30,))])
+        assert client.holds(pin) and client.holds(pin) and asked[4:] == ["holds"] * 2
+
+
 def test_pins_last_until_they_are_released_or_dropped():
     engine, _ = engine_fakes.backend()
     with engine, piped(engine) as (client, server):

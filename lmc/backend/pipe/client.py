@@ -7,7 +7,9 @@ handle (dropped) ─╌─► "drop"        Handle ──► _RemoteSubmission �
 from __future__ import annotations
 
 import itertools
+import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -23,6 +25,7 @@ from lmc.forking import REMEDY, belongs_here
 from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, Select
 
 _KNOWN = 1024  # constraints that are remembered as accepted
+_HOLDS = 0.05  # seconds for which a pin that was there is taken to be there
 
 
 class _RemoteSubmission:
@@ -127,6 +130,7 @@ class PipeBackend:
         self._results: dict[int, tuple[weakref.ref[_PipeResult], ...]] = {}  # by handle, until its answers have arrived
         self._calls: dict[int, _Reply] = {}
         self._accepted: set[Constraint] = set()
+        self._pins: dict[int, float] = {}  # handles whose pin was there, and when, by time.monotonic()
         self._lost: BackendError | None = None
         first = frames(connection)
         if not first or first[0][:2] != ["hello", wire.VERSION]:
@@ -163,20 +167,30 @@ class PipeBackend:
         return self._enter("prefill", parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        self.post(["release", self._own(handle).id])
+        number = self._own(handle).id
+        self._pins.pop(number, None)
+        self.post(["release", number])
 
     def holds(self, handle: Handle) -> bool:
+        """See Backend. Each program of a batch asks for the same pin, and would wait for the other process: for a moment
+        the last answer holds. A pin that has gone meanwhile costs its prompt once more, at most."""
         number = self._own(handle).id
+        if self._lost is None and time.monotonic() - self._pins.get(number, -math.inf) < _HOLDS:
+            return True
         try:
-            return self._ask("holds", number)
+            found: bool = self._ask("holds", number)
         except BackendEnded:
             return False
+        if found:
+            self._pins[number] = time.monotonic()
+        return found
 
     def counters(self) -> Counters:
         return codec.decode(self._ask("counters"))
 
     def flush_cache(self) -> None:
         self._ask("flush_cache")
+        self._pins.clear()
 
     def server_info(self) -> dict[str, Any]:
         return codec.decode(self._ask("server_info"))
@@ -236,6 +250,7 @@ class PipeBackend:
     def forget(self, number: int) -> None:
         """Drop a handle that is no longer referenced here. Usable from a destructor."""
         self._results.pop(number, None)
+        self._pins.pop(number, None)
         self._box.post(["drop", number])
 
     # -- calls ---------------------------------------------------------------------------------------------------------
