@@ -19,6 +19,7 @@ import pytest
 import lmc
 from lmc.backend.api.prefixes import extended, keys_of
 from lmc.backend.base import Backend, Hints, MeteredAccount, Usage
+from lmc.backend.pipe import wire
 from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
 from lmc.backend.replicas.backend import Replicas
@@ -142,6 +143,29 @@ def test_a_batch_spreads_and_its_families_stay_together():
         computed = [process.engine.counters().prefilled_tokens for process in processes]
         until(lambda: [(t.load, t.running) for t in backend._placement.targets] == [(0, 0)] * 2)
     assert sum(computed) < 2 * 4 * 1600, "each prefix is computed once, or once a replica"
+
+
+def test_a_constant_prefix_is_pinned_where_requests_behind_it_go(monkeypatch):
+    """It was sent again with each request that went to another replica than it, and nothing kept it there."""
+    said, read = [], wire.read_segments
+    monkeypatch.setattr(wire, "read_segments", lambda data: (said.append(str(data)), read(data))[1])
+    with replicated(*(engine_fakes.backend(8000)[0] for _ in range(2))) as (backend, processes):
+        engines = [process.engine for process in processes]
+        constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
+        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        for handle in handles:
+            handle.results[0].output()
+        assert min(requests(backend)) >= 6
+        assert [engine.stats()["pinned"] for engine in engines] == [1, 1] and backend.holds(constant)
+        assert sum("A" * 1500 in each for each in said) == 2
+        backend.flush_cache()
+        assert not backend.holds(constant)
+        constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
+        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        for handle in handles:
+            handle.results[0].output()
+        backend.release(constant)
+        until(lambda: [engine.stats()["pinned"] for engine in engines] == [0, 0])
 
 
 def test_what_goes_on_stays_where_its_kv_is():

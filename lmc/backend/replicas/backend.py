@@ -67,6 +67,7 @@ class _ReplicaResult(Result):
 class _Node:
     """A submission: its segments, parent and replica, and its load there until its answers arrive.
 
+    others       of a prefill: its handles in other replicas, for what goes on behind it there
     outputs      of its requests, in order; None if not answered yet
     answers      results waiting for these, if still referenced
     keys, rest   keys of the prefixes of the prompt up to here (prefixes.py), and the characters after the last of them
@@ -74,14 +75,15 @@ class _Node:
     """
 
     __slots__ = (
-        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "outputs", "owner", "parent", "replica", "rest",
-        "segments", "size",
+        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "others", "outputs", "owner", "parent", "replica",
+        "rest", "segments", "size",
     )  # fmt: skip
 
     def __init__(self, owner: Replicas, kind: str, parent: _Node | None, segments: Sequence[Segment], hints: Hints | None) -> None:
         self.owner, self.kind, self.parent, self.segments, self.hints = owner, kind, parent, tuple(segments), hints
         self.handle: PipeHandle | None = None
         self.replica: Replica | None = None
+        self.others: dict[Replica, PipeHandle] = {}
         self.cost, self.moves, self.cancelled = 0, 0, False
         self.keys, self.rest = extended(*(parent.keys, parent.rest) if parent is not None else ((), ""), _text(segments))
         self.size = len(self.keys) * BLOCK + len(self.rest) // _CHARACTERS
@@ -190,13 +192,13 @@ class Replicas:
         return self._enter("prefill", parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        node = self._own(handle)
-        if node.replica is not None and node.handle is not None and node.replica.backend.lost is None:
-            node.replica.backend.release(node.handle)
+        for replica, there in self._handles(self._own(handle)):
+            if replica.backend.lost is None:
+                replica.backend.release(there)
 
     def holds(self, handle: Handle) -> bool:
-        node = self._own(handle)
-        return node.replica is not None and node.handle is not None and node.replica.backend.holds(node.handle)
+        found = self._handles(self._own(handle))
+        return bool(found) and all(replica.backend.holds(there) for replica, there in found)
 
     def counters(self) -> Counters:
         """Return the counters of all replicas, of those that have ended what was last known."""
@@ -267,6 +269,12 @@ class Replicas:
             raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
         return handle.node
 
+    def _handles(self, node: _Node) -> list[tuple[Replica, PipeHandle]]:
+        """Return its handles in all replicas that have one."""
+        with self._lock:
+            own = [] if node.replica is None or node.handle is None else [(node.replica, node.handle)]
+            return own + list(node.others.items())
+
     def _enter(self, kind: str, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None) -> ReplicaHandle:
         if self._closed:
             raise BackendError(f"{self.capabilities.name} is closed")
@@ -287,9 +295,9 @@ class Replicas:
                 if replica is None:
                     raise self._none_left()
                 cost = self._placement.give(replica, node)
-                onto = before.handle if before is not None and before.replica is replica else None
-            segments = node.written if onto is not None else [*_history(before), *node.written]
             try:
+                onto = self._there(before, replica)
+                segments = node.written if onto is not None else [*_history(before), *node.written]
                 enter = replica.backend.submit if node.kind == "submit" else replica.backend.prefill
                 handle = enter(onto, _merged(segments), node.hints)
             except BaseException:
@@ -309,6 +317,21 @@ class Replicas:
             if node.cancelled:  # meanwhile
                 handle.cancel()
             return
+
+    def _there(self, node: _Node | None, replica: Replica) -> PipeHandle | None:
+        """Return a prompt's handle in this replica, where a prefill is made if need be: else each of many requests behind
+        it would send its text there, to be tokenized each time. None if there is none."""
+        if node is None or node.replica is replica:
+            return None if node is None else node.handle
+        if node.kind != "prefill":
+            return None
+        with self._lock:
+            there = node.others.get(replica)
+        if there is None:
+            made = replica.backend.prefill(None, _merged(_history(node)), node.hints)
+            with self._lock:
+                there = node.others.setdefault(replica, made)  # another thread may have been first
+        return there
 
     def _choose(self, node: _Node) -> Replica | None:
         """Return the parent's replica, if it has to be that one; else choose by prefixes and load."""
