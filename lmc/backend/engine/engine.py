@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 import traceback
@@ -41,6 +40,7 @@ from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob, Top
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
 from lmc.gc_tuning import few_full_collections
+from lmc.thread_turns import TURN, short_turns
 from lmc.waiting import pause
 
 log = logging.getLogger("lmc.engine")
@@ -57,10 +57,11 @@ class PassOutput:
 
 
 _MOMENT = 0.005
-"""Longest wait in seconds of an idle engine for requests on their way."""
-_TURN = 0.0005
-"""Switch interval of Python's threads in seconds, and the least time that the loop leaves to submitters, if its device
-does not make it wait as long."""
+"""Seconds that an idle engine waits for requests on their way, and again for those behind each that arrives."""
+_MOMENTS = 10
+"""How many of these waits follow each other at most."""
+_SURELY = 0.8
+"""Part of the time that a long pass took, by the last one, in which the next will not have ended."""
 _LOOK = 0.1
 """Seconds after which `close` checks whether a pass is still computing."""
 _MOST_FORCED = 0.5
@@ -118,31 +119,6 @@ class _Released:
         raise BackendError("the engine was closed")
 
 
-class _ShortTurns:
-    """Limits turns of Python's threads to half a millisecond while a loop works for a device: each time the loop
-    releases the interpreter's lock it waits for a turn to end, and the device for it (measured;
-    docs/performance.md)."""
-
-    def __init__(self) -> None:
-        self._lock, self._loops, self._before = threading.Lock(), 0, 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._loops == 0:
-                self._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(self._before, _TURN))
-            self._loops += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._loops -= 1
-            if self._loops == 0 and abs(sys.getswitchinterval() - _TURN) < 1e-6:  # no other code has set another
-                sys.setswitchinterval(self._before)
-
-
-_short_turns = _ShortTurns()
-
-
 class EngineCore:
     """The loop and its thread. Methods are thread-safe; callbacks of requests run on the loop's thread."""
 
@@ -168,6 +144,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
+        self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
         self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
@@ -373,7 +350,7 @@ class EngineCore:
             attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
             if attach is not None:
                 attach()
-            with _short_turns:
+            with short_turns:
                 self._work()
 
     def _work(self) -> None:
@@ -386,7 +363,7 @@ class EngineCore:
                 self.step()
                 self._busy_seconds += time.perf_counter() - began
                 if self._held:
-                    self._rest(lambda: time.sleep(_TURN))
+                    self._rest(lambda: time.sleep(TURN))
             except BaseException as error:  # nothing may hang on a dead loop: all requests fail
                 log.exception("the engine failed; everything outstanding fails with it")
                 traceback.clear_frames(error.__traceback__)  # or the error would keep the pass's tensors alive
@@ -422,22 +399,27 @@ class EngineCore:
     def _gather(self) -> bool:
         """Give requests on their way a moment to arrive: those that a prefill is for, so that it shares their pass, and
         the rest of a group or of a batch. Return False when it is time to end."""
-        s, until = self.scheduler, time.perf_counter() + _MOMENT
+        s, arrived, began = self.scheduler, self._calls, time.perf_counter()
+        until, last = began + _MOMENT, began + _MOMENTS * _MOMENT
+        if self._flying is not None:
+            until = last = self._busy_until - _MOMENT
         while self._has_time and (self.more or s.expects_more):
-            left = until - time.perf_counter()
-            if left <= 0 or s.has_prompts(self._full):
+            now = time.perf_counter()
+            if self._calls != arrived:
+                arrived, until = self._calls, max(until, min(now + _MOMENT, last))
+            if now >= until or s.has_prompts(self._full):
                 break
-            if not self._take(wait=left):
+            if not self._take(wait=until - now):
                 return False
         return True
 
     @property
     def _has_time(self) -> bool:
         """Return whether the next pass may begin a moment later: nothing runs yet, or the device has a long pass to
-        do."""
+        do, with time to launch the next one before it ends."""
         if self._flying is None:
             return self.scheduler.only_waiting
-        return self._flying[0].rows >= self._full // 2 and self.more
+        return self.more and self._flying[0].rows >= self._full // 2 and time.perf_counter() < self._busy_until - _MOMENT
 
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
         """Run posted actions, after waiting so many seconds (None: without limit) for one; return False when it is time
@@ -472,7 +454,7 @@ class EngineCore:
         self._resting.set()
         began = time.perf_counter()
         found = wait()
-        if time.perf_counter() - began >= _TURN:
+        if time.perf_counter() - began >= TURN:
             self._held = False
         self._keep_turn()
         return found
@@ -497,7 +479,7 @@ class EngineCore:
         if flight is not None:
             self.scheduler.commit(work)
             self._land()
-            self._flying = work, flight
+            self._flying, self._busy_until = (work, flight), time.perf_counter() + _SURELY * self._row_seconds * work.rows
             return self._emit_deltas()
         began = time.perf_counter()
         output = self._compute(lambda: self._runner.run(work))
@@ -558,6 +540,8 @@ class EngineCore:
         """Record the pass that has just ended on the device, for the pace of the next ones, and for a trace if one is
         being recorded."""
         self.scheduler.learn(work.rows, seconds)
+        if work.rows >= self._full // 2:
+            self._row_seconds = seconds / work.rows
         ended = time.perf_counter()
         if self._recorded and work.rows == len(work.draws) == len(work.samples) + len(work.checks) and not work.first:
             host = max(0.0, ended - self._recorded - self._blocked)

@@ -13,7 +13,7 @@ from itertools import chain, islice
 from random import Random
 from typing import Any
 
-from lmc.backend.engine.radix_cache import Node
+from lmc.backend.engine.radix_cache import Node, common_prefix
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.slot_ownership import SlotOwnership
 
@@ -247,12 +247,18 @@ class WaitingQueue:
         return found
 
     def uncached(self, most: int, rows: int) -> int:
-        """Return uncached tokens of the first `most` heads, counting only until `rows` are found."""
+        """Return uncached tokens of the first `most` heads, counting only until `rows` are found. What a head has in
+        common with the first that goes on alike counts once."""
         found = 0
+        first: dict[tuple[Node, int], Request] = {}
         for req in islice(chain(self._requests, self._guesses), min(_LOOKED_AT, most)):
             if found >= rows:
                 break
-            found += req.head_len - self.cached(req).end
+            node = self.cached(req)
+            at, end = node.end, req.head_len
+            if at < end and (like := first.setdefault((node, int(req.ids[at])), req)) is not req:
+                at += common_prefix(req.ids[at:end], like.ids[at : like.head_len])
+            found += end - at
         return found
 
     def rows_of_shorter(self, than: int, most: int, party: Hashable) -> int:

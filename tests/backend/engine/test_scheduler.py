@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -189,6 +190,33 @@ def test_a_group_that_never_fits_goes_in_one_by_one():
     drain(core)
     assert all(h.results[0].done for h in handles)
     assert engine.counters().groups == 0 and engine.stats()["split_groups"] == 1
+
+
+def test_what_waiting_prompts_have_in_common_counts_once():
+    """Two programs behind one long text looked like a full pass, which began without the others of their batch."""
+    engine, core = stepped(2000, chunk=512)
+    handles = [engine.submit(None, [Text(("x" * 100 + tail,)), gen()]) for tail in "ab"]
+    core._take(wait=0.0)
+    assert len(handles) == len(core.scheduler.waiting) == 2
+    assert core.scheduler.has_prompts(102) and not core.scheduler.has_prompts(103)
+
+
+@pytest.mark.parametrize(("every", "arrived"), [(0.004, 13), (0.006, 1)])
+def test_a_pass_begins_when_no_more_of_a_batch_arrives(monkeypatch, every, arrived):
+    """Each that arrives says that there are more; after 5 ms without another one, or 50 in all, the pass begins."""
+    engine, core = stepped(2000, chunk=512)
+    clock, handles, take = [0.0], [], core._take
+
+    def taken(*, wait):
+        clock[0] += min(wait, every)
+        if wait >= every or not handles:
+            handles.append(engine.submit(None, [Text((f"{len(handles)} of many",)), gen()], Hints(has_more=True)))
+        return take(wait=0.0)
+
+    monkeypatch.setattr("lmc.backend.engine.engine.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(core, "_take", taken)
+    taken(wait=0.0)
+    assert core._gather() and len(handles) == arrived
 
 
 def test_an_n_way_sample_is_one_prompt_row_and_a_seed_each():
