@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -315,6 +316,30 @@ def test_a_batch_does_not_wait_for_each_look_at_its_pin(monkeypatch):
         monkeypatch.setattr("lmc.backend.pipe.client._HOLDS", 0.0)
         pin = client.prefill(None, [Text(("b" * 30,))])
         assert client.holds(pin) and client.holds(pin) and asked[4:] == ["holds"] * 2
+
+
+def test_threads_take_short_turns_while_a_connection_is_open():
+    """Else what a program posts while it computes leaves once in 5 ms."""
+    until(lambda: sys.getswitchinterval() != pytest.approx(0.0005))  # connections of other tests are closed
+    before = sys.getswitchinterval()
+    with piped(lmc.Mock()) as (client, _):
+        client.counters()
+        assert sys.getswitchinterval() == pytest.approx(0.0005)
+    until(lambda: sys.getswitchinterval() == before)
+
+
+def test_a_program_says_that_others_of_its_batch_are_to_come():
+    """Only its process knows; the engine begins its first pass a moment later then."""
+    hinted = []
+    with piped(lmc.Mock()) as (client, server):
+        server._backend.submit = lambda parent, segments, hints, submit=server._backend.submit: (hinted.append(hints), submit(parent, segments, hints))[1]
+
+        @lmc.function
+        def program(s, word):
+            s += word + lmc.gen("answer", max_tokens=2)
+
+        program.run_batch([{"word": "a"}, {"word": "b"}, {"word": "c"}], backend=client)
+    assert [hints.has_more for hints in hinted] == [True, True, False]
 
 
 def test_pins_last_until_they_are_released_or_dropped():

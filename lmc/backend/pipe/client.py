@@ -23,6 +23,7 @@ from lmc.backend.pipe.posting import Postbox, frames
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here
 from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, Select
+from lmc.waiting import idle
 
 _KNOWN = 1024  # constraints that are remembered as accepted
 _HOLDS = 0.05  # seconds for which a pin that was there is taken to be there
@@ -213,6 +214,8 @@ class PipeBackend:
             raise self._error()
         check_supported(self.capabilities, segments)
         before = None if parent is None else self._own(parent)
+        if not idle():  # which only this process knows
+            hints = (hints or Hints())._replace(has_more=True)
         written = wire.write_segments(segments)
         held = _RemoteSubmission(self, next(self._numbers))
         results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])

@@ -9,6 +9,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from lmc.backend.pipe import wire
+from lmc.thread_turns import short_turns
 
 _MOST = 256  # messages of a frame
 
@@ -54,6 +55,10 @@ class Postbox:
             self._connection.close()
 
     def _write(self) -> None:
+        with short_turns:  # what is posted meanwhile would leave with the next frame, once in 5 ms
+            self._send()
+
+    def _send(self) -> None:
         try:
             over = False
             while not over and (message := self._queue.get()) is not None:
