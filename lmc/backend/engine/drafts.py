@@ -12,7 +12,8 @@ Sources are the answer's own context, prompt included, earlier answers to the sa
 account, and texts that its program has for later (Hints.constants). In each the longest earlier occurrence of the text's
 end is searched (prompt lookup; cf. the suffix automata of SAM decoding, which find the same but cost every request a
 build, also without drafts). How often its continuation was right is counted for each gen, source and length of the
-occurrence, also while nothing is drafted: so only drafts that pay are run.
+occurrence, and for each token that was expected, also while nothing is drafted: so only drafts that pay are run, and they
+end where copies of this gen end, as at a line break.
 Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
 is asked, so one that did not pay is asked again now and then.
 """
@@ -49,28 +50,42 @@ _BUCKETS = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5])  # of lengths
 _PRIOR = np.array([0.35, 0.45, 0.55, 0.7, 0.8, 0.9])
 _WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
 _MEMORY = 0.98  # decay of a token's weight per later token
+_TOKENS = 512  # the most tokens with odds of their own
 
 
 class Odds:
-    """Frequency with which the token after an occurrence was the next one, by the length of the occurrence."""
+    """Frequency with which the token after an occurrence was the next one, by the length of the occurrence, and by the
+    token."""
 
     def __init__(self, prior: Odds | None = None) -> None:
         self._prior = prior
         self._hits, self._tries = np.zeros(len(_PRIOR)), np.zeros(len(_PRIOR))
+        self._tokens: dict[int, tuple[float, float]] = {}  # hits and tries of the tokens expected last
 
     def learn(self, length: int, hit: bool) -> None:
         b = _BUCKETS[min(length, LONGEST + 1)]
         self._hits[b] = self._hits[b] * _MEMORY + hit
         self._tries[b] = self._tries[b] * _MEMORY + 1
 
+    def learn_token(self, token: int, hit: bool) -> None:
+        hits, tries = self._tokens.pop(token, (0.0, 0.0))
+        self._tokens[token] = hits * _MEMORY + hit, tries * _MEMORY + 1
+        if len(self._tokens) > _TOKENS:
+            del self._tokens[next(iter(self._tokens))]
+
     def rates(self) -> np.ndarray:
         prior = _PRIOR if self._prior is None else self._prior.rates()
         return (self._hits + _WEIGHT * prior) / (self._tries + _WEIGHT)
 
-    def chances(self, length: int, n: int) -> np.ndarray:
-        """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones."""
+    def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> np.ndarray:
+        """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones.
+        expected: these, as far as they are known."""
         lengths = np.minimum(np.arange(length, length + n), LONGEST + 1)
-        return np.cumprod(self.rates()[_BUCKETS[lengths]])
+        rates = self.rates()[_BUCKETS[lengths]]
+        for i, token in enumerate(expected):
+            hits, tries = self._tokens.get(token, (0.0, 0.0))
+            rates[i] = (hits + rates[i]) / (tries + 1)
+        return np.cumprod(rates)
 
 
 @dataclass(slots=True)
@@ -259,6 +274,8 @@ class Drafts:
             expected = match.next(1)
             hit = len(expected) == 1 and int(expected[0]) == int(ids[at])
             self._learn(req, match, hit)
+            if len(expected) and (odds := self._own_odds(req, match.source)) is not None:
+                odds.learn_token(int(expected[0]), hit)
             req.match = match._replace(at=match.at + 1, length=match.length + 1) if hit and match.at + 1 < len(match.text) else None
         req.followed = end
         if req.match is None:
@@ -323,10 +340,14 @@ class Drafts:
         self._every.setdefault(match.source, Odds()).learn(match.length, hit)
 
     def _odds(self, req: Request, source: str) -> Odds:
+        return self._own_odds(req, source) or self._every.setdefault(source, Odds())
+
+    def _own_odds(self, req: Request, source: str) -> Odds | None:
+        """Return the odds of its gen; None if that is unknown."""
         every = self._every.setdefault(source, Odds())
         key = _key(req)
         if key is None:
-            return every
+            return None
         site = self._sites.get(key)
         if site is None:
             site = _GenStatistics()
@@ -413,7 +434,8 @@ class Drafts:
                 chances.append(np.cumprod(np.full(n + before, self._odds(req, _MODEL).chances(_GUESS, 1)[0]))[before:])
                 continue
             assert req.match is not None
-            chances.append(self._odds(req, req.match.source).chances(req.match.length, n + before)[before:])
+            expected = req.match.next(n + before).tolist()
+            chances.append(self._odds(req, req.match.source).chances(req.match.length, n + before, expected)[before:])
         guessed = [model for *_, model in drafts]
         counts = self.costs.worth(answers, chances, guessed)
         if any(guessed) and not any(n for n, model in zip(counts, guessed, strict=True) if model):

@@ -270,6 +270,23 @@ def test_odds_are_learned():
     assert Odds(odds).chances(8, 1) < 0.2, "one that begins expects what all know"
 
 
+def test_a_token_that_was_expected_in_vain_ends_a_draft(monkeypatch):
+    odds = Odds()
+    for _ in range(6):
+        odds.learn(20, True)
+        odds.learn_token(7, False)
+    alone, after, before = (odds.chances(20, 3, expected) for expected in ([], [5, 7, 5], [7, 5, 5]))
+    assert alone[2] > 0.8 and after[0] == alone[0] and after[2] < after[1] < 0.2 and before[0] < 0.2
+    assert Costs(False, 0.3).worth(1, [alone])[0] == 3 and Costs(False, 0.3).worth(1, [after]) == [1]
+    for _ in range(60):
+        odds.learn_token(7, True)
+    assert odds.chances(20, 1, [7])[0] > 0.8, "what changes is learned"
+    monkeypatch.setattr(drafting, "_TOKENS", 3)
+    for token in (1, 2, 7, 3, 4):
+        odds.learn_token(token, True)
+    assert list(odds._tokens) == [7, 3, 4]
+
+
 def test_drafts_are_run_where_they_pay():
     good, bad = np.cumprod([0.95] * 16), np.cumprod([0.1] * 16)
     cheap, dear = Costs(ahead=False, row=0.005), Costs(ahead=False, row=0.6)
