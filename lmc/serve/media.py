@@ -12,8 +12,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException
-from typing import Any
-from urllib.parse import urlsplit
 
 from lmc.backend.api.remote import NoRedirects
 from lmc.errors import ParameterError
