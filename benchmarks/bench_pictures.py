@@ -198,7 +198,7 @@ def for_sglang(shape: str, path: Path) -> str:
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()
     (package / "llava.py").write_text(WITH_TOWER)
-    return (f"PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path "
+    return (f"REQUEST_TIMEOUT=120 PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path "
             f"{config.parent.resolve()} "
             "--load-format dummy --attention-backend flashinfer --sampling-backend flashinfer")  # fmt: skip
 
@@ -339,6 +339,7 @@ def on_its_frontend(url: str, items: list[Item], size: Size, reps: int, image_to
 
 def _served(who: str, items: Sequence[Item], seconds: float, optimality: float) -> Measured:
     each = len(items) / seconds
+    print(f"{who}: {seconds:.2f} s", file=sys.stderr, flush=True)  # what follows may fail
     return Measured(who, len(items), seconds, each, each * len(QUESTIONS), each, optimality=optimality)
 
 
