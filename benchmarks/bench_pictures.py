@@ -198,8 +198,8 @@ def for_sglang(shape: str, path: Path) -> str:
     package.mkdir(exist_ok=True)
     (package / "__init__.py").touch()
     (package / "llava.py").write_text(WITH_TOWER)
-    return (f"REQUEST_TIMEOUT=120 PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server --model-path "
-            f"{config.parent.resolve()} "
+    return (f"REQUEST_TIMEOUT=120 PYTHONPATH={path.resolve()}:$PYTHONPATH SGLANG_EXTERNAL_MODEL_PACKAGE=with_tower python3 -m sglang.launch_server "
+            f"--model-path {config.parent.resolve()} "
             "--load-format dummy --attention-backend flashinfer --sampling-backend flashinfer")  # fmt: skip
 
 
