@@ -10,7 +10,7 @@ import typer
 
 from lmc.named import _SERVICES
 from lmc.pricelist import listed
-from tests.test_cli import COMMAND
+from tests.cli.harness import COMMAND, ROOT
 
 CHECKED = '''
 import lmc
@@ -306,8 +306,6 @@ def test_a_default_is_data_of_users_and_a_key_of_a_table_is_not(lmc_cli, tmp_pat
 
 
 def test_the_examples_have_nothing_to_look_at(lmc_cli):
-    from tests.test_cli import ROOT
-
     for name in ("judge", "react", "extraction", "tools", "chat"):
         assert lmc_cli("check", str(ROOT / "examples" / f"{name}.py"))[0] == 0
 

@@ -1,0 +1,140 @@
+"""All commands: help, version and environment, and bad input, which gets one clear message with its place and remedy."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from lmc.config import reset
+from tests.cli.harness import COMMAND
+
+
+def test_env_says_what_is_installed(lmc_cli, monkeypatch):
+    monkeypatch.setenv("LMC_VERIFY", "2")
+    monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")  # asking takes torch
+    code, out, _ = lmc_cli("env")
+    assert code == 0
+    assert all(word in out for word in ("python", "torch", "safetensors", "cache_dir", "LMC_VERIFY"))
+
+
+def test_env_lists_several_gpus(lmc_cli, monkeypatch):
+    cuda = SimpleNamespace(
+        device_count=lambda: 3, get_device_name=lambda i: f"card {i}", mem_get_info=lambda i: (i << 30, 80 << 30),
+        can_device_access_peer=lambda i, j: i + j == 1,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    out = lmc_cli("env")[1]
+    assert "card 0, card 1, card 2" in out and "1.0 of 80.0 GiB free; reads directly from: 0" in out
+    assert "2.0 of 80.0 GiB free; reads directly from: none" in out and "tp × dp may be 3 at most" in out
+
+
+def test_version(lmc_cli):
+    code, out, _ = lmc_cli("--version")
+    assert code == 0 and out.startswith("lmc ")
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["dump-ir"], ["dump-fsm"], ["opt"]])
+def test_help_teaches_by_examples(lmc_cli, command):
+    code, out, _ = lmc_cli(*command, "--help")
+    assert code == 0 and "lmc " in out and ("Examples:" in out or "Start here:" in out)
+
+
+IMPERATIVE = frozenset("Answer Chat Compile Export List Make Mark Prepare Report Rewrite Run Serve Show".split())
+
+
+def commands_of(group, name=()):
+    yield name, group
+    for each, command in getattr(group, "commands", {}).items():
+        yield from commands_of(command, (*name, each))
+
+
+@pytest.mark.parametrize(("name", "command"), [pytest.param(*found, id=" ".join(found[0]) or "lmc") for found in commands_of(COMMAND)])
+def test_help_has_one_mood_and_is_whole(name, command):
+    """Commands say what to do, in a line that the list of commands shows whole; what an option takes has a name that means something."""
+    assert command.help.split()[0].rstrip(",") in IMPERATIVE
+    summary = command.get_short_help_str(200)
+    assert summary == command.get_short_help_str(98) and summary.endswith(".") and not summary.endswith("..."), summary
+    for param in command.params:
+        metavar = param.make_metavar(typer.Context(command))
+        assert getattr(param, "is_flag", False) or "<" not in metavar or "|" in metavar, (param.name, metavar)  # of a choice, what there is
+        assert name == () or param.name == "help" or (param.help and param.help.rstrip().endswith((".", "]", "…"))), (param.name, param.help)
+
+
+BAD = {
+    "no such file": (["run", "nope.py:fn"], 2, ["no such file: nope.py"]),
+    "a model for a program": (["serve", "smollm2"], 2, ["and a model is given by --backend smollm2"]),
+    "an address for a host": (["serve", "-b", "mock", "--allow-remote-media", "https://host/"], 2, ["give a host, as in images.example.org"]),
+    "no host": (["serve", "-b", "mock", "--allow-remote-media", ""], 2, ["give a host"]),
+    "a hub id for a program": (["serve", "Qwen/Qwen2.5-7B-Instruct"], 2, ["--backend Qwen/Qwen2.5-7B-Instruct"]),
+    "a service for a program": (["run", "openai:gpt-5"], 2, ["a model is given by --backend openai"]),
+    "not python": (["run", "in.jsonl:fn"], 2, ["not a Python file", "FILE.py:FUNCTION"]),
+    "no such function": (["run", "prog.py:ecko"], 2, ["no program 'ecko'", "prog.py:echo"]),
+    "no function named": (["run", "prog.py"], 2, ["several programs", "echo"]),
+    "missing argument": (["run", "prog.py:echo", "-b", "mock"], 2, ["echo needs the argument 'text'", "prog.py:7"]),
+    "unknown argument": (["run", "prog.py:echo", "-a", "txet=x", "-b", "mock"], 2, ["no parameter 'txet'", "did you mean 'text'"]),
+    "argument without value": (["run", "prog.py:echo", "-a", "text"], 2, ["NAME=VALUE"]),
+    "argument that is not JSON": (["run", "prog.py:echo", "-a", "text=x", "-a", "times=three"], 2, ["times: int", "times=3"]),
+    "missing input": (["run", "prog.py:echo", "-i", "none.jsonl", "-b", "mock"], 2, ["no such input file: none.jsonl"]),
+    "malformed line": (["run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock"], 2, ["in.jsonl:2", "not JSON"]),
+    "line without argument": (["run", "prog.py:echo", "-i", "short.jsonl", "-b", "mock"], 2, ["short.jsonl:2", "'text'"]),
+    "empty input": (["run", "prog.py:echo", "-i", "empty.jsonl", "-b", "mock"], 2, ["no items", "text"]),
+    "line that is no object": (["run", "prog.py:echo", "-i", "list.jsonl", "-b", "mock"], 2, ["list.jsonl:1", "object"]),
+    "both inputs": (["run", "prog.py:echo", "-i", "in.jsonl", "-a", "text=x"], 2, ["--arg", "--input"]),
+    "resume without output": (["run", "prog.py:echo", "-i", "in.jsonl", "--resume"], 2, ["--output"]),
+    "output into nowhere": (["run", "prog.py:echo", "-i", "good.jsonl", "-o", "prog.py/out", "-b", "mock"], 2, ["--output"]),
+    "invalid regex": (["run", "prog.py:broken_regex", "-b", "mock"], 1, ["prog.py:23", "regex"]),
+    "exception in the program": (["run", "prog.py:picky", "-a", "text=bad", "-b", "mock"], 1,
+                                 ["ValueError: I do not like bad", "prog.py:17"]),
+    "exception in the file": (["run", "raises.py:fn", "-b", "mock"], 1, ["ZeroDivisionError", "raises.py:1"]),
+    "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1, ["SyntaxError", "syntax.py:1"]),
+    "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
+    "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
+    "graph that does not parse": (["opt", "text.lmir"], 1, ["text.lmir:2", "expected graph"]),
+    "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
+    "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
+    "unknown template of opt": (["opt", "g.lmir", "--template=qwem"], 1, ["qwem", "qwen"]),
+    "unknown option": (["run", "prog.py:echo", "--bakend", "mock"], 2, ["--bakend"]),
+    "unknown command": (["rnu"], 2, ["rnu"]),
+}
+
+
+@pytest.fixture
+def bad_files(folder):
+    (folder / "in.jsonl").write_text('{"text": "a"}\n{"text": "b"\n')
+    (folder / "good.jsonl").write_text('{"text": "a"}\n')
+    (folder / "short.jsonl").write_text('{"text": "a"}\n{}\n')
+    (folder / "list.jsonl").write_text("[1]\n")
+    (folder / "empty.jsonl").write_text("\n")
+    (folder / "raises.py").write_text("1 / 0\n")
+    (folder / "syntax.py").write_text("def f(:\n")
+    (folder / "empty.py").write_text("x = 1\n")
+    (folder / "g.lmir").write_text("graph @g() -> (any) {\n}\n")
+    (folder / "text.lmir").write_text("\nno graph\n")
+
+
+@pytest.mark.parametrize("args, expected, words", BAD.values(), ids=BAD.keys())
+def test_bad_input_gets_one_clear_message(lmc_cli, bad_files, args, expected, words):
+    code, out, err = lmc_cli(*args)
+    assert "Traceback" not in err + out
+    assert code == expected, err
+    for word in words:
+        assert word in err
+    assert not any(Path().glob("out.jsonl"))
+
+
+def test_no_line_of_a_library_is_given_as_the_place(lmc_cli):
+    code, _, err = lmc_cli("run", "missing.lmcp", "--arg", "text=x", "-b", "mock")
+    assert code != 0 and "cannot be read" in err
+    assert ".py:" not in err
+
+
+def test_debug_shows_the_traceback(lmc_cli, monkeypatch):
+    monkeypatch.setenv("LMC_DEBUG", "1")
+    code, _, err = lmc_cli("run", "nope.py:fn")
+    assert code == 2 and "Traceback" in err
+    reset()
+    monkeypatch.setenv("LMC_DEBUG", "x")
+    code, _, err = lmc_cli("run", "nope.py:fn")
+    assert code == 2 and err == "error: LMC_DEBUG='x': must be a whole number\n"
