@@ -10,6 +10,7 @@ import pytest
 from benchmarks import ahead_programs, bench_ahead
 from benchmarks.ahead_programs import WORKLOADS, Workload, answers
 from lmc.backend.mock import Mock
+from tests.searching import some
 
 pytestmark = pytest.mark.usefixtures("no_full_collections")
 
@@ -21,7 +22,7 @@ def asked(mode: str, workload: Workload) -> list[tuple[object, ...]]:
     return sorted((call.prompt_text, call.ask.name or "", str(call.params), str(call.constraint)) for call in mock.call_log)
 
 
-@pytest.mark.parametrize("workload", [w for w in WORKLOADS if w.name != "self-consistency"], ids=lambda w: w.name)
+@some("workload", [w for w in WORKLOADS if w.name != "self-consistency"], 2, ids=lambda w: w.name)
 def test_the_expert_asks_what_the_program_asks(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_programs, "RETRIEVAL", 0.0)
     assert asked("expert", workload) == asked("interpreter", workload) == asked("certain", workload)

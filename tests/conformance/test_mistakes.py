@@ -314,7 +314,7 @@ def files_and_sets(s: Any, q: str) -> Any:
 CASES = cases(dict(globals()))
 
 
-@some("name", CASES, 2)
+@some("name", CASES, 3)
 def test_means_the_same(name: str) -> None:
     try:
         CASES[name].check()

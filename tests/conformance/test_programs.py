@@ -451,7 +451,7 @@ def sub_programs(s: Any, q: str) -> Any:
 CASES = cases(dict(globals()))
 
 
-@some("name", CASES, 4)
+@some("name", CASES, 6)
 def test_program(name: str):
     CASES[name].check()
 

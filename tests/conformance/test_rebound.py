@@ -10,6 +10,7 @@ import pytest
 import lmc
 from lmc import gen
 from tests.conformance.harness import conform, effect
+from tests.searching import some
 
 HERE = sys.modules[__name__]
 
@@ -146,7 +147,7 @@ def by_the_program_itself(s, q):
 PROGRAMS = {name: x for name, x in vars(HERE).items() if isinstance(x, lmc.frontend.interpreter.Function)}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@some("name", PROGRAMS, 2)
 def test_what_a_tool_defines_anew_is_what_runs(name: str):
     conform(PROGRAMS[name], [{"q": "a"}, {"q": "b"}, {"q": "c"}], reset=reset, batch=False)
 

@@ -17,6 +17,7 @@ from lmc.backend.mock import Mock
 from lmc.errors import BackendError
 from tests.backend.gated import Gated
 from tests.conformance.harness import opaque
+from tests.searching import some
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,7 @@ def seen(state: Any) -> Any:
     return state.text(), state.messages(), variables, "the state" if value is state else value, state.role, state.error()
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@some("program", PROGRAMS, 2, ids=lambda p: p.name)
 def test_a_compiled_stream_is_the_interpreters(program: Any) -> None:
     expected = seen(program.run(q="Why?", backend=mock(), seed=3))
     interpreted = program.run(q="Why?", backend=mock(), seed=3, stream=True)

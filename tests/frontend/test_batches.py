@@ -146,7 +146,7 @@ TABLE: list[Callable[..., None]] = [
 ]  # fmt: skip
 
 
-@some("body", TABLE, 2, ids=lambda f: f.__name__)
+@some("body", TABLE, 3, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("latency", [0.0, 2e-3], ids=["at once", "later"])
 @pytest.mark.parametrize("ahead", [None, "certain", "likely"])
 def test_code_of_threads_means_what_it_means(body: Callable[..., None], latency: float, ahead: str | None):
