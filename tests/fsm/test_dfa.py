@@ -267,7 +267,7 @@ def test_a_long_repeat_of_an_optional_is_a_chain(pattern):
     assert compile_regex(pattern).states == 1001
 
 
-@pytest.mark.parametrize("pattern", [pytest.param(r"(a*){0,9999}", marks=APART), pytest.param(r"(a?b?c?d?e?){0,3000}", marks=APART), r".*a.{0,500}"])
+@pytest.mark.parametrize("pattern", [pytest.param(r"(a*){0,9999}", marks=APART), pytest.param(r"(a?b?c?d?e?){0,3000}", marks=APART), r".*a.{0,3000}"])
 def test_what_would_take_for_ever_is_refused(pattern, monkeypatch):
     monkeypatch.setattr("lmc.fsm.dfa.MAX_WORK", 50_000)
     with pytest.raises(ConstraintError, match="too large an automaton"):
