@@ -159,9 +159,6 @@ class Annotations:
                 return annotation
         return NOTHING if loc is None else self.by_line.get(_line(loc), NOTHING)
 
-    def __len__(self) -> int:
-        return len(self.by_address)
-
 
 def annotate(graph: Graph, moves: Mapping[Place, Move] = {}, measure: Measure = CHARACTERS) -> Annotations:
     """Compute the annotations of a planned graph. One that only the traced stage allows has no pins. `moves`: by place

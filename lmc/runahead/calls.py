@@ -91,12 +91,9 @@ class CallsAhead:
     def close(self) -> None:
         """Close with the run: calls that have not begun are dropped."""
         with self._lock:
-            made, self._made, self._wake = self._made, {}, _nobody
+            made, self._made, self._wake = self._made, {}, lambda: None
         for future in made.values():
             future.cancel()
-
-
-def _nobody() -> None: ...
 
 
 def _key(fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Hashable | None:

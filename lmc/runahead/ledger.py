@@ -178,9 +178,8 @@ class Ledger:
 
     def made(self, before: Prompt, ask: Gen | Select) -> Prompt | None:
         """Return the prompt with the answer to an equal request of Python's, whatever its address, at temperature 0."""
-        if not repeatable(ask):
-            return None
-        return next((after for prompt, other, after in [*self.asked.values()] if other == ask and equal(prompt, before)), None)
+        there = [*self.asked.values()] if repeatable(ask) else []
+        return next((after for prompt, other, after in there if other == ask and equal(prompt, before)), None)
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         with self._lock:
@@ -204,7 +203,8 @@ class Ledger:
             if (needed := getattr(found.after.handle, "needed", None)) is not None:
                 needed()
             self.usage += Usage(ahead_used=1)
-            self._settle(found, used=True)
+            if (watching := observer()) is not None:
+                watching.settle(found.result, used=True)
             self.profile.right(found.ask.loc)
             self._useless[found.ask.loc] = False
             return found
@@ -309,7 +309,8 @@ class Ledger:
             return
         guess.dropped = True
         self._useless.setdefault(guess.ask.loc, True)
-        self._settle(guess, used=False)
+        if (watching := observer()) is not None:
+            watching.settle(guess.result, used=False)
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
         self.usage += Usage(ahead_wasted=1, ahead_wasted_tokens=tokens)
@@ -320,10 +321,6 @@ class Ledger:
     def _wrong(self, site: Loc | None) -> None:
         self.profile.wrong(site)
         self._useless[site] = False
-
-    def _settle(self, guess: Guess, *, used: bool) -> None:
-        if (watching := observer()) is not None:
-            watching.settle(guess.result, used=used)
 
     def _open(self) -> list[Guess]:
         return [guess for there in self.guesses.values() for guess in there]
@@ -352,7 +349,7 @@ class Ledger:
             return
         began = perf_counter()
         lines = self._lines(awaited[0]) if not self._is_off() and (self.worth() or self.guesses or self.calls) else ()
-        if lines and not (self.profile.expects_time() and self.profile.worth(lines)):
+        if lines and not self.profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not self.profile.affords(FIRST_PLAN)):
             for result in awaited:

@@ -78,10 +78,6 @@ class Profile:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
-    def expects_time(self) -> bool:
-        """Return whether a wait as long as recent ones leaves time for an evaluation."""
-        return self.longest == 0.0 or self.longest > self.patience
-
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
         self.longest = max(ended - began, FADES * self.longest)
@@ -93,7 +89,10 @@ class Profile:
         return self.spent + seconds <= SHARE * self.waited
 
     def worth(self, lines: Sequence[Hashable]) -> bool:
-        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
+        """Return whether to evaluate at a reading line: not if a wait as long as recent ones leaves no time for it, nor if the first evaluations made
+        no requests, except for an occasional probe."""
+        if 0.0 < self.longest <= self.patience:
+            return False
         for line in lines:
             seen = self._lines.get(line, [0, 0])
             if seen[0] >= TRIALS and not seen[1]:

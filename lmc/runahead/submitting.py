@@ -1,8 +1,7 @@
 """Submitting by plan: the effect of an address's annotation on how its request reaches the backend.
 
 Groups, order and lengths are hints; pinned text is prefilled first; the moves of `aggressive=True` are applied; a
-request whose answer has no known reader is made when it is read; at temperature 0 a request equal to an earlier one
-takes its answer. Otherwise requests are unchanged.
+request whose answer has no known reader is made when it is read. Otherwise requests are unchanged.
 """
 
 from __future__ import annotations

@@ -43,8 +43,6 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
         return rule(ev, fn, args, kwargs)
     if isinstance(fn, type):
         return _construct(ev, fn, args, kwargs)
-    if type(fn) is LRU:
-        return ev.cached(fn.__wrapped__, args, kwargs)
     if isinstance(fn, Object) and (own := ev.special(fn, "__call__")) is not None:
         return ev.call(own, args, kwargs)
     if isinstance(fn, Function):
@@ -451,6 +449,7 @@ _CALLS: dict[type, Any] = {
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
     ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
+    LRU: lambda ev, fn, args, kwargs: ev.cached(fn.__wrapped__, args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: _host(ev, fn, args, kwargs),
     types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,

@@ -96,11 +96,8 @@ def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 
 
 def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:
     """Return whether going through these iterators, or calling these functions, may make requests."""
-    for x in values:
-        callee = callee_of(ev, x)
-        if isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or (callee is not None and ev.may_ask(callee[1], callee[0].effects)):
-            return True
-    return False
+    asks = lambda callee: callee is not None and ev.may_ask(callee[1], callee[0].effects)
+    return any(isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or asks(callee_of(ev, x)) for x in values)
 
 
 def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
