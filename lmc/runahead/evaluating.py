@@ -289,68 +289,59 @@ class ProgramSource:
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
         self._running: dict[Place, Locals] = {}
-        self._stops: Callable[[], bool] = lambda: True
         self._steps: greenlet | None = None
-        self._paused: greenlet | None = None  # where an evaluation stopped: in `_steps`, or in a generator of the program's that it goes through
+        self._paused: greenlet | None = None  # where the evaluation is: in `_steps`, or in a generator of the program's that it goes through
+        self._evaluation: Evaluation | None = None
         self._number = self._thread = 0
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]] | None:
         compiled = code.spent
-
-        def stopping() -> bool:
-            nonlocal compiled
-            before = code.spent
-            stop = stops()
-            compiled += code.spent - before  # by other programs
-            return stop
-
-        self._stops = stopping
-        if self._paused is not None and (self._number, self._thread) != (ledger.evaluations, threading.get_ident()):
+        if (self._number, self._thread) != (ledger.evaluations, threading.get_ident()):
             self._abandon()
         with frames(self._running):
-            if self._paused is None:
-                self._number, self._thread = ledger.evaluations, threading.get_ident()
-                self._steps = greenlet(self._evaluate)
-                self._steps.gr_context = copy_context()
-                outcome = self._steps.switch(ledger, run)
-            else:
-                assert self._steps is not None
-                self._steps.parent, paused, self._paused = getcurrent(), self._paused, None
-                outcome = paused.switch(False)
+            outcome = self._begin(ledger, run) if self._paused is None else self._continue(self._paused)
+            while outcome is None and self._paused is not None:
+                before, stop = code.spent, stops()
+                compiled += code.spent - before  # by other programs
+                if stop:
+                    self._evaluation.forget_locals()  # pyright: ignore[reportOptionalMemberAccess]
+                    break
+                outcome = self._paused.switch(False)
         ledger.once = code.spent - compiled
         if outcome is None:
             return None
-        self._steps = None
+        self._paused = None
         ledger.profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
         return outcome.waits
 
-    def _evaluate(self, ledger: Ledger, run: Run) -> Outcome:
-        passed = ledger.profile.passed
-
-        def paused() -> bool:
-            stop = self._stops()
-            if stop and not ledger.closed:
-                evaluation.forget_locals()
-                self._paused = getcurrent()
-                stop = self._steps.parent.switch(None)  # pyright: ignore[reportOptionalMemberAccess]
-            return stop
-
+    def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
+        self._number, self._thread, passed = ledger.evaluations, threading.get_ident(), ledger.profile.passed
         emitter = AheadEmitter(ledger, run)
-        evaluation = emitter.evaluation = Evaluation(
-            self.function, self.snapshot, emitter, stream=self.stream, paused=paused, passes=lambda loc: passed[loc], frames=self._running,
+        self._evaluation = emitter.evaluation = Evaluation(
+            self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
             explores=ledger.policy is AheadPolicy.LIKELY,
         )  # fmt: skip
-        return evaluation.run()
+        self._steps = greenlet(self._evaluation.run)
+        self._steps.gr_context = copy_context()
+        return self._steps.switch()
+
+    def _pauses(self) -> bool:
+        """Within an evaluation: let who drives it decide whether it continues now, later or (True) no more."""
+        self._paused = getcurrent()
+        return self._steps.parent.switch(None)  # pyright: ignore[reportOptionalMemberAccess]
+
+    def _continue(self, paused: greenlet, ends: bool = False) -> Outcome | None:
+        assert self._steps is not None
+        self._steps.parent = getcurrent()
+        return paused.switch(ends)
 
     def _abandon(self) -> None:
         """End an evaluation that is not continued."""
         paused, self._paused = self._paused, None
-        if paused is not None and self._steps is not None and self._thread == threading.get_ident():
-            self._steps.parent = getcurrent()
-            paused.switch(True)
-        self._steps = None
+        if paused is not None and self._thread == threading.get_ident():  # else it ends in its own thread, as garbage
+            self._continue(paused, ends=True)
 
     def close(self) -> None:
         self._abandon()
