@@ -43,6 +43,7 @@ def test_a_group_of_equal_weights_stays_as_it_is():
 def test_other_shapes_are_packed_as_float16(shape):
     weight, x = weights(*shape), weights(2, shape[1], 4)
     torch.testing.assert_close(linear.four_bits(weight)(x), linear.half_packed(weight)(x), rtol=0, atol=0)
+    torch.testing.assert_close(linear.four_bits(weight)(x.bfloat16()), linear.half_packed(weight)(x.bfloat16().float()), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 64])

@@ -73,7 +73,8 @@ def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
     of scales to bfloat16 alone. A shape that torch's kernel does not take is packed as float16."""
     rows, columns = weight.shape
     if rows % _STEP or columns % _GROUP or not fits_half(weight):
-        return half_packed(weight, bias)
+        half = half_packed(weight, bias)
+        return lambda x: half(x.float())  # which may be another matrix's bfloat16
     grouped = weight.float().view(rows, -1, _GROUP)
     low, high = grouped.aminmax(dim=-1)
     scale = ((high - low) / 15).bfloat16()
