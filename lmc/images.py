@@ -306,8 +306,8 @@ def _check_frame(picture: Any, loc: Loc | None) -> None:
         raise ParameterError(
             f"image(…): {width} × {height} pixels are {width * height / 1e6:.0f} million, and the limit is {MOST_PIXELS / 1e6:.0f}; make it smaller", loc=loc
         )
-    if picture.format != "MPO" and getattr(picture, "n_frames", 1) > 1:  # MPO: a JPEG with further pictures, as telephones make
-        raise ParameterError(f"image(…): animated, of {picture.n_frames} frames; give one of them, or several as images", loc=loc)
+    if picture.format != "MPO" and getattr(picture, "is_animated", False):  # MPO: a JPEG with further pictures, as telephones make
+        raise ParameterError("image(…): animated; give one of its frames, or several as images", loc=loc)  # to count them takes long
     if picture.mode not in _MODES:
         raise ParameterError(f'image(…): pixels of the mode {picture.mode!r}; convert it to 8-bit RGB: PIL.Image.open(path).convert("RGB")', loc=loc)
 

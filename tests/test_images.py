@@ -175,8 +175,8 @@ def file(image: Any, format: str, **options: Any) -> bytes:
         ("bomb", "100 million, and the limit is 67"),
         ("truncated JPEG", "damaged"),
         ("truncated PNG", "damaged"),
-        ("animated GIF", "animated, of 3 frames"),
-        ("animated WebP", "animated, of 3 frames"),
+        ("animated GIF", "animated; give one"),
+        ("animated WebP", "animated; give one"),
         ("CMYK", "mode 'CMYK'"),
         ("16 bits", "mode 'I;16'"),
         ("16 bits, colours", "16 bits a colour"),
@@ -202,6 +202,18 @@ def test_what_no_model_should_see_is_one_error(pillow: Any, name: str, why: str)
     with pytest.raises(lmc.ParameterError, match=rf"prog.py:3: .*({why})") as caught:
         read(Image(sources[name], loc=LOC))
     assert " object at 0x" not in str(caught.value)
+
+
+def test_frames_of_an_animation_are_not_counted(pillow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find that there are two is enough: a GIF of 64 MiB may have millions, which take a minute."""
+    from PIL.GifImagePlugin import GifImageFile
+
+    frames = [pillow.new("L", (8, 8), grey) for grey in (0, 90, 200)]
+    data = file(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    monkeypatch.setattr(GifImageFile, "n_frames", property(lambda self: pytest.fail("counted")))
+    with pytest.raises(lmc.ParameterError, match="animated"):
+        read(Image(data, loc=LOC))
+    assert read(Image(file(frames[0], "GIF")))
 
 
 def test_pixels_are_upright_and_on_white(pillow: Any) -> None:
