@@ -126,16 +126,16 @@ class ReplicaHandle:
         """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
         CancelledError."""
         self.node.cancelled = True
-        if self.node.handle is not None:
-            self.node.handle.cancel()
+        for _, there in self.node.owner.handles(self.node):
+            there.cancel()
 
     def needed(self) -> None:
         """Mark as needed: it was a guess, and is none any longer."""
         node = self.node
         if node.hints is not None:
             node.hints = node.hints._replace(guess=False)
-        if node.handle is not None:
-            node.handle.needed()
+        for _, there in node.owner.handles(node):
+            there.needed()
 
     def prepared(self) -> None:
         """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed.
@@ -192,12 +192,12 @@ class Replicas:
         return self._enter("prefill", parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        for replica, there in self._handles(self._own(handle)):
+        for replica, there in self.handles(self._own(handle)):
             if replica.backend.lost is None:
                 replica.backend.release(there)
 
     def holds(self, handle: Handle) -> bool:
-        found = self._handles(self._own(handle))
+        found = self.handles(self._own(handle))
         return bool(found) and all(replica.backend.holds(there) for replica, there in found)
 
     def counters(self) -> Counters:
@@ -269,7 +269,7 @@ class Replicas:
             raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
         return handle.node
 
-    def _handles(self, node: _Node) -> list[tuple[Replica, PipeHandle]]:
+    def handles(self, node: _Node) -> list[tuple[Replica, PipeHandle]]:
         """Return its handles in all replicas that have one."""
         with self._lock:
             own = [] if node.replica is None or node.handle is None else [(node.replica, node.handle)]
