@@ -97,6 +97,11 @@ class Texts:
         return found
 
     @cached_property
+    def long_ids(self) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of `long`, and the first byte of each."""
+        return np.array(self.long), np.array([self.tokens[i][0] for i in self.long], np.uint8)
+
+    @cached_property
     def spelled_long(self) -> Spelled:
         """The tokens of `long`."""
         return Spelled.of([self.tokens[i] for i in self.long])
@@ -273,7 +278,7 @@ class Long(NamedTuple):
         left = np.greater(*_members(ranges, spelled.first, spelled.last))[spelled.symbol]
         behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins)
         stays = behind >= spelled.begins + spelled.counts
-        ids, first = np.array(texts.long), np.array([texts.tokens[i][0] for i in texts.long], np.uint8)
+        ids, first = texts.long_ids
         inside, out = stays & firsts[first], ~stays & firsts[first]
         leaving = ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]
         return Long(ids[inside], first[inside], spelled.counts[inside], list(zip(*(part.tolist() for part in leaving))))

@@ -127,6 +127,16 @@ class ByteTrie:
                 found.append((nodes, states))
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
+    @staticmethod
+    def nearer(dfa: Arrays, states: np.ndarray, length: int) -> np.ndarray:
+        """Return states that allow the same texts of up to `length` bytes: so the turns of a long count, of a class that only names are
+        left out of, have no states of their own from the first character on."""
+        found = states.copy()
+        for state in set(states.tolist()) - {DEAD}:
+            if (near := dfa.far(state, length)) != state:
+                found[states == state] = near
+        return found
+
     def _one_by_one(self, dfa: Arrays, level: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
         """Return the legal nodes below those of a level, with their states; None if many would have to be looked at."""
         bytes_, found = self.bytes, list[tuple[int, int]]()
@@ -141,14 +151,17 @@ class ByteTrie:
                 found += [(child, to) for child in range(begin, end) if (to := dfa.after(at, bytes_[child])) >= 0]
         return found
 
-    def walk(self, dfa: Arrays, state: int) -> np.ndarray:
+    def walk(self, dfa: Arrays, state: int, near: int = 0) -> np.ndarray:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
-        whole levels at once while much of them is legal."""
+        whole levels at once while much of them is legal. If only so many bytes matter, `near`, states that they do not tell apart
+        may be one."""
         behind = np.full(len(self.byte), DEAD, np.int64)
         behind[0] = state
         begin = 1
         for end in self.level_ends[1:]:
             level = dfa.following(behind.take(self.parent[begin:end]), self._text[begin:end], behind[begin:end])
+            if near and begin == 1:
+                level[:] = self.nearer(dfa, level, near)
             nodes = np.flatnonzero(level >= 0)
             if len(nodes) * 4 < len(level):
                 for legal, states in self._follow(dfa, nodes + begin, level[nodes]):

@@ -29,7 +29,7 @@ _FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 256, 4096  # of a node: visited one
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MANY_TAILS = 1024  # tokens that leave a run: from here on sooner followed along the vocabulary's trie than a trie of their own is made
-_MANY_LONG = 64  # tokens above LONG bytes, from which on they are followed along a trie level by level
+_MANY_LONG = 64  # tokens above LONG bytes that leave a run: from here on all are followed level by level
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -67,7 +67,7 @@ class Vocabulary:
         """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
         _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
-            _ = self._texts.spelled_long, self._long_trie
+            _ = self._texts.spelled_long, self._texts.long_ids, self._long_trie
         self.run(RAW_CHARS.ranges).tail(ord('"'))
         return self
 
@@ -362,10 +362,8 @@ class Vocabulary:
                     if dfa.step(at, left) >= 0:
                         found.append(i)
             todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
-        elif len(self.long_ids) >= _MANY_LONG:
-            return LongAllowed(None, self._long_walked(dfa, state))
         else:
-            todo = [(state, edge) for edge in self._long.values()]
+            return LongAllowed(None, self._long_walked(dfa, state))
         while todo:
             at, (text, ids, edges) = todo.pop()
             if (end := dfa.step(at, text)) >= 0:
@@ -376,10 +374,14 @@ class Vocabulary:
         return LongAllowed(whole, tuple(sorted(found)))
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
-        """As `long_allowed`, level by level while much is legal."""
+        """As `long_allowed`, level by level."""
         ids, trie, node_of = self._long_trie
         legal = np.zeros(len(trie.byte), bool)
-        legal[trie.from_all(dfa, *columns([(0, state)]))[0]] = True
+        begin, end = trie.children(0)
+        first = trie.nearer(dfa, dfa.row(state)[trie.byte[begin:end]].astype(np.int64), self.longest)
+        nodes = np.flatnonzero(first >= 0)
+        legal[begin + nodes] = True
+        legal[trie.from_all(dfa, begin + nodes, first[nodes])[0]] = True
         return tuple(np.sort(ids[legal[node_of]]).tolist())
 
     @cached_property
@@ -575,7 +577,7 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     runs    runs not visited
     """
     if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
-        walked = vocabulary.trie.walk(dfa, below[0][1])
+        walked = vocabulary.trie.walk(dfa, below[0][1], LONG)
         nodes = np.flatnonzero(walked >= 0)
         return Walked(vocabulary.bits(walked), (), (nodes, walked[nodes]), (), ())
     words, bits = vocabulary.words, None
