@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -65,6 +65,7 @@ def replicated(*engines: Any):
         backend.close()
         for process in processes:
             assert not process.server.handles and not process.server.pins
+            process.engine.close()
 
 
 def until(ready: Any, seconds: float = 20.0) -> None:
@@ -313,7 +314,8 @@ def test_a_program_goes_on_when_a_replica_is_lost():
     def results(backend):
         return [(state["b"], state["c"]) for state in lmc.compile(program).batch([{"n": n} for n in range(8)], backend=backend, seed=1)]
 
-    expected = results(engine_fakes.backend(4000)[0])
+    with closing(engine_fakes.backend(4000)[0]) as alone:
+        expected = results(alone)
     with replicated(*(engine_fakes.backend(4000)[0] for _ in range(2))) as (backend, processes):
         killer = threading.Timer(0.02, processes[1].kill)
         killer.start()
