@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -436,6 +437,16 @@ def test_the_first_rank_adopts_kernels_with_the_last():
     runner.settle()
     runner.settle()
     assert done == ["others", "rank 0"]
+
+
+@pytest.mark.parametrize(("ranks", "columns", "most"), [(2, 4096, 2816), (2, 8192, 1024), (4, 8192, 1408), (8, 8192, 2816), (2, 576, 3072)])
+def test_passes_that_take_longer_to_launch_than_to_compute_are_captured(ranks, columns, most):
+    """Of 8B's and 70B's shape, and of a small model."""
+    from lmc.backend.engine.distributed.cuda import buckets
+
+    found = buckets(ranks, columns)
+    assert found[-1] == most and list(found) == sorted(set(found))
+    assert all(after - before <= 128 for before, after in itertools.pairwise(found))
 
 
 def test_a_pass_that_ranks_share_says_when_its_device_ran():

@@ -13,7 +13,7 @@ from lmc.segments import Gen, SamplingParams, Text  # noqa: E402
 
 OPTIONS = {"dtype": None, "parse_special": False, "load_format": "auto"}
 PROMPTS = [f"The capital of {c} is" for c in ("France", "Italy", "Japan", "Peru")] + ["Once upon a time, " * 60 + "a king"]
-LONG = ["Once upon a time, " * 250, "Long, long ago, " * 500]  # more tokens than rows in the graphs of one GPU, and of several
+LONG = ["Once upon a time, " * 250, "Long, long ago, " * 700]  # more tokens than rows in the graphs of one GPU, and of several
 
 
 def asked(engine, prompt, most):

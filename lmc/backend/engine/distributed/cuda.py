@@ -28,16 +28,24 @@ if TYPE_CHECKING:
     from lmc.backend.engine.models.llama import LlamaModel
 
 _LOOK = 20e-6  # seconds between polls of a pass in flight, for the loop; the system adds some 50
-_LAUNCHED = 2048  # rows of passes beyond which the device works longer than the host launches kernel by kernel (docs/several-gpus.md)
+_LAUNCHING = 1.4e-3  # seconds in which a slow host launches a layer kernel by kernel, the sums of ranks among them (docs/several-gpus.md)
+_RATE = 4.5e14  # floating-point operations of matrices in a second of a whole pass of an H200
+_MOST = 3072  # rows of a captured pass
+
+
+def buckets(ranks: int, columns: int) -> tuple[int, ...]:
+    """Return the rows of captured passes: more than on one device, up to where launching a pass takes the host less time than each
+    rank's part takes its GPU. The same on all ranks. columns: of the model's hidden states."""
+    layer = 2 * 13 * columns**2 / ranks  # operations of a row: a Llama's matrices have some 13 times as many numbers as columns squared
+    most = min(_MOST, int(_LAUNCHING * _RATE / layer))
+    return (*BUCKETS, *range(BUCKETS[-1] + 128, most + 1, 128))
 
 
 class _Ranked(CudaRunner):
-    """Common part of all ranks. More passes are captured than on one device: each rank's takes a part of the time, and its launches
-    as long as ever, to which those of NCCL's sums are added."""
-
-    buckets = (*BUCKETS, *range(BUCKETS[-1] + 128, _LAUNCHED + 1, 128))
+    """Common part of all ranks."""
 
     def __init__(self, group: RankGroup, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
+        self.buckets = buckets(group.ranks, model.config.hidden_size)
         super().__init__(model, kv, sampler)
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
