@@ -152,7 +152,7 @@ _BYTES = Begun.none(256).behind(np.arange(256))[0]
 class Spelling:
     """The segmentation of the texts of a trie's nodes into characters.
 
-    symbol       int32 [nodes]: the number of what is there of its last character
+    symbol       int64 [nodes]: the number of what is there of its last character
     first, last  of each symbol, the characters that it may be; missing: bytes that are not there yet
     begins       of each node, the one at which its last character begins
     chars        of each node, how many characters it has, the last included
@@ -182,7 +182,7 @@ class Spelling:
         key = found.first << 32 | found.last << 2 | found.missing
         order = np.argsort(key, kind="stable")
         fresh = np.append(True, key[order[1:]] != key[order[:-1]])[:nodes]
-        symbol = np.empty(nodes, np.int32)
+        symbol = np.empty(nodes, np.int64)
         symbol[order] = np.cumsum(fresh) - 1
         each = order[fresh]
         return Spelling(symbol, found.first[each], found.last[each], found.missing[each], begins, chars)
@@ -290,8 +290,8 @@ class ClassRun:
 
     firsts  bool [256]: bytes that begin characters of the class and, in tokens below the node, no others. The other
             fields concern only tokens that begin with these
-    ids     those that are prefixes of such texts; bits: the same as a row
-    chars   uint8, of each of these: its number of characters, counting an incomplete last one
+    bits    those that are prefixes of such texts, as a row; ids: the same
+    chars   uint8, of each of `ids`: its number of characters, counting an incomplete last one
     begun   ids of those that end inside of a character, with only one legal next byte
     leaving how many leave the class after some of it, by the first byte that does, or may
     long    of tokens that are not in the trie: those that are within the class as a whole, and the others
@@ -299,14 +299,14 @@ class ClassRun:
 
     texts: Texts
     firsts: np.ndarray
-    ids: np.ndarray
-    chars: np.ndarray
     begun: np.ndarray
     leaving: Mapping[int, int]
     long: Long
     bits: np.ndarray
     _exits: np.ndarray  # nodes where tokens leave the class
     _before: np.ndarray  # of each, the characters within it
+    _kept: np.ndarray  # bool, of each text below the node: it is one of `ids`
+    _node: int
     _short: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # `bits` by the most characters
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
 
@@ -324,24 +324,40 @@ class ClassRun:
         exits = exits[~upper]
         begin, end = int(trie.begin[node]), int(texts.ends[node])
         kept = inside[texts.nodes[begin:end]]
+        flags = np.zeros(len(texts.node_of), bool) if node else inside.take(texts.node_of)  # the root, which is not inside, has those of no text
+        if node:
+            flags[texts.ids[begin:end][kept]] = True
         for child in mixed:
             first, last = int(trie.begin[child]), int(texts.ends[child])
             kept[first - begin : last - begin] = False
+            flags[texts.ids[first:last]] = False
             exits = exits[(trie.begin[exits] < first) | (trie.begin[exits] >= last)]
-        ids = texts.ids[begin:end][kept]
         begun = texts.begun[slice(*np.searchsorted(texts.begun, (begin, end)))]
         begun = begun[kept[begun - begin]]
         begun = texts.ids[begun[members.single[spelling.symbol[texts.nodes[begun]]]]]
         leaves = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
         leaving = {byte: int(leaves[byte]) for byte in np.flatnonzero(leaves).tolist()}
         behind = spelling.chars[node] if node else 0
-        chars, before = (texts.counts[begin:end][kept] - behind).astype(np.uint8), spelling.chars[exits] - 1 - behind
+        before = spelling.chars[exits] - 1 - behind
         long = Long.of(ranges, texts, firsts) if not node else Long()
-        return ClassRun(texts, firsts, ids, chars, begun, leaving, long, bits_of(ids, len(texts.node_of) // 32), exits, before)
+        return ClassRun(texts, firsts, begun, leaving, long, packed(flags), exits, before, kept, node)
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        return self._of_kept(self.texts.ids)
+
+    @cached_property
+    def chars(self) -> np.ndarray:
+        behind = self.texts.spelling.chars[self._node] if self._node else 0
+        return (self._of_kept(self.texts.counts) - behind).astype(np.uint8)
+
+    def _of_kept(self, of_texts: np.ndarray) -> np.ndarray:
+        begin = int(self.texts.trie.begin[self._node])
+        return of_texts[begin : begin + len(self._kept)][self._kept]
 
     @property
     def nbytes(self) -> int:
-        arrays = self.ids.nbytes + self.chars.nbytes + self.begun.nbytes + 2 * self._exits.nbytes
+        arrays = 10 * len(self._kept) + self.begun.nbytes + 2 * self._exits.nbytes
         return arrays + (1 + len(self._short)) * self.bits.nbytes + 100 * len(self.long.leaving)
 
     def up_to(self, chars: int) -> np.ndarray:
