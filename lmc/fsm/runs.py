@@ -7,6 +7,7 @@ such a run.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -377,11 +378,11 @@ class ClassRun:
         after so many characters."""
         found = self._tails.get((byte, chars))
         if found is None:
-            found, trie = Tail(), self.texts.trie
-            for exit_ in self.exits(byte, chars).tolist():
-                at = int(np.searchsorted(trie.level_ends, exit_, side="right")) - 1  # bytes before the exit's own
-                for i in self.texts.ids[int(trie.begin[exit_]) : int(self.texts.ends[exit_])].tolist():
-                    _add(found, self.texts.tokens[i], at, i)
+            found, texts, trie, exits = Tail(), self.texts, self.texts.trie, self.exits(byte, chars)
+            for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), texts.ends[exits].tolist()):
+                at = bisect_right(trie.level_ends, exit_) - 1  # bytes before the exit's own
+                for i in texts.ids[begin:end].tolist():
+                    _add(found, texts.tokens[i], at, i)
             self._tails[byte, chars] = found
         return found
 
@@ -426,5 +427,7 @@ def _members(ranges: Ranges, first: np.ndarray, last: np.ndarray) -> tuple[np.nd
 def _add(tail: Tail, text: bytes, at: int, token: int) -> None:
     tail.depth = max(tail.depth, len(text) - at)
     for byte in text[at:]:
-        tail = tail.ways.setdefault(byte, Tail())
+        if (further := tail.ways.get(byte)) is None:
+            further = tail.ways[byte] = Tail()
+        tail = further
     tail.ids.append(token)
