@@ -111,13 +111,13 @@ class ByteTrie:
     def from_all(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the legal nodes below `nodes`, each of which has its state, and the states after them: level by level, and node by node
         in levels of few."""
-        found = [(nodes[:0], states[:0])]
+        found, rows = [(nodes[:0], states[:0])], dict[int, memoryview]()
         while len(nodes):
             inner = self.count[nodes] > 0
             nodes, states = nodes[inner], states[inner]
             if len(nodes) <= _ONE_BY_ONE:
                 level, few = list(zip(nodes.tolist(), states.tolist())), list[tuple[int, int]]()
-                while level and (below := self._one_by_one(dfa, level)) is not None:
+                while level and (below := self._one_by_one(dfa, level, rows)) is not None:
                     level = below
                     few += below
                 found.append(columns(few))
@@ -137,18 +137,25 @@ class ByteTrie:
                 found[states == state] = near
         return found
 
-    def _one_by_one(self, dfa: Arrays, level: Sequence[tuple[int, int]]) -> list[tuple[int, int]] | None:
-        """Return the legal nodes below those of a level, with their states; None if many would have to be looked at."""
-        bytes_, found = self.bytes, list[tuple[int, int]]()
+    def _one_by_one(self, dfa: Arrays, level: Sequence[tuple[int, int]], rows: dict[int, memoryview]) -> list[tuple[int, int]] | None:
+        """Return the legal nodes below those of a level, with their states; None if many would have to be looked at.
+
+        rows   of states, as far as they were looked at
+        """
+        bytes_, children, found = self.bytes, self._children, list[tuple[int, int]]()
         for node, at in level:
-            begin, end = self.children(node)
+            begin, end = children[node], children[node + 1]
+            if begin == end:
+                continue
             ways = dfa.few(at) if end - begin > _SIDE_BY_SIDE else None
             if ways is not None and len(ways) < end - begin:
                 found += [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
             elif len(found) + end - begin > _ONE_BY_ONE:
                 return None
             else:
-                found += [(child, to) for child in range(begin, end) if (to := dfa.after(at, bytes_[child])) >= 0]
+                if (row := rows.get(at)) is None:
+                    row = rows[at] = dfa.row(at).data
+                found += [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
         return found
 
     def walk(self, dfa: Arrays, state: int, near: int = 0) -> np.ndarray:
