@@ -45,7 +45,7 @@ class Planted:
 
 
 @dataclass
-class Seen:
+class SeenRequest:
     """A request, and what it was told: `reported` is its answer's usage if the answer goes out whole; of a list that is answered as a
     stream, that of the `answers` that go out.
 
@@ -72,8 +72,8 @@ class Server:
         getting: Callable[[str], Answer | None] = lambda path: None,
     ) -> None:
         self.handle, self.plant, self.get, self.getting = handle, plant, dict(get or {}), getting
-        self.seen: list[Seen] = []
-        self.got: list[Seen] = []  # what was asked by GET
+        self.seen: list[SeenRequest] = []
+        self.got: list[SeenRequest] = []  # what was asked by GET
         self.open_connections = 0
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
@@ -154,14 +154,14 @@ class Server:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         if method == "GET":
-            self.got.append(Seen(path, {}, headers))
+            self.got.append(SeenRequest(path, {}, headers))
             found = self.getting(path) or self.get.get(path, Answer({"error": {"message": f"no {path}"}}, 404))
             await self._send(writer, found if isinstance(found, Answer) else Answer(found))
             return True
         multipart = headers.get("content-type", "").startswith("multipart/")
         body: Body = _parts(headers["content-type"], data) if multipart else json.loads(data) if data else {}
         number = len(self.seen)
-        seen = Seen(path, body, headers)
+        seen = SeenRequest(path, body, headers)
         self.seen.append(seen)
         fault = self.plant(number, path, body)
         seen.fault = fault.kind if fault is not None else None
@@ -187,7 +187,7 @@ class Server:
             answer = Answer({"error": {"message": f"the stand-in failed: {traceback.format_exc()[-300:]} {error}"}}, 400)
         return await (self._stream if answer.events is not None else self._faulty)(writer, answer, fault, seen)
 
-    async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: Seen) -> bool:
+    async def _faulty(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: SeenRequest) -> bool:
         kind = fault.kind if fault is not None and answer.status == 200 else ""
         if kind == "truncate":
             data = json.dumps(answer.body).encode()
@@ -212,7 +212,7 @@ class Server:
         writer.write(_head(answer.status, {"content-length": str(len(data)), **answer.headers}) + data)
         await writer.drain()
 
-    async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: Seen) -> bool:
+    async def _stream(self, writer: asyncio.StreamWriter, answer: Answer, fault: Planted | None, seen: SeenRequest) -> bool:
         writer.write(_head(answer.status, {"transfer-encoding": "chunked", **answer.headers}, "text/event-stream"))
         if fault is not None and fault.kind == "shape":
             answer = replace(answer, events=[{k: e[k] for k in ("model", "id") if k in e} for e in answer.events or ()])

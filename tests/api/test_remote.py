@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import Patience
 from tests.api.conftest import nothing_is_left
-from tests.api.http import Body, Seen, Server
+from tests.api.http import Body, SeenRequest, Server
 from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, serve, shown
 from tests.api.test_conformance import ITEMS, plain_text, turns
 from tests.api.test_faults import planted
@@ -23,7 +23,7 @@ from tests.conformance.programs import compiled, source
 
 pytestmark = pytest.mark.api
 
-def asked(seen: Seen) -> int:
+def asked(seen: SeenRequest) -> int:
     """How many prompts a request has."""
     return asked_of(seen.body)
 

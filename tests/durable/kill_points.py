@@ -31,7 +31,7 @@ KILLED = 137
 
 
 @dataclass
-class Seen:
+class KillCounts:
     """Counts of what became of the kills. `again`: answers of the model that were asked for more often than the program does;
     `decided`: calls in doubt about which a person was asked."""
 
@@ -49,9 +49,9 @@ class Seen:
                 f"result; {self.again} answers asked for again, {self.decided} calls in doubt decided by looking at the world")  # fmt: skip
 
 
-def kill_points(programs: list[Killed], directory: Path, *, power: bool, every: int = 1, say: Callable[[str], None] = lambda line: None) -> Seen:
+def kill_points(programs: list[Killed], directory: Path, *, power: bool, every: int = 1, say: Callable[[str], None] = lambda line: None) -> KillCounts:
     """Kills each program at each point (at each `every`th), once a process."""
-    seen = Seen()
+    seen = KillCounts()
     warm_up(programs, directory)
     for each in programs:
         world = directory / "world"
@@ -62,7 +62,7 @@ def kill_points(programs: list[Killed], directory: Path, *, power: bool, every: 
         asked = len(_lines(world.with_name("asked")))
         shutil.rmtree(directory)
         directory.mkdir()
-        assert _resumed(each, world, directory / "journal", Seen(), points) == expected, f"{each.name}: a journal changes what it does"
+        assert _resumed(each, world, directory / "journal", KillCounts(), points) == expected, f"{each.name}: a journal changes what it does"
         names = list(dict.fromkeys(points))[::every]
         for name in names:
             shutil.rmtree(directory)
@@ -104,7 +104,7 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def _resumed(each: Killed, world: Path, path: Path, seen: Seen, points: list[str] | None = None) -> Any:
+def _resumed(each: Killed, world: Path, path: Path, seen: KillCounts, points: list[str] | None = None) -> Any:
     """Run to the end, with a person who answers, looks at the world, and calls it again."""
     for _ in range(30):
         code, said = _forked(each, world, path)
@@ -120,7 +120,7 @@ def _resumed(each: Killed, world: Path, path: Path, seen: Seen, points: list[str
     raise RuntimeError("it does not end")
 
 
-def _decided(opened: lmc.Journal, world: Path, seen: Seen) -> None:
+def _decided(opened: lmc.Journal, world: Path, seen: KillCounts) -> None:
     kill_programs.WORLD = world
     for waiting in opened.waiting():
         if waiting.question:
@@ -151,7 +151,7 @@ def _by_answers(each: Killed, world: Path) -> Any:
     """Of a program that asks people, which takes a journal."""
     world.unlink(missing_ok=True)
     world.with_name("asked").unlink(missing_ok=True)
-    return _resumed(each, world, world.with_name("first"), Seen())
+    return _resumed(each, world, world.with_name("first"), KillCounts())
 
 
 # -- in a process of its own --------------------------------------------------------------------------------------------

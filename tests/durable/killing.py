@@ -72,7 +72,7 @@ def known(directory: Path) -> Known:
     return Known(sum(len(run.answers) for run in runs.values()), calls[True], calls[False])
 
 
-class Batch:
+class KilledBatch:
     """A batch of `programs` in processes of their own, whose tool writes a line for each call."""
 
     def __init__(self, directory: Path, programs: int, source: str = PROGRAM) -> None:
@@ -115,7 +115,7 @@ def survives(directory: Path, programs: int, kills: int, seed: int = 0, source: 
 
     Asserts that results are those of a batch that was left alone, and that nothing that was known is asked or called again.
     """
-    rng, batch = random.Random(seed), Batch(directory, programs, source)
+    rng, batch = random.Random(seed), KilledBatch(directory, programs, source)
     whole, expected = batch.finished(None)
     effects = sorted(batch.called())
     batch.begin("whole")
@@ -136,7 +136,7 @@ def survives(directory: Path, programs: int, kills: int, seed: int = 0, source: 
             f"{called} calls were left to those that finished them; {doubts} calls were in doubt")  # fmt: skip
 
 
-def survived(batch: Batch, more: float) -> int:
+def survived(batch: KilledBatch, more: float) -> int:
     """Kills the batch; asserts that what was known still is, and that what had a result was not called again. How many calls are in doubt."""
     before, lines = known(batch.journal), batch.called()
     batch.killed(more)
