@@ -277,7 +277,7 @@ def gives_up(s):
 
 
 def test_refusals_are_outcomes_of_a_journal(opened, tmp_path):
-    """The run that is taken up is refused again without asking."""
+    """The run that is resumed is refused again without asking."""
     server = opened(Server(lambda path, body: chat(content=None, refusal=SORRY)[0]))
     backend = opened(lmc.OpenAI("m", base_url=server.url, patience=TWICE))
     for _ in range(2):

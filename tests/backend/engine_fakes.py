@@ -502,8 +502,8 @@ def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore
 
 
 @contextmanager
-def promising_little(short: int = 1) -> Iterator[None]:
-    """Answers of more than `short` tokens are promised room for one when they begin."""
+def reserving_little(short: int = 1) -> Iterator[None]:
+    """For answers of more than `short` tokens room for one is reserved when they begin."""
     engine = "lmc.backend.engine"
     with (
         mock.patch(f"{engine}.request.SHORT", short),
@@ -535,7 +535,7 @@ def automata(words: TokenizerProtocol, *, forced: bool = True) -> ConstraintComp
 
 
 def run_cancelling(engine: LocalBackend, core: EngineCore, chains: Sequence[Sequence[Any]], cancelled: Sequence[int | None]) -> list[Any]:
-    """Return the handles of random chains of gens in two namespaces, run to their ends turn by turn in a pool that promises little.
+    """Return the handles of random chains of gens in two namespaces, run to their ends turn by turn in a pool that reserves little.
 
     cancelled   the turn after which each is cancelled; None: it is not
     """
@@ -543,7 +543,7 @@ def run_cancelling(engine: LocalBackend, core: EngineCore, chains: Sequence[Sequ
         engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go go ",)), a)], Hints(namespace=str(n % 2)))
         for n, chain in enumerate(chains)
     ]
-    with promising_little():
+    with reserving_little():
         turns = 0
         while core.turn():
             turns += 1

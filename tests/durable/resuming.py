@@ -14,7 +14,7 @@ from lmc.durable.groups import file_of
 from tests.searching import TIMES
 
 CALLS: list[tuple[Any, ...]] = []
-"""Calls in order: the function's name and its arguments. Functions of the programs that are taken up note it here."""
+"""Calls in order: the function's name and its arguments. Functions of the programs that are resumed note it here."""
 
 
 def journal_of(header: Mapping[str, Any], records: Iterable[tuple[int, Any]]) -> bytes:
@@ -45,7 +45,7 @@ def done(path: Path) -> Counter[str]:
 
 
 def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path, backend: Callable[[], Any] = lmc.Mock, *, doubtful: bool = False) -> None:
-    """Asserts that a run is what it is without a journal, wherever and however it is taken up, and that nothing known is asked or called again.
+    """Asserts that a run is what it is without a journal, wherever and however it is resumed, and that nothing known is asked or called again.
 
     In the unit tier behind each third record, so a test that calls this is marked as a search. The functions that the program calls note it in `CALLS`, and
     their names are those in the journal. `doubtful`: they are not idempotent, so behind the

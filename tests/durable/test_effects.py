@@ -76,7 +76,7 @@ def test_waiting_and_looking_at_the_clock_are_in_no_doubt(tmp_path: Path) -> Non
         assert lmc.compile(waits)(backend=lmc.Mock(), seed=1, journal=path).ret_value == expected
 
 
-def test_what_is_not_data_stops_the_run_that_is_taken_up(tmp_path: Path) -> None:
+def test_what_is_not_data_stops_the_run_that_is_resumed(tmp_path: Path) -> None:
     @lmc.function
     def program(s: Any, q: str) -> Any:
         stream = numbers()

@@ -132,7 +132,7 @@ def test_every_cut_is_read_as_that_behind_the_last_whole_line(tmp_path: Path, mo
 
 
 def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> None:
-    """Runs that are taken up from a journal of each size give what is expected, and call nothing that has a result."""
+    """Runs that are resumed from a journal of each size give what is expected, and call nothing that has a result."""
     program = lmc.compile(cheap)
     ways = [program, cheap.run]
     for n, size in enumerate(sizes):
@@ -234,7 +234,7 @@ def looked(s: Any, q: str) -> Any:
         raise ValueError(q)
 
 
-def test_full_collections_are_put_off_while_a_finished_batch_is_taken_up(tmp_path: Path) -> None:
+def test_full_collections_are_put_off_while_a_finished_batch_is_resumed(tmp_path: Path) -> None:
     before, program = gc.get_threshold(), lmc.compile(looked)
 
     def seen(items: list[str], name: str) -> set[tuple[int, int, int]]:

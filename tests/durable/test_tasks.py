@@ -190,7 +190,7 @@ PROGRAMS = [
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @some("program", PROGRAMS, 6, ids=lambda p: p.name)
-def test_tasks_are_taken_up(program: Any, tmp_path: Path) -> None:
+def test_tasks_are_resumed(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 
 

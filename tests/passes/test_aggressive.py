@@ -218,7 +218,7 @@ def two_steps(s, text):
     s += lmc.user("Shorter.") + lmc.assistant(lmc.gen("short", max_tokens=8))
 
 
-def test_a_run_that_is_taken_up_sends_what_it_would_have_sent(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_sends_what_it_would_have_sent(tmp_path: Path) -> None:
     whole = sent(two_steps, text="x")
     assert "user\nTranslate the text to French, in a formal tone.\nx" in whole[0] and whole[1].startswith(whole[0])
     journal = tmp_path / "run.journal"

@@ -22,7 +22,7 @@ from tests.backend.engine_fakes import (
     FakeWords,
     automata,
     backend,
-    promising_little,
+    reserving_little,
     stepped,
 )
 from tests.searching import apart, size, some
@@ -149,7 +149,7 @@ def test_random_answers_ahead_are_those_of_a_loop_that_waits(monkeypatch):
         handles = [engine.submit(None, [p for i, a in enumerate(chain) for p in (Text((f"{i} go ",)), a)]) for chain in chains]
         for handle in handles[::2]:
             handle.results[0].watch()
-        with promising_little():
+        with reserving_little():
             turns = 0
             while core.turn():
                 turns += 1

@@ -55,8 +55,8 @@ def test_a_conversation_that_was_evicted_comes_back(late, ahead):
     engine.check()
 
 
-def test_what_is_copied_out_leaves_room_for_what_is_promised():
-    """A copy holds what it copies: here of a prefix whose room was promised to an answer since, before there was reason to copy it."""
+def test_what_is_copied_out_leaves_room_for_what_is_reserved():
+    """A copy holds what it copies: here of a prefix whose room was reserved for an answer since, before there was reason to copy it."""
     engine, core = stepped(100, host=300, max_context=100)
     mover_of(core).late = 50
     first = ask(engine, core, "c" * 40)

@@ -1,4 +1,4 @@
-"""Answers that are promised less room than they may need, and are preempted where there is no more: nothing else changes."""
+"""Answers for which less room is reserved than they may need, and are preempted where there is no more: nothing else changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.backend.engine_fakes import (
     FakeWords,
     SteppedCore,
     automata,
-    promising_little,
+    reserving_little,
     stepped,
 )
 from tests.searching import some
@@ -79,7 +79,7 @@ def outcomes(slots: int, chains: list[list[str]], runs=FakeRunner, **options):
 @some("chunk", [5, 64], 2)
 def test_nothing_that_is_said_changes(runs, chunk):
     *expected, _ = outcomes(4096, CHAINS)
-    with promising_little():
+    with reserving_little():
         *found, engine = outcomes(150, CHAINS, runs, chunk=chunk)
     assert engine.counters().preemptions > 3
     assert found == expected
@@ -104,7 +104,7 @@ def test_a_large_limit_does_not_keep_others_out():
 def test_what_fits_takes_the_same_passes(runs):
     taken = []
     for little in (False, True):
-        with promising_little() if little else promising_little(short=10_000):
+        with reserving_little() if little else reserving_little(short=10_000):
             *_, engine = outcomes(4096, CHAINS, runs)
         counters = engine.counters()
         assert counters.preemptions == 0 and engine.stats()["recomputed_tokens"] == 0
@@ -114,7 +114,7 @@ def test_what_fits_takes_the_same_passes(runs):
 
 def test_the_first_goes_on_and_the_last_give_way():
     """The first in the plan's order has a row in each pass until it ends, and each waits a bounded number of times."""
-    with promising_little():
+    with reserving_little():
         engine, core = stepped(120, max_context=110, chunk=64)
         handles = [engine.submit(None, [Text((c * 10,)), gen(90)]) for c in "abcdefgh"]
         first, *others = requests = [handle.last.requests[0] for handle in handles]
@@ -128,9 +128,9 @@ def test_the_first_goes_on_and_the_last_give_way():
         assert any(req.preempted > 1 for req in others)
 
 
-def test_a_promise_is_kept():
-    """A request that was promised everything is not preempted for others, whoever comes first."""
-    with promising_little():
+def test_a_reservation_is_kept():
+    """A request for which everything is reserved is not preempted for others, whoever comes first."""
+    with reserving_little():
         engine, core = stepped(120, max_context=110)
         first = engine.submit(None, [Text(("a" * 10,)), gen(90)])
         sure = engine.submit(None, [Text(("b" * 10,)), gen(60, ignore_eos=True)])
@@ -140,22 +140,22 @@ def test_a_promise_is_kept():
         assert [len(h.results[0].output().ids) for h in (first, sure)] == [90, 60]
 
 
-def test_whoever_was_preempted_as_often_as_can_be_is_promised_everything():
+def test_everything_is_reserved_for_whoever_was_preempted_as_often_as_can_be():
     """Which is what bounds how often it is: each time it goes on with more, at last with all that it may need."""
-    with promising_little():
+    with reserving_little():
         engine, core = stepped(120, max_context=110)
         handles = [engine.submit(None, [Text((text * 10,)), gen(90)]) for text in "ab"]
         run_until(core, engine, lambda: any(req.preempted for h in handles for req in h.last.requests))
         (req,) = [req for h in handles for req in h.last.requests if req.preempted]
-        promised = [core.scheduler.reservations.at_first(req)]
+        reserved = [core.scheduler.reservations.at_first(req)]
         while req.preempted < most_preemptions(req):
             req.preempted += 1
-            promised.append(core.scheduler.reservations.at_first(req))
-        assert promised == sorted(promised) and promised[0] < promised[-1] == req.need
+            reserved.append(core.scheduler.reservations.at_first(req))
+        assert reserved == sorted(reserved) and reserved[0] < reserved[-1] == req.need
 
 
 def test_what_is_preempted_goes_before_what_is_new():
-    with promising_little():
+    with reserving_little():
         engine, core = stepped(100, max_context=90)
         old = [engine.submit(None, [Text((c * 10,)), gen(60)]) for c in "ab"]
         preempted = old[1].last.requests[0]
@@ -172,7 +172,7 @@ def test_what_is_preempted_goes_before_what_is_new():
 
 
 def test_what_is_preempted_can_be_cancelled():
-    with promising_little():
+    with reserving_little():
         engine, core = stepped(100, max_context=90)
         handles = [engine.submit(None, [Text((c * 10,)), gen(60)]) for c in "ab"]
         while not engine.stats()["preempted"]:
@@ -200,7 +200,7 @@ def test_who_asks_for_figures_does_not_disturb_the_loop():
 
 
 def test_pins_give_way_before_the_only_answer_does():
-    with promising_little():
+    with reserving_little():
         engine, core = stepped(100, max_context=100)
         pin = engine.prefill(None, [Text(("p" * 50,))])
         handle = engine.submit(None, [Text(("q" * 10,)), gen(80)])
@@ -266,7 +266,7 @@ def on_the_small_model(slots: int):
 
 @pytest.mark.model
 def test_nothing_that_the_small_model_says_changes():
-    with promising_little():
+    with reserving_little():
         texts, reasons, logprobs, streams, counters = on_the_small_model(44)
     expected = on_the_small_model(2000)
     assert counters.preemptions > 1 and counters.forced_tokens > 10 and expected[-1].preemptions == 0

@@ -27,8 +27,8 @@ from tests.backend.engine_fakes import (
     FakeWords,
     SteppedCore,
     automata,
-    promising_little,
     reference_ids,
+    reserving_little,
     stepped,
 )
 from tests.searching import examples
@@ -610,7 +610,7 @@ class Anything(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.little = promising_little()
+        self.little = reserving_little()
         self.little.__enter__()
         options = {"chunk": 12, "max_batch": 5, "max_context": 120, "compiler": automata(WORDS), "runs": self.runs, **self.options}
         self.engine, self.core = stepped(160, near_context=self.near, **options)
