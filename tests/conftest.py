@@ -78,8 +78,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish() -> None:
     """A full collection within a test walks the objects of its file, and not what importing the tests made."""
-    gc.collect()
-    gc.freeze()
+    _freeze()
     gc.set_threshold(200_000, 20, 20)
 
 
@@ -89,7 +88,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if nextitem is None or nextitem.path == item.path or not hasattr(getattr(nextitem, "module", None), "gc"):
         return  # nothing collects
     if item.get_closest_marker("model") is None:  # frozen cycles would keep a model's memory
-        gc.freeze()
+        _freeze()
+
+
+def _freeze() -> None:
+    gc.collect()  # a frozen generator that was left half-way would never end what it began
+    gc.freeze()
 
 
 @pytest.fixture
