@@ -381,6 +381,8 @@ class Ledger:
         while not there():
             spare = not event.wait(left)  # no other program is left that could run
             event.clear()
+            if left is None:
+                began = perf_counter()  # what else arrives now is evaluated with it
             left = began + patience - perf_counter()
             if left > 0:
                 continue

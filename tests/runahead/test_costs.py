@@ -246,6 +246,22 @@ def test_an_answer_that_lets_no_request_be_made_begins_no_evaluation(monkeypatch
     assert (usage.usage.ahead_asked, len(begun)) == (5, 1) and clock.now > 0
 
 
+@lmc.function
+def chains(s, q):
+    for k in range(3):
+        first = answer_to(f"{q}{k}")["a"]
+        answer_to("again " + first)
+
+
+def test_answers_that_arrive_one_after_another_are_evaluated_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, begun = Evaluation.run, list[Evaluation]()
+    monkeypatch.setattr(Evaluation, "run", lambda self: begun.append(self) or run(self))
+    latencies = itertools.chain([2.0, 0.5, 0.501], itertools.repeat(0.1))
+    Clock(monkeypatch, evaluation=0.01)
+    usage = lmc.compile(chains)("x", backend=Mock(latency=lambda _: next(latencies))).usage
+    assert (usage.ahead_asked, usage.ahead_used, len(begun)) == (4, 4, 2)
+
+
 def test_short_waits_pay_for_an_evaluation_together() -> None:
     profile = Profile()
     profile.has_waited(0.0, FIRST_COST / SHARE)
