@@ -10,14 +10,16 @@ from uuid import uuid4
 
 import lmc
 from lmc.backend.base import Usage
+from lmc.errors import ParameterError
+from lmc.images import is_path
 
 NAME = "answer"
 
 
 class MessageImage(NamedTuple):
-    """An image of a message: whatever `lmc.image` takes."""
+    """An image of a message: its file, a data URL or a web address. A path is refused: messages often come from elsewhere."""
 
-    source: Any
+    source: bytes | str
 
 
 class ConversationTurn(NamedTuple):
@@ -57,13 +59,19 @@ def _reply(s, turns, options):
 def _message(turn: ConversationTurn) -> Any:
     content: Any = turn.content
     if not isinstance(content, str):
-        parts = [part if isinstance(part, str) else lmc.image(part.source) for part in content]
+        parts = [part if isinstance(part, str) else _image(part.source) for part in content]
         content = parts[0] if parts else ""
         for part in parts[1:]:
             content = content + part
     if turn.role == "tool":
         return lmc.tool_result(turn.call, content)
     return {"system": lmc.system, "user": lmc.user, "assistant": lmc.assistant}[turn.role](content)
+
+
+def _image(source: bytes | str) -> Any:
+    if is_path(source):
+        raise ParameterError(f"an image of a message is a data URL or a web address, not {source[:40]!r}")
+    return lmc.image(source)
 
 
 def reply(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> ConversationReply:

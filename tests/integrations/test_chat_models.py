@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 import lmc
+from lmc.integrations import conversing
 from tests.pictures import png
 
 pytestmark = pytest.mark.api
@@ -275,3 +276,17 @@ class TestLlamaIndex:
     def test_its_metadata_is_the_backends(self):
         chat = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=7)
         assert (chat.metadata.model_name, chat.metadata.num_output, chat.metadata.is_chat_model) == ("mock", 7, True)
+
+
+def test_a_message_names_no_file(tmp_path):
+    (tmp_path / "a.png").write_bytes(png())
+    mock = lmc.Mock(lambda prompt, ask, images: f"{len(images)}")
+
+    def shown(source):
+        return conversing.reply(mock, [conversing.ConversationTurn("user", ["What?", conversing.MessageImage(source)])], {"max_tokens": 4}).text
+
+    for source in (str(tmp_path / "a.png"), f"file://{tmp_path / 'a.png'}"):
+        with pytest.raises(lmc.ParameterError, match="an image of a message is a data URL or a web address"):
+            shown(source)
+    assert not mock.call_log
+    assert shown(png()) == shown("https://host/a.png") == "1"
