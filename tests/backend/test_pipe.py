@@ -338,7 +338,8 @@ def test_a_program_says_that_others_of_its_batch_are_to_come():
         def program(s, word):
             s += word + lmc.gen("answer", max_tokens=2)
 
-        program.run_batch([{"word": "a"}, {"word": "b"}, {"word": "c"}], backend=client)
+        for state in program.run_batch([{"word": "a"}, {"word": "b"}, {"word": "c"}], backend=client):
+            state.sync()  # a request is on its way until then
     assert [hints.has_more for hints in hinted] == [True, True, False]
 
 
