@@ -140,7 +140,12 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
 
 
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
-_POSIX = re.compile(r"\\.|\[\^?(\[:\^?[a-z]+:\])", re.DOTALL)
+_POSIX = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^]\\])*?"  # from here on, in a class
+    r"(\[:\^?(?:alnum|alpha|ascii|blank|cntrl|digit|graph|lower|print|punct|space|upper|word|xdigit):\])"
+    r"|\[\^?\]?(?:\\.|[^]\\])*",
+    re.DOTALL,
+)
 _PROPERTY = re.compile(r"\\(?:([pP])(?:\{(\^?)([\w ]+)\}|([A-Z]))|.)", re.DOTALL)
 
 

@@ -52,13 +52,13 @@ def test_a_pattern_of_many_lines_has_no_caret():
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("pattern, at", [("[[:alpha:]]", 1), (r"\[x[^[:^space:]a]+", 5)])
+@pytest.mark.parametrize("pattern, at", [("[[:alpha:]]", 1), (r"\[x[^[:^space:]a]+", 5), ("[_[:alnum:]]+", 2), (r"[a][]\]0-9[:upper:]]", 10)])
 def test_a_posix_class_is_refused_where_python_reads_other_characters(pattern, at):
     with pytest.raises(ConstraintError, match=f"has the POSIX class .* at position {at}\n"):
         parse(pattern)
 
 
-@pytest.mark.parametrize("pattern", ["[[a]", "[[:]", "[^[:-]", "[+--]", "[a&&b]", "[a||b]", "[a~~b]"])
+@pytest.mark.parametrize("pattern", ["[[a]", "[[:]", "[[:a:]", "[ab[:x:]", "[^[:-]", "[+--]", "[a&&b]", "[a||b]", "[a~~b]"])
 def test_what_python_may_read_as_several_classes_some_day_is_one_without_a_warning(pattern):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
