@@ -8,6 +8,7 @@ Unicode classes and Unicode case. Groups capture nothing here, and laziness does
 from __future__ import annotations
 
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ def _parsed(pattern: str) -> Any:
     """Return `re`'s own tree, without its warnings that later versions may read a class as of several: this one's meaning holds."""
     if _NESTED.search(pattern) is None:
         return _parser.parse(pattern, 0)
-    with warnings.catch_warnings():
+    with _filtering, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         return _parser.parse(pattern, 0)
 
@@ -139,6 +140,7 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
     return found
 
 
+_filtering = threading.Lock()  # filters are the process's: threads that restored them out of order would leave them changed
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
 _POSIX = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^]\\])*?"  # from here on, in a class

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -67,6 +68,28 @@ def test_what_python_may_read_as_several_classes_some_day_is_one_without_a_warni
         warnings.simplefilter("ignore")
         matched = [chr(c) for c in range(128) if re.fullmatch(pattern, chr(c))]
     assert isinstance(chars, Chars) and matched == [chr(c) for c in range(128) if any(low <= c <= high for low, high in chars.ranges)]
+
+
+def test_threads_that_parse_at_once_leave_the_filters_of_warnings_as_they_were(monkeypatch):
+    parser, first = regex._parser, threading.Event()
+    begun, over = threading.Event(), threading.Event()
+
+    def parse_slowly(pattern, flags):
+        if first.is_set():
+            begun.set()
+            over.wait(10)
+        else:
+            first.set()
+            other.start()
+            begun.wait(0.1)
+        return original(pattern, flags)
+
+    original, filters, other = parser.parse, warnings.filters[:], threading.Thread(target=parse, args=("[[b]",))
+    monkeypatch.setattr(parser, "parse", parse_slowly)
+    parse("[[a]")
+    over.set()
+    other.join()
+    assert warnings.filters == filters
 
 
 def test_a_schemas_pattern_with_a_posix_class_is_read_as_javascript_reads_it():
