@@ -283,8 +283,9 @@ class _Variable:
 
     def news(self) -> Iterator[bytes]:
         done = self.held.done  # read first: deltas come before the end
-        text = "".join(self.held.deltas[self.deltas :])
-        self.deltas, self.length = len(self.held.deltas), self.length + len(text)
+        new = self.held.deltas[self.deltas :]  # read once: it grows on another thread
+        text = "".join(new)
+        self.deltas, self.length = self.deltas + len(new), self.length + len(text)
         self.over = done
         output = self.held.output() if done and self.held.error is None else None  # an error ends the run
         if output is not None:

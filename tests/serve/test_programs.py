@@ -15,7 +15,8 @@ import pytest
 from pydantic import Field
 
 import lmc
-from lmc.serve.programs import arguments_model
+from lmc.backend.base import Output, Result
+from lmc.serve.programs import _Variable, arguments_model
 from lmc.userfiles import load_program
 from tests.serve.serving import ByHand, events, post, running, talk, until
 
@@ -293,3 +294,21 @@ def test_a_program_that_exits_ends_its_run_and_not_the_server(kind, name):
         assert (await client.post("/programs/strange", json={"kind": "fine"})).json()["return_value"] == 1
 
     talk(work, programs=[strange])
+
+
+def test_text_that_arrives_while_a_stream_reads_is_sent_once():
+    class Growing(Result):
+        @property
+        def deltas(self):
+            found = tuple(super().deltas)
+            if (text := "".join(found)) != "abc":
+                self.feed("abc"[len(text)])  # another thread's, right after each read
+            return found
+
+    held = Growing()
+    variable, sent = _Variable("x", held), list[bytes]()
+    for _ in range(3):
+        sent += variable.news()
+    held.finish(Output(("abc",), ({},)))
+    sent += variable.news()
+    assert "".join(json.loads(event.split(b"data: ")[1]).get("delta", "") for event in sent) == "abc"
