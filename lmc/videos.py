@@ -157,7 +157,7 @@ class Film:
             raise ParameterError(f"video(…): the file is damaged: {getattr(error, 'strerror', None) or error}", loc=self._loc) from error
 
 
-def _lenient(version: str) -> dict[str, str]:
+def _lenient(version: str) -> dict[str, Any]:
     """Return PyAV's option to read files whose titles are not in UTF-8; from 19 on it does so without one."""
     return {"metadata_errors": "replace"} if int(version.split(".")[0]) < 19 else {}
 
