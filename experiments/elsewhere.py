@@ -17,7 +17,7 @@ from typing import Any
 from experiments.core import ONE_PROGRAM, Plot, Point, Row, Setup, experiment
 from lmc.backend.base import Prices, Usage
 from tests.api.anthropic_server import AnthropicModel
-from tests.api.http import Body, Planted, Seen, Server
+from tests.api.http import Body, Planted, SeenRequest, Server
 from tests.api.openai_server import OpenAIModel
 from tests.api.sglang_server import SGLangModel
 from tests.api.text_model import TextModel
@@ -126,7 +126,7 @@ class Load:
 
     def __init__(self, seconds: float, *, together: int = 0, behind: int = 0) -> None:
         self._seconds, self._together, self._behind = seconds, together, behind
-        self.seen, self.most = list[Seen](), 0
+        self.seen, self.most = list[SeenRequest](), 0
 
     def plant(self, number: int, path: str, body: Body) -> Planted | None:
         self.most = max(self.most, sum(len(prompts(one.body)) for one in self.seen if one.reported is None))
