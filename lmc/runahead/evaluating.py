@@ -292,11 +292,12 @@ class ProgramSource:
         self._steps: greenlet | None = None
         self._paused: greenlet | None = None  # where the evaluation is: in `_steps`, or in a generator of the program's that it goes through
         self._evaluation: Evaluation | None = None
-        self._number = self._thread = 0
+        self._number = 0
+        self._thread: threading.Thread | None = None  # not its number, which a later thread may have
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]] | None:
         compiled = code.spent
-        if (self._number, self._thread) != (ledger.evaluations, threading.get_ident()):
+        if (self._number, self._thread) != (ledger.evaluations, threading.current_thread()):
             self._abandon()
         with frames(self._running):
             outcome = self._begin(ledger, run) if self._paused is None else self._continue(self._paused)
@@ -317,7 +318,7 @@ class ProgramSource:
         return outcome.waits
 
     def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
-        self._number, self._thread, passed = ledger.evaluations, threading.get_ident(), ledger.profile.passed
+        self._number, self._thread, passed = ledger.evaluations, threading.current_thread(), ledger.profile.passed
         emitter = AheadEmitter(ledger, run)
         self._evaluation = emitter.evaluation = Evaluation(
             self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
@@ -340,7 +341,7 @@ class ProgramSource:
     def _abandon(self) -> None:
         """End an evaluation that is not continued."""
         paused, self._paused = self._paused, None
-        if paused is not None and self._thread == threading.get_ident():  # else it ends in its own thread, as garbage
+        if paused is not None and self._thread is threading.current_thread():  # else it ends in its own thread, as garbage
             self._continue(paused, ends=True)
 
     def close(self) -> None:

@@ -225,6 +225,29 @@ def test_an_evaluation_that_is_not_continued_is_ended_with_the_run(monkeypatch: 
     assert [state.usage.ahead_asked for state in states] == [0, 0] and outcomes and all(outcome.paused for outcome in outcomes)
 
 
+def test_an_evaluation_is_not_continued_by_a_thread_with_the_number_of_one_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, numbers, faults = ProgramSource.evaluate, list[int](), list[BaseException]()
+
+    def evaluate(self: Any, ledger: Any, run: Any, _: Any) -> Any:
+        def begin() -> None:
+            numbers.append(threading.get_ident())
+            try:
+                assert honest(self, ledger, run, lambda: True) is None
+            except BaseException as fault:
+                faults.append(fault)
+
+        for _ in range(100):
+            (thread := threading.Thread(target=begin)).start()
+            thread.join()
+            if len(numbers) > len(set(numbers)) + 3:
+                break
+        return ()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    eager(lmc.compile(after_much_work))("x", backend=Mock(latency=0.01))
+    assert len(numbers) > len(set(numbers)) and not faults
+
+
 def test_an_answer_that_lets_no_request_be_made_begins_no_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """What its text decides is no request: the report needs all answers, and is the only one."""
 
