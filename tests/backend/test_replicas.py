@@ -169,6 +169,23 @@ def test_a_constant_prefix_is_pinned_where_requests_behind_it_go(monkeypatch):
         until(lambda: [engine.stats()["pinned"] for engine in engines] == [0, 0])
 
 
+def test_a_prefix_is_pinned_nowhere_once_it_is_released():
+    """Requests behind it went on being placed, and each further replica kept it for as long as one of their states was there."""
+    with replicated(*(engine_fakes.backend(8000)[0] for _ in range(2))) as (backend, processes):
+        constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
+        backend.release(constant)
+        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        for handle in handles:
+            handle.results[0].output()
+        assert min(requests(backend)) >= 6
+        assert [process.engine.stats()["pinned"] for process in processes] == [0, 0]
+        processes[constant.node.replica.bit].kill()
+        until(lambda: constant.node.replica.backend.lost is not None)
+        backend.revive(constant.node)
+        handle = ask(backend, "?", parent=constant)
+        assert handle.results[0].output().text and processes[handle.node.replica.bit].engine.stats()["pinned"] == 0
+
+
 def test_what_goes_on_stays_where_its_kv_is():
     with replicated(*(engine_fakes.backend(8000)[0] for _ in range(3))) as (backend, processes):
         roots = [ask(backend, chr(65 + i) * 2000) for i in range(3)]

@@ -68,6 +68,7 @@ class _Node:
     """A submission: its segments, parent and replica, and its load there until its answers arrive.
 
     others       of a prefill: its handles in other replicas, for what goes on behind it there
+    released     of a prefill: it is pinned no longer, and made nowhere else
     outputs      of its requests, in order; None if not answered yet
     answers      results waiting for these, if still referenced
     keys, rest   keys of the prefixes of the prompt up to here (prefixes.py), and the characters after the last of them
@@ -75,8 +76,8 @@ class _Node:
     """
 
     __slots__ = (
-        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "others", "outputs", "owner", "parent", "replica",
-        "rest", "segments", "size",
+        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "others", "outputs", "owner", "parent", "released",
+        "replica", "rest", "segments", "size",
     )  # fmt: skip
 
     def __init__(self, owner: Replicas, kind: str, parent: _Node | None, segments: Sequence[Segment], hints: Hints | None) -> None:
@@ -84,7 +85,7 @@ class _Node:
         self.handle: PipeHandle | None = None
         self.replica: Replica | None = None
         self.others: dict[Replica, PipeHandle] = {}
-        self.cost, self.moves, self.cancelled = 0, 0, False
+        self.cost, self.moves, self.cancelled, self.released = 0, 0, False, False
         self.keys, self.rest = extended(*(parent.keys, parent.rest) if parent is not None else ((), ""), _text(segments))
         self.size = len(self.keys) * BLOCK + len(self.rest) // _CHARACTERS
         self.limit = sum(s.params.max_new_tokens for s in segments if isinstance(s, Gen))
@@ -192,7 +193,10 @@ class Replicas:
         return self._enter("prefill", parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        for replica, there in self.handles(self._own(handle)):
+        node = self._own(handle)
+        with self._lock:
+            node.released = True
+        for replica, there in self.handles(node):
             if replica.backend.lost is None:
                 replica.backend.release(there)
 
@@ -316,6 +320,8 @@ class Replicas:
                 result.on_change(_Forward(node, i))
             if node.cancelled:  # meanwhile
                 handle.cancel()
+            if node.released:  # before it moved
+                replica.backend.release(handle)
             return
 
     def _there(self, node: _Node | None, replica: Replica) -> PipeHandle | None:
@@ -326,11 +332,13 @@ class Replicas:
         if node.kind != "prefill":
             return None
         with self._lock:
-            there = node.others.get(replica)
-        if there is None:
+            there, over = node.others.get(replica), node.released
+        if there is None and not over:
             made = replica.backend.prefill(None, _merged(_history(node)), node.hints)
             with self._lock:
-                there = node.others.setdefault(replica, made)  # another thread may have been first
+                there, over = node.others.setdefault(replica, made), node.released  # another thread may have been first
+            if over:  # meanwhile
+                replica.backend.release(there)
         return there
 
     def _choose(self, node: _Node) -> Replica | None:
