@@ -17,6 +17,7 @@ import hashlib
 import io
 import os
 import re
+import threading
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ SERVED_HOSTS: ContextVar[Collection[str] | None] = ContextVar("SERVED_HOSTS", de
 """While `lmc serve` runs a program for a client: the hosts that pictures may be fetched from. A string may be the
 client's there, so it names no file."""
 
+_filtering = threading.Lock()  # filters are the process's: threads that restored them out of order would leave them changed
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
 _PDF = "application/pdf"
@@ -285,10 +287,11 @@ def decoded(image: Image) -> Pillow:
 def _opened(data: bytes) -> Iterator[Pillow]:
     from PIL import Image as pillow
 
-    with warnings.catch_warnings():
+    with _filtering, warnings.catch_warnings():
         warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # sizes are bounded here
-        with pillow.open(io.BytesIO(data), formats=tuple(_KINDS)) as picture:
-            yield picture
+        picture = pillow.open(io.BytesIO(data), formats=tuple(_KINDS))
+    with picture:
+        yield picture
 
 
 def _turned(picture: Pillow) -> Pillow:

@@ -6,6 +6,7 @@ import base64
 import io
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ import pytest
 
 import lmc
 from lmc.errors import LmcError, Loc
-from lmc.images import MOST_BYTES, data_url, decoded, digest, encoded, read
+from lmc.images import MOST_BYTES, _opened, data_url, decoded, digest, encoded, read
 from lmc.segments import Image
 from tests.pictures import png
 
@@ -31,6 +32,16 @@ def test_files_bytes_and_data_urls_are_one_picture(tmp_path: Path) -> None:
     assert {encoded(Image(source)) for source in sources} == {("image/png", PNG)}
     assert {digest(Image(source)) for source in sources} == {digest(Image(PNG))}
     assert {data_url(Image(source)) for source in sources} == {as_url(PNG)}
+
+
+def test_pictures_that_are_read_at_once_leave_the_filters_of_warnings_as_they_were() -> None:
+    """Threads that prepare pictures end in any order."""
+    filters, first, second = warnings.filters[:], _opened(PNG), _opened(PNG)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert warnings.filters == filters
 
 
 def test_data_urls_are_decoded_as_browsers_do() -> None:
