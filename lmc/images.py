@@ -29,6 +29,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
+from lmc.forking import renew
 from lmc.segments import DOCUMENT, Image
 
 if TYPE_CHECKING:
@@ -281,6 +282,14 @@ def decoded(image: Image) -> Pillow:
         seen = upright.convert("RGBA")
         ground = pillow.new("RGBA", seen.size, "white")
         return pillow.alpha_composite(ground, seen).convert("RGB")
+
+
+def _renew_lock() -> None:
+    global _filtering
+    _filtering = threading.Lock()
+
+
+renew(_renew_lock)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 
+from lmc.forking import renew
+
 TURN = 0.0005
 """Switch interval in seconds while turns are short, and the least time that an engine's loop leaves to submitters, if its
 device does not make it wait as long."""
@@ -33,5 +35,12 @@ class _ShortTurns:
             if self._blocks == 0 and abs(sys.getswitchinterval() - TURN) < 1e-6:  # no other code has set another
                 sys.setswitchinterval(self._before)
 
+    def forked(self) -> None:
+        """End all blocks in a child of fork(), which has none of the threads that entered them."""
+        self._lock, blocks, self._blocks = threading.Lock(), self._blocks, min(self._blocks, 1)
+        if blocks:
+            self.__exit__()
+
 
 short_turns = _ShortTurns()
+renew(short_turns.forked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,13 @@ from pathlib import Path
 import pytest
 
 import lmc
+from lmc import images
 from lmc.durable.journal import JournalFile
-from lmc.segments import Gen, SamplingParams, Text
+from lmc.fsm import regex
+from lmc.segments import Gen, Image, SamplingParams, Text
+from lmc.thread_turns import TURN, short_turns
 from tests.backend.engine_fakes import backend
+from tests.pictures import png
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 FORKED = r"process \d+, of which this one is a fork: start what you use in the process that uses it .*multiprocessing\.get_context\(\"spawn\"\)"
@@ -48,6 +53,19 @@ def one(s):
 
 def gen(n: int = 3) -> Gen:
     return Gen(SamplingParams(max_new_tokens=n, temperature=0))
+
+
+def test_short_turns_of_the_parents_threads_are_none_of_the_childs():
+    with short_turns:
+        assert sys.getswitchinterval() == pytest.approx(TURN)
+        assert in_child(sys.getswitchinterval) == str(short_turns._before)
+        with short_turns._lock:  # a thread of the parent's may have it
+            assert in_child(lambda: short_turns.__enter__() or short_turns._blocks) == "1"
+
+
+def test_a_child_waits_for_no_thread_of_the_parents_that_silences_warnings():
+    with regex._filtering, images._filtering:
+        assert in_child(lambda: regex.parse("[[a]") and images.decoded(Image(png())).mode) == "RGB"
 
 
 def test_an_engine_of_the_parent_is_none_of_the_childs():

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.errors import ConstraintError, shown
+from lmc.forking import renew
 from lmc.fsm import charset
 from lmc.fsm.assertions import MOST, Assertion, mark, resolved
 from lmc.fsm.bounds import TooLarge
@@ -141,6 +142,16 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
 
 
 _filtering = threading.Lock()  # filters are the process's: threads that restored them out of order would leave them changed
+
+
+def _renew_lock() -> None:
+    global _filtering
+    _filtering = threading.Lock()
+
+
+renew(_renew_lock)
+
+
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
 _POSIX = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^]\\])*?"  # from here on, in a class
