@@ -17,8 +17,6 @@ import hashlib
 import io
 import os
 import re
-import threading
-import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -29,8 +27,8 @@ from urllib.parse import unquote_to_bytes, urlsplit
 
 from lmc.errors import ArgumentError, Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.extras import require
-from lmc.forking import renew
 from lmc.segments import DOCUMENT, Image
+from lmc.warning_filters import ignored
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
@@ -48,7 +46,6 @@ SERVED_HOSTS: ContextVar[Collection[str] | None] = ContextVar("SERVED_HOSTS", de
 """While `lmc serve` runs a program for a client: the hosts that pictures may be fetched from. A string may be the
 client's there, so it names no file."""
 
-_filtering = threading.Lock()  # filters are the process's: threads that restored them out of order would leave them changed
 _KINDS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "La", "RGBa", "P", "PA", "1")
 _PDF = "application/pdf"
@@ -284,20 +281,11 @@ def decoded(image: Image) -> Pillow:
         return pillow.alpha_composite(ground, seen).convert("RGB")
 
 
-def _renew_lock() -> None:
-    global _filtering
-    _filtering = threading.Lock()
-
-
-renew(_renew_lock)
-
-
 @contextmanager
 def _opened(data: bytes) -> Iterator[Pillow]:
     from PIL import Image as pillow
 
-    with _filtering, warnings.catch_warnings():
-        warnings.simplefilter("ignore", pillow.DecompressionBombWarning)  # sizes are bounded here
+    with ignored(pillow.DecompressionBombWarning):  # sizes are bounded here
         picture = pillow.open(io.BytesIO(data), formats=tuple(_KINDS))
     with picture:
         yield picture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import lmc
-from lmc import images
+from lmc import images, warning_filters
 from lmc.durable.journal import JournalFile
 from lmc.fsm import regex
 from lmc.segments import Gen, Image, SamplingParams, Text
@@ -64,7 +64,7 @@ def test_short_turns_of_the_parents_threads_are_none_of_the_childs():
 
 
 def test_a_child_waits_for_no_thread_of_the_parents_that_silences_warnings():
-    with regex._filtering, images._filtering:
+    with warning_filters._changing:
         assert in_child(lambda: regex.parse("[[a]") and images.decoded(Image(png())).mode) == "RGB"
 
 

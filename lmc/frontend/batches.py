@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import warnings
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from contextvars import copy_context
@@ -25,6 +24,7 @@ from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.primitives import caller_loc
 from lmc.observing import ObservedBatch, observer
 from lmc.waiting import TurnLimit, metered
+from lmc.warning_filters import ignored
 
 if TYPE_CHECKING:
     from lmc.backend.api.batches import BatchQueue
@@ -273,8 +273,7 @@ def in_flight(wanted: Any, fibers: bool, waves: bool = False) -> int:
 
 
 def _progress_bar(total: int) -> Any:
-    with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text, which is no fault of the program's
-        warnings.filterwarnings("ignore", "IProgress not found")
+    with ignored(Warning, "IProgress not found"):  # in a notebook without ipywidgets the bar is text, which is no fault of the program's
         from tqdm.auto import tqdm
 
     return tqdm(total=total)

@@ -8,13 +8,10 @@ Unicode classes and Unicode case. Groups capture nothing here, and laziness does
 from __future__ import annotations
 
 import re
-import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.errors import ConstraintError, shown
-from lmc.forking import renew
 from lmc.fsm import charset
 from lmc.fsm.assertions import MOST, Assertion, mark, resolved
 from lmc.fsm.bounds import TooLarge
@@ -22,6 +19,7 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import MAX_STATES, build
 from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat, Union
+from lmc.warning_filters import ignored
 
 MAX_REPEAT = 10_000
 _LONG = 800  # characters of a pattern that may have many words
@@ -115,8 +113,7 @@ def _parsed(pattern: str) -> Any:
     """Return `re`'s own tree, without its warnings that later versions may read a class as of several: this one's meaning holds."""
     if _NESTED.search(pattern) is None:
         return _parser.parse(pattern, 0)
-    with _filtering, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+    with ignored(FutureWarning):
         return _parser.parse(pattern, 0)
 
 
@@ -139,17 +136,6 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
     if found == NOTHING:
         raise ConstraintError(f"regex {shown(pattern)} matches nothing: its look-around, word boundaries or line ends exclude each other")
     return found
-
-
-_filtering = threading.Lock()  # filters are the process's: threads that restored them out of order would leave them changed
-
-
-def _renew_lock() -> None:
-    global _filtering
-    _filtering = threading.Lock()
-
-
-renew(_renew_lock)
 
 
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")

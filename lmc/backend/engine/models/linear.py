@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from lmc.warning_filters import ignored
 
 log = logging.getLogger("lmc.models")
 
@@ -102,8 +103,7 @@ def eight_bits(weight: Tensor) -> Linear:
     levels = weight.float() * even
     scale = (levels.abs().amax(1) / 127).clamp_min(1e-30)
     levels = F.pad((levels / scale[:, None]).round().to(torch.int8), (0, 2))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)  # deprecated, with no other way to pack
+    with ignored(UserWarning, "torch.quantize_per_tensor"):  # deprecated, with no other way to pack
         quantized = torch._make_per_channel_quantized_tensor(levels, scale, torch.zeros(rows, dtype=torch.int64), 0)
         packed = torch.ops.quantized.linear_prepack(quantized, None)
     multiply, ends = torch.ops.quantized.linear_dynamic.default, torch.tensor((-128.0, 127.0))
