@@ -170,6 +170,10 @@ class LazyItems:
         self._stuck: Undecided | None = None
         self.over = False
 
+    def __del__(self) -> None:
+        if self.generator is not None:
+            self.generator.drop()
+
     def __iter__(self) -> Iterator[Any]:
         return self
 
