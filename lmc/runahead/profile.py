@@ -26,8 +26,6 @@ FIRST_PLAN = 0.1
 """Assumed seconds of planning."""
 SHARE = 1 / 40
 """Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
-FADES = 0.95
-"""How much the longest wait counts after each further one."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
 TRIALS, PROBE = 3, 32
@@ -61,9 +59,7 @@ class Profile:
 
     def __init__(self) -> None:
         self.cost = FIRST_COST
-        self.waited = self.spent = 0.0  # seconds in which at least one run waited; seconds of all evaluations and plans
-        self._until = 0.0  # the end of the latest wait
-        self.longest = 0.0  # seconds of the longest recent wait
+        self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
@@ -80,7 +76,6 @@ class Profile:
 
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
-        self.longest = max(ended - began, FADES * self.longest)
         self.waited += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
 
@@ -89,10 +84,7 @@ class Profile:
         return self.spent + seconds <= SHARE * self.waited
 
     def worth(self, lines: Sequence[Hashable]) -> bool:
-        """Return whether to evaluate at a reading line: not if a wait as long as recent ones leaves no time for it, nor if the first evaluations made
-        no requests, except for an occasional probe."""
-        if 0.0 < self.longest <= self.patience:
-            return False
+        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
         for line in lines:
             seen = self._lines.get(line, [0, 0])
             if seen[0] >= TRIALS and not seen[1]:

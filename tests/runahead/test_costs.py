@@ -130,17 +130,11 @@ def test_work_in_vain_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.
     assert 200 * latency <= clock.now <= 200 * latency * 1.05
 
 
-def test_a_wait_that_will_be_too_short_for_an_evaluation_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = list[float]()
-
-    class Timed(Clock):
-        def wait(self, signal: Signal, timeout: float | None) -> None:
-            timed.extend([] if timeout is None else [timeout])
-            super().wait(signal, timeout)
-
-    Timed(monkeypatch, evaluation=1.0)
-    lmc.compile(two)("x", backend=Mock(latency=0.02))
-    assert timed == [2 * FIRST_COST]
+def test_short_waits_say_nothing_of_the_next_one() -> None:
+    """The first answers may come from a cache."""
+    profile = Profile()
+    profile.has_waited(0.0, 0.1 * profile.patience)
+    assert profile.worth(("a line",))
 
 
 def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
