@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from lmc.backend.base import Counters
-from lmc.backend.engine.preparing import Workers
+from lmc.backend.engine.preparing import PreparingThreads
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.token_ids import PICTURE
 from lmc.errors import BackendError, LmcError, Loc, ParameterError, UnsupportedOpError
@@ -132,7 +132,7 @@ class Preparing:
 
     __slots__ = ("__weakref__", "placed", "settled")
 
-    def __init__(self, workers: Workers, prepare: Callable[[], Placed]) -> None:
+    def __init__(self, workers: PreparingThreads, prepare: Callable[[], Placed]) -> None:
         self.placed, self.settled = Future[Placed](), threading.Event()
         workers.submit(partial(_prepare, weakref.ref(self), prepare, self.placed, self.settled))
 
@@ -251,7 +251,7 @@ class Eyes:
 
     def __init__(self, sight: Sight, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
-        self._workers = Workers(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), "lmc-eyes")
+        self._workers = PreparingThreads(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), "lmc-eyes")
         self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)
         self._preparing: weakref.WeakValueDictionary[_Key, Preparing] = weakref.WeakValueDictionary()
         self._closed = False
@@ -295,7 +295,7 @@ class Eyes:
     def forked(self, error: LmcError) -> None:
         """Fail what waits for pictures in a child of fork(), which has no threads that prepare them."""
         _OPEN.discard(self)
-        self._lock, self._workers = threading.Lock(), Workers(1, "lmc-eyes")  # a thread of the parent may have had their locks
+        self._lock, self._workers = threading.Lock(), PreparingThreads(1, "lmc-eyes")  # a thread of the parent may have had their locks
         for each in list(self._preparing.values()):
             if not each.placed.done():
                 each.placed.set_exception(error)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 _LINGERS = 1.0  # seconds that a thread waits for more
 
 
-class Workers:
+class PreparingThreads:
     """Up to `most` threads. Thread-safe."""
 
     def __init__(self, most: int, name: str) -> None:

@@ -1,7 +1,7 @@
 """The program's side: a `Backend` whose engine is in another process.
 
-handle (dropped) ─╌─► "drop"        Handle ──► _RemoteSubmission ◄── Result        the table of answers holds results weakly:
-                                                                       unreachable ones are dropped over there, too
+handle (dropped) ─╌─► "drop"    Handle ──► _RemoteSubmission ◄── Result    the table of answers holds results weakly:
+                                                                           unreachable ones are dropped over there, too
 """
 
 from __future__ import annotations
