@@ -214,7 +214,7 @@ class LazyArrays:
     """
 
     def __init__(self, lazy: LazyDFA) -> None:
-        self.lazy = lazy
+        self.lazy, self._rows = lazy, np.frombuffer(lazy.rows, np.int32)
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
         self.after, self.turns, self.turned = lazy.after, lazy.turns, lazy.turned
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
@@ -243,7 +243,7 @@ class LazyArrays:
             for state in np.flatnonzero(np.bincount(states[slots == UNMADE])).tolist():
                 self.lazy.place(state)
             slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
-        found = np.frombuffer(self.lazy.rows, np.int32).take(slots.astype(np.int64) * 256 + text)  # rows behind slots: they only grow
+        found = self._rows.take(slots.astype(np.int64) * 256 + text)  # rows behind slots: they only grow
         if out is None:
             return found.astype(np.int64)
         out[...] = found
@@ -252,7 +252,7 @@ class LazyArrays:
     def row(self, state: int) -> np.ndarray:
         """Return [256]: the state after each byte, DEAD where it is not legal."""
         at = self.lazy.place(state)
-        return np.frombuffer(self.lazy.rows, np.int32)[at : at + 256]
+        return self._rows[at : at + 256]
 
     def are_final(self, states: np.ndarray) -> np.ndarray:
         found = np.frombuffer(self.lazy.ends, np.uint8)[states]

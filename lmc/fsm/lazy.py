@@ -13,6 +13,8 @@ built once for each rule's state (tokens.py), at any depth.
 
 from __future__ import annotations
 
+import mmap
+import sys
 import threading
 from array import array
 from collections import Counter, defaultdict
@@ -42,6 +44,8 @@ WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays of
 _SEVERAL = 3  # names
 NO_LIMIT = 1 << 40  # turns: more than any text has
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
+
+_NO_WAYS = array("i", (DEAD,)) * 256
 
 _Set = frozenset[Term]
 _Ranges = list[tuple[int, int, int]]  # (first byte, last byte, target), ascending, of the legal ones
@@ -79,7 +83,8 @@ class LazyDFA:
             if not built
     rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
     ends    [more than states]: whether the text so far is in the language; UNKNOWN until that is asked
-    These are replaced by longer ones when they are full, and never resized: arrays.py reads them as they are.
+    arrays.py reads these as they are: `slots` and `ends` are replaced by longer ones when they are full, and never resized; `rows` has room
+    for MOST_ROWS from the beginning, and takes memory as far as rows are built.
     """
 
     def __init__(
@@ -96,7 +101,8 @@ class LazyDFA:
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
         self.slots, self.ends = array("i", bytes(4 * 256)), bytearray(256)
-        self.rows = array("i", (DEAD,)) * (64 * 256)
+        self.rows = _memory(MOST_ROWS * 256)
+        self.rows[:256] = _NO_WAYS
         self._made = UNMADE + 1
         self._representatives: dict[tuple[int, int], int] = {}
         self._left_out: dict[int, Sequence[bytes] | None] = {}
@@ -119,7 +125,7 @@ class LazyDFA:
 
     @property
     def nbytes(self) -> int:
-        return 4 * (len(self.rows) + len(self.slots)) + 400 * len(self._contents)
+        return 1024 * self._made + 4 * len(self.slots) + 400 * len(self._contents)
 
     @property
     def is_worn(self) -> bool:
@@ -433,9 +439,8 @@ class LazyDFA:
             targets, runs = content[1], self._shapes.inside(content[0])
         moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
         slot, at = self._made, self._made << 8
-        if at >= len(self.rows):
-            self.rows = self.rows + array("i", (DEAD,)) * len(self.rows)
-        rows = self.rows  # made of DEAD
+        rows = self.rows
+        rows[at : at + 256] = _NO_WAYS
         for first, last, to in moves:
             if first == last:
                 rows[at + first] = to
@@ -512,6 +517,12 @@ class LazyDFA:
             for c in classes:
                 pattern[c] = leaf
         return tuple(targets), tuple(pattern)
+
+
+def _memory(count: int) -> memoryview[int]:
+    """Return so many int32. The system provides a page when something is first written to it, so none is ever copied to grow."""
+    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}  # a forked process has its own
+    return memoryview(mmap.mmap(-1, 4 * count, **flags)).cast("i")
 
 
 def _text_of(name: tuple[str, Term]) -> str:
