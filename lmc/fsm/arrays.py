@@ -238,12 +238,13 @@ class LazyArrays:
 
     def following(self, states: np.ndarray, text: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """As for an ArrayDFA."""
-        slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
-        if (slots == UNMADE).any():
-            for state in np.flatnonzero(np.bincount(states[slots == UNMADE])).tolist():
+        at = np.frombuffer(self.lazy.places, np.int64).take(states)
+        if at.min(initial=0) < 0:
+            for state in np.flatnonzero(np.bincount(states[at == UNMADE])).tolist():
                 self.lazy.place(state)
-            slots = np.frombuffer(self.lazy.slots, np.int32).take(states + 1)
-        found = self._rows.take(slots.astype(np.int64) * 256 + text)  # rows behind slots: they only grow
+            at = np.frombuffer(self.lazy.places, np.int64).take(states)
+        at += text
+        found = self._rows.take(at)
         if out is None:
             return found.astype(np.int64)
         out[...] = found

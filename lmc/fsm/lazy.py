@@ -38,7 +38,7 @@ MOST_A_STEP = 10_000  # the same, of constraints with many parts, each of which 
 _OF_A_PART = 6  # visited at most where each is: three times, in two styles
 MOST_ROWS = 48_000  # a KiB each, of one constraint
 WORN_ROWS = 12_000  # from which on new answers get a new automaton
-UNMADE = 1  # a slot
+UNMADE = -1  # a place
 UNKNOWN = 2  # whether a text may end
 WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays off
 _SEVERAL = 3  # names
@@ -79,11 +79,11 @@ class LazyDFA:
 
     sets    the classes of characters of the grammar
 
-    slots   int32 [more than states]: by state - 1 the row; 0 is the dead one's (so that DEAD reads it), UNMADE
-            if not built
-    rows    int32 [more than rows * 256]: by `slot * 256 + byte` the next state
+    places  int64 [more than states]: by state, where its row begins; UNMADE if it is not built. The last one, which DEAD reads, is 0, of
+            the dead row
+    rows    int32 [more than rows * 256]: by `place + byte` the next state
     ends    [more than states]: whether the text so far is in the language; UNKNOWN until that is asked
-    arrays.py reads these as they are: `slots` and `ends` are replaced by longer ones when they are full, and never resized; `rows` has room
+    arrays.py reads these as they are: `places` and `ends` are replaced by longer ones when they are full, and never resized; `rows` has room
     for MOST_ROWS from the beginning, and takes memory as far as rows are built.
     """
 
@@ -100,10 +100,10 @@ class LazyDFA:
         self._wide = min(_OF_A_PART * parts, MOST_A_STEP)  # visited in a step in which any part may come next
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
-        self.slots, self.ends = array("i", bytes(4 * 256)), bytearray(256)
+        self.places, self.ends = array("q", bytes(8 * 256)), bytearray(256)
         self.rows = _memory(MOST_ROWS * 256)
         self.rows[:256] = _NO_WAYS
-        self._made = UNMADE + 1
+        self._made = 1
         self._representatives: dict[tuple[int, int], int] = {}
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
@@ -125,7 +125,7 @@ class LazyDFA:
 
     @property
     def nbytes(self) -> int:
-        return 1024 * self._made + 4 * len(self.slots) + 400 * len(self._contents)
+        return 1024 * self._made + 8 * len(self.places) + 400 * len(self._contents)
 
     @property
     def is_worn(self) -> bool:
@@ -145,11 +145,14 @@ class LazyDFA:
 
     def step(self, state: int, text: bytes) -> int:
         """Return the state after `text`, DEAD if it leaves the language."""
+        places, rows = self.places, self.rows
         for byte in text:
             if state < 0:
                 return DEAD
-            at = self.place(state)
-            state = self.rows[at + byte]
+            if (at := places[state]) == UNMADE:
+                at = self.place(state)
+                places = self.places
+            state = rows[at + byte]
         return state
 
     def after(self, state: int, byte: int) -> int:
@@ -194,7 +197,7 @@ class LazyDFA:
         return self._few[state]
 
     def _ranges(self, state: int) -> _Ranges:
-        if self.slots[state + 1] == UNMADE:
+        if self.places[state] == UNMADE:
             self.place(state)
         return self._moves[state]
 
@@ -210,11 +213,11 @@ class LazyDFA:
 
     def place(self, state: int) -> int:
         """Return where in `rows` the row of a state begins; build it if needed."""
-        slot = self.slots[state + 1]
-        if slot == UNMADE:
+        at = self.places[state]
+        if at == UNMADE:
             with self._lock:
-                slot = self._make(state)
-        return slot << 8
+                at = self._make(state)
+        return at
 
     def distance(self, state: int) -> int:
         """Return the bytes to the nearest end."""
@@ -412,18 +415,18 @@ class LazyDFA:
         if found is None:
             found = self._numbers[content] = len(self._contents)
             self._contents.append(content)
-            if found + 2 > len(self.slots):
-                self.slots = self.slots + array("i", bytes(4 * len(self.slots)))
+            if found + 1 == len(self.places):
+                self.places = self.places[:-1] + array("q", bytes(8 * (found + 2)))
                 self.ends = self.ends + bytes(len(self.ends))
             self.ends[found] = UNKNOWN
-            self.slots[found + 1] = UNMADE
+            self.places[found] = UNMADE
         return found
 
     def _make(self, state: int) -> int:
         """Build the row of a state if it has none."""
-        slot = self.slots[state + 1]
-        if slot != UNMADE:
-            return slot
+        at = self.places[state]
+        if at != UNMADE:
+            return at
         if self._made >= MOST_ROWS:
             raise ConstraintError(
                 f"the answer has met {MOST_ROWS:,} states of its constraint, which are all that are kept; use smaller repeats or less nesting"
@@ -438,7 +441,7 @@ class LazyDFA:
         else:
             targets, runs = content[1], self._shapes.inside(content[0])
         moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
-        slot, at = self._made, self._made << 8
+        at = self._made << 8
         rows = self.rows
         rows[at : at + 256] = _NO_WAYS
         for first, last, to in moves:
@@ -451,8 +454,8 @@ class LazyDFA:
             moves += above[0]
         self._moves[state] = moves
         self._made += 1
-        self.slots[state + 1] = slot
-        return slot
+        self.places[state] = at
+        return at
 
     def _above(self, above: Above, targets: tuple[int, ...]) -> tuple[_Ranges, array[int]]:
         """The half of a row behind ASCII, and its memory: the same for all states that lead to the same ones from there."""
