@@ -162,17 +162,19 @@ class ByteTrie:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
         whole levels at once while much of them is legal. If only so many bytes matter, `near`, states that they do not tell apart
         may be one."""
-        behind = np.full(len(self.byte), DEAD, np.int64)
+        behind = np.empty(len(self.byte), np.int64)
         behind[0] = state
         begin = 1
         for end in self.level_ends[1:]:
             level = dfa.following(behind.take(self.parent[begin:end]), self._text[begin:end], behind[begin:end])
             if near and begin == 1:
                 level[:] = self.nearer(dfa, level, near)
-            nodes = np.flatnonzero(level >= 0)
-            if len(nodes) * 4 < len(level):
-                for legal, states in self._follow(dfa, nodes + begin, level[nodes]):
-                    behind[legal] = states
+            legal = level >= 0
+            if np.count_nonzero(legal) * 4 < len(level):
+                behind[end:] = DEAD
+                nodes = np.flatnonzero(legal)
+                for below, states in self._follow(dfa, nodes + begin, level[nodes]):
+                    behind[below] = states
                 break
             begin = end
         behind[0] = DEAD

@@ -463,6 +463,7 @@ class Walked:
     many    and those visited level by level, or `exits` of a run and what follows them; neither has those within `runs`
     runs    in which most texts go on
     tails   of each run, those that are legal behind it, and the states behind them
+    behind  instead of all of these, where all levels were visited: the state behind each node, DEAD where it is not legal
     """
 
     bits: np.ndarray
@@ -470,10 +471,14 @@ class Walked:
     many: tuple[np.ndarray, np.ndarray] | None
     runs: Sequence[RunInLoop]
     tails: Sequence[Sequence[tuple[Tail, int]]]
+    behind: np.ndarray | None = None
 
     @property
     def nodes(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all of the nodes, and the states behind them; WITHIN a text that alone may follow."""
+        if self.behind is not None:
+            nodes = np.flatnonzero(self.behind >= 0)
+            return nodes, self.behind[nodes]
         nodes, states = columns(self.few)
         return (nodes, states) if self.many is None else (np.concatenate([nodes, self.many[0]]), np.concatenate([states, self.many[1]]))
 
@@ -577,9 +582,8 @@ def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], b
     runs    runs not visited
     """
     if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
-        walked = vocabulary.trie.walk(dfa, below[0][1], LONG)
-        nodes = np.flatnonzero(walked >= 0)
-        return Walked(vocabulary.bits(walked), (), (nodes, walked[nodes]), (), ())
+        behind = vocabulary.trie.walk(dfa, below[0][1], LONG)
+        return Walked(vocabulary.bits(behind), (), None, (), (), behind)
     words, bits = vocabulary.words, None
     ids = vocabulary.ids_at([node for node, _ in legal])
     tails: list[list[tuple[Tail, int]]] = []
