@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -74,9 +74,9 @@ class Walk:
         """Return (byte, next state) for the legal bytes, ascending."""
         return [(byte, state + delta) for byte, delta in self._of_row(self._rows[state])]
 
-    def few(self, state: int) -> list[tuple[int, int]] | None:
-        """Return `moves`, where they are few."""
-        return self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
+    def few(self, state: int) -> Mapping[int, int] | None:
+        """Return `moves` by byte, where they are few."""
+        return dict(self.moves(state)) if self.ways_at(state) <= FEW_WAYS else None
 
     def _of_row(self, row: int) -> list[tuple[int, int]]:
         """Return (byte, delta) for the legal bytes, ascending."""

@@ -18,7 +18,8 @@ import sys
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from lmc.errors import ConstraintError
@@ -48,7 +49,7 @@ _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 _NO_WAYS = array("i", (DEAD,)) * 256
 
 _Set = frozenset[Term]
-_Ranges = list[tuple[int, int, int]]  # (first byte, last byte, target), ascending, of the legal ones
+_Ranges = tuple[int, ...]  # first byte, last byte and target of each range of legal ones, ascending: Python collects no garbage in one tuple of numbers
 _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
 
 
@@ -104,11 +105,11 @@ class LazyDFA:
         self.rows = _memory(MOST_ROWS * 256)
         self.rows[:256] = _NO_WAYS
         self._made = 1
-        self._representatives: dict[tuple[int, int], int] = {}
+        self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
-        self._few: dict[int, list[tuple[int, int]] | None] = {}
+        self._few: dict[int, Mapping[int, int] | None] = {}
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
         self._characters: dict[tuple[tuple[int, ...], int], Ranges] = {}
         self._alone: dict[Classes, tuple[int, ...]] = {}  # patterns
@@ -181,19 +182,17 @@ class LazyDFA:
 
     def ways_at(self, state: int) -> int:
         """Return the number of legal bytes."""
-        found = 0
-        for first, last, _ in self._ranges(state):
-            found += last - first + 1
-        return found
+        ranges = self._ranges(state)
+        return sum(ranges[1::3]) - sum(ranges[::3]) + len(ranges) // 3
 
     def moves(self, state: int) -> list[tuple[int, int]]:
         """Return (byte, next state) for the legal bytes, ascending."""
-        return [(byte, to) for first, last, to in self._ranges(state) for byte in range(first, last + 1)]
+        return [(byte, to) for first, last, to in _threes(self._ranges(state)) for byte in range(first, last + 1)]
 
-    def few(self, state: int) -> list[tuple[int, int]] | None:
-        """Return `moves`, where they are few."""
+    def few(self, state: int) -> Mapping[int, int] | None:
+        """Return `moves` by byte, where they are few."""
         if state not in self._few:
-            self._few[state] = self.moves(state) if self.ways_at(state) <= FEW_WAYS else None
+            self._few[state] = dict(self.moves(state)) if self.ways_at(state) <= FEW_WAYS else None
         return self._few[state]
 
     def _ranges(self, state: int) -> _Ranges:
@@ -228,12 +227,13 @@ class LazyDFA:
 
     def representative(self, state: int, length: int = LONG) -> int:
         """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
-        found = self._representatives.get((state, length))
+        known = self._representatives[length]
+        found = known.get(state)
         if found is None and (self.names(state) or self.left_out(state)):  # comparing many texts takes longer than finding a row
-            found = self._representatives[state, length] = state
+            found = known[state] = state
         if found is None:
             with self._lock:
-                found = self._representatives[state, length] = self._capped(self._contents[state], length)
+                found = known[state] = self._capped(self._contents[state], length)
         return found
 
     def _capped(self, content: _Set | _Inner, length: int) -> int:
@@ -332,14 +332,14 @@ class LazyDFA:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
         string, say."""
         to = self._mostly(state)
-        if to < 0 or sum([last - first + 1 for first, last, again in self._ranges(to) if again == to]) < WIDE:
+        if to < 0 or sum([last - first + 1 for first, last, again in _threes(self._ranges(to)) if again == to]) < WIDE:
             return None
         return SelfLoop(to, self._leading(to, to)) if state in self._patterns else None
 
     def _mostly(self, state: int) -> int:
         """Return the state that at least WIDE characters lead to; DEAD if there is none."""
         often: Counter[int] = Counter()
-        for first, last, to in self._ranges(state):
+        for first, last, to in _threes(self._ranges(state)):
             if first < 0x80:
                 often[to] += last - first + 1
         to = max(often, key=often.__getitem__, default=DEAD)
@@ -451,8 +451,7 @@ class LazyDFA:
                 rows[at + first : at + last + 1] = array("i", (to,)) * (last - first + 1)
         if above is not None:
             rows[at + 0x80 : at + 0x100] = above[1]
-            moves += above[0]
-        self._moves[state] = moves
+        self._moves[state] = tuple(chain.from_iterable(moves)) + (above[0] if above is not None else ())
         self._made += 1
         self.places[state] = at
         return at
@@ -466,7 +465,7 @@ class LazyDFA:
             memory = array("i", (DEAD,)) * 0x80
             for first, last, to in moves:
                 memory[first - 0x80 : last - 0x7F] = array("i", (to,)) * (last - first + 1)
-            found = self._halves[key] = moves, memory
+            found = self._halves[key] = tuple(chain.from_iterable(moves)), memory
         return found
 
     def _pattern_of(self, classes: Classes) -> tuple[int, ...]:
@@ -520,6 +519,10 @@ class LazyDFA:
             for c in classes:
                 pattern[c] = leaf
         return tuple(targets), tuple(pattern)
+
+
+def _threes(ranges: _Ranges) -> Iterator[tuple[int, int, int]]:
+    return zip(ranges[::3], ranges[1::3], ranges[2::3])
 
 
 def _memory(count: int) -> memoryview[int]:

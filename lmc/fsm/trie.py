@@ -149,7 +149,7 @@ class ByteTrie:
                 continue
             ways = dfa.few(at) if end - begin > _SIDE_BY_SIDE else None
             if ways is not None and len(ways) < end - begin:
-                found += [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
+                found += [(child, to) for byte, to in ways.items() if (child := bytes_.find(byte, begin, end)) >= 0]
             elif len(found) + end - begin > _ONE_BY_ONE:
                 return None
             else:

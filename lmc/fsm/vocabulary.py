@@ -191,7 +191,7 @@ class Vocabulary:
                 continue
             ways = few(at) if end - begin > _NO_CHOICE else None
             if ways is not None and len(ways) < (end - begin if node else WIDE):  # a run of a narrow class pays off from the root only
-                found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
+                found = [(child, to) for byte, to in ways.items() if (child := bytes_.find(byte, begin, end)) >= 0]
             elif end - begin <= _NO_CHOICE:
                 found = [(child, to) for child in range(begin, end) if (to := after(at, bytes_[child])) >= 0]
             elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
@@ -202,7 +202,7 @@ class Vocabulary:
                 row = dfa.row(at).data
                 found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
             elif ways is not None:
-                found = [(child, to) for byte, to in ways if (child := bytes_.find(byte, begin, end)) >= 0]
+                found = [(child, to) for byte, to in ways.items() if (child := bytes_.find(byte, begin, end)) >= 0]
             else:
                 below.append((node, at))
                 continue
@@ -615,7 +615,7 @@ def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, in
             continue
         ways = few(at)
         if ways is not None and len(ways) < len(tail.ways):
-            found += [(child, to) for byte, to in ways if (child := tail.ways.get(byte)) is not None]
+            found += [(child, to) for byte, to in ways.items() if (child := tail.ways.get(byte)) is not None]
         else:
             found += [(child, to) for byte, child in tail.ways.items() if (to := after(at, byte)) >= 0]
     return found
@@ -645,6 +645,6 @@ def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
     return out
 
 
-def _of_bytes(edges: Mapping[int, _Edge], state: int, ways: Iterable[tuple[int, int]]) -> list[tuple[int, _Edge]]:
+def _of_bytes(edges: Mapping[int, _Edge], state: int, ways: Iterable[int]) -> list[tuple[int, _Edge]]:
     """Return the edges that begin with legal bytes."""
-    return [(state, edge) for byte, _ in ways if (edge := edges.get(byte)) is not None]
+    return [(state, edge) for byte in ways if (edge := edges.get(byte)) is not None]
