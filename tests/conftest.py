@@ -35,6 +35,7 @@ typer.main.get_command = functools.cache(typer.main.get_command)  # a process ma
 
 def pytest_configure() -> None:
     """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
+    gc.disable()  # until all is collected: importing tests leaves next to no garbage, and a collection looks at everything
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -78,7 +79,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_finish() -> None:
     """A full collection within a test walks the objects of its file, and not what importing the tests made."""
-    _freeze()
+    gc.freeze()
+    gc.enable()
     gc.set_threshold(200_000, 20, 20)
 
 

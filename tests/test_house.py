@@ -62,14 +62,15 @@ def test_the_code_has_the_words_of_the_glossary():
     """As words, or in names: `mask prefetcher`, `mask_prefetcher`, `MaskPrefetcher`."""
     rows = re.findall(r"^\| (?!term \|)(.+?) \|", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
     terms = [term for term in rows if not set(term) <= set("-|")]
-    code = "\n".join(path.read_text("utf-8") for path in (DOCS.parent / "lmc").rglob("*.py"))
+    code = "\n" + "\n".join(path.read_text("utf-8").lower() for path in (DOCS.parent / "lmc").rglob("*.py"))
     assert len(terms) > 60
-    assert [term for term in terms if not _spelled(term).search(code)] == []
+    assert [term for term in terms if not any(not code[m.start() - 1].isalnum() for m in _spelled(term).finditer(code))] == []
 
 
 def _spelled(term: str) -> re.Pattern[str]:
-    words = [re.sub("s$|on$", "", word) + "(?:s|on|a)?" for word in re.split("[ -]", term)]
-    return re.compile(r"(?<![^\W_])" + r"[ _\n-]*".join(words), re.IGNORECASE)
+    """A pattern that begins with letters, which `re` looks for faster than for a boundary."""
+    words = [re.sub("s$|on$", "", word) + "(?:s|on|a)?" for word in re.split("[ -]", term.lower())]
+    return re.compile(r"[ _\n-]*".join(words))
 
 
 def test_no_two_classes_of_the_code_have_one_private_name():

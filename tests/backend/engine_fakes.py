@@ -136,6 +136,8 @@ def logprob(context: Sequence[int] | np.ndarray, token: int, before: int = 0) ->
 
 def top(context: Sequence[int] | np.ndarray, n: int) -> Top:
     """The `n` likeliest letters."""
+    if not n:
+        return ()
     before = zlib.crc32(np.asarray(context, np.int32).tobytes())
     return tuple(sorted(((logprob((), letter, before), letter) for letter in LETTERS), reverse=True)[:n])
 
@@ -202,12 +204,16 @@ class FakeRunner:
             else:
                 token = scripted[0] if scripted else self.next(contexts[row], noise & (2**63 - 1), allowed)
             tokens.append(BROKEN if req.order in self.broken else token)
-            best = top(contexts[row], req.params.top_logprobs_num or 0)
-            known = TokenLogprob(token, logprob(contexts[row], token), best)
-            logprobs.append(known if req.params.return_logprob else None)
+            logprobs.append(self._logprob(req, contexts[row], token))
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+    @staticmethod
+    def _logprob(req: Request, context: np.ndarray, token: int) -> TokenLogprob | None:
+        if not req.params.return_logprob:
+            return None
+        return TokenLogprob(token, logprob(context, token), top(context, req.params.top_logprobs_num or 0))
 
     def _contexts(self, work: Pass) -> dict[int, np.ndarray]:
         """Return the contents of the pages up to each row that is looked at."""
