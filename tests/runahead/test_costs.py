@@ -295,6 +295,7 @@ def test_waits_of_many_runs_at_once_count_once() -> None:
 
 
 def test_the_first_run_on_a_slow_backend_is_not_held_up_by_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, evaluation=0.0)
     program, planned = lmc.compile(two), list[Any]()
     annotations = program.planner.annotations
     monkeypatch.setattr(program.planner, "annotations", lambda *given: planned.append(given) or annotations(*given))
@@ -321,6 +322,7 @@ def until_yes(s, q):
 
 
 def test_a_line_where_nothing_certain_follows_is_tried_again_for_what_is_likely(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, evaluation=0.0)
     monkeypatch.setattr(Profile, "patience", 0.0)
     program, slow = lmc.compile(until_yes), Mock({"answer": "no"}, latency=0.3)
     assert program("x", backend=slow, ahead="certain").usage.ahead_asked == 0  # five waits at the line
@@ -599,6 +601,7 @@ def bounded(s, q):
 @pytest.mark.parametrize("ahead", ["certain", "likely"])
 @pytest.mark.parametrize("fn", [agent, bounded])
 def test_a_loop_is_left_once_its_turns_only_repeat_what_cannot_be_requested(fn: Any, ahead: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, evaluation=0.0)
     run, outcomes = Evaluation.run, list[Outcome]()
     monkeypatch.setattr(Profile, "patience", 0.0)
     monkeypatch.setattr(Evaluation, "run", lambda self: outcomes.append(found := run(self)) or found)
