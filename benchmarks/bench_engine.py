@@ -42,7 +42,7 @@ from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request, RequestKind
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.segments import Gen, SamplingParams, Text
 
 PARTS = ("decode", "shared", "prefill", "raw")

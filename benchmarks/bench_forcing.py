@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.bench_programs import where
-from lmc.backend.local import Engine, LocalBackend
+from lmc.backend.local import LocalBackend
+from lmc.backend.local_model import Engine
 from lmc.segments import Constraint, Gen, SamplingParams, Text
 
 CHARACTER = (

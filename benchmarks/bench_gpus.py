@@ -35,7 +35,7 @@ from benchmarks.bench_programs import bench, choose, count
 from benchmarks.workloads import Size
 from lmc.backend.engine.distributed.group import RankGroup, without_multicast
 from lmc.backend.engine.distributed.peer_memory import PartialSum
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.segments import Gen, SamplingParams, Text
 
 SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes

@@ -83,7 +83,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.api.vllm": (
         "VLLM",
     ),
-    "lmc.backend.local": (
+    "lmc.backend.local_model": (
         "Engine",
     ),
     "lmc.backend.runtime": (
@@ -107,7 +107,7 @@ _CONSTRUCTED = frozenset({
 """Classes that users construct: their errors come back without lmc's frames."""
 _CALLED = ("get_chat_template", "register_chat_template", "set_default_backend")
 """The same of functions whose modules know nothing of tracebacks."""
-_OF_THE_ENGINE = ("lmc.backend.local", "lmc.backend.runtime")
+_OF_THE_ENGINE = ("lmc.backend.local_model", "lmc.backend.runtime")
 
 __all__ = [*_HOME, *_ALIASES, "config", "flush_cache", "get_server_info"]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -227,7 +227,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.sglang import SGLang as SGLang
     from lmc.backend.api.vllm import VLLM as VLLM
     from lmc.backend.base import Prices as Prices
-    from lmc.backend.local import Engine as Engine
+    from lmc.backend.local_model import Engine as Engine
     from lmc.backend.mock import Mock as Mock
     from lmc.backend.runtime import Runtime as Runtime
     from lmc.certifying import Certificate as Certificate

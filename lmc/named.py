@@ -112,7 +112,7 @@ def check_model(name: str) -> None:
 def _engine(model: str) -> Any:
     """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
     require(f"the model {model}", "engine")
-    from lmc.backend.local import Engine
+    from lmc.backend.local_model import Engine
 
     found = settings()
     if found.device:

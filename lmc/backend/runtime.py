@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, UnsupportedOpError
 from lmc.parameters import suggestion

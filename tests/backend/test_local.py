@@ -18,7 +18,7 @@ import pytest
 from lmc.backend.base import HEALTHY, Backend, Hints, MeteredAccount, ProgramRun, Usage
 from lmc.backend.engine import device_errors
 from lmc.backend.engine import engine as engine_module
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.backend.runtime import Runtime
 from lmc.errors import (
     BackendError,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Special, Text
 
 pytestmark = pytest.mark.model
@@ -174,7 +174,7 @@ def test_seeds_do_not_depend_on_company(engine):
 def test_passes_are_as_large_as_the_device_has_room_for(device, gib, expected, monkeypatch):
     import torch
 
-    from lmc.backend import local
+    from lmc.backend import local_model
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=gib << 30))
-    assert local._default_batch(torch.device(device)) == expected
+    assert local_model._default_batch(torch.device(device)) == expected

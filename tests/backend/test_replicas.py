@@ -366,7 +366,7 @@ def test_a_replica_ends_at_once_when_its_program_does(monkeypatch):
 
 @pytest.mark.model
 def test_processes_of_their_own_and_their_end(tmp_path):
-    from lmc.backend.local import Engine
+    from lmc.backend.local_model import Engine
 
     options = {"dtype": "float32", "device": "cpu", "max_tokens": 600}
     with Engine("smollm2", **options) as alone, Engine("smollm2", dp=2, **options) as pair:
@@ -390,7 +390,7 @@ def test_processes_of_their_own_and_their_end(tmp_path):
 
 @pytest.mark.model
 def test_what_cannot_start_says_why(tmp_path):
-    from lmc.backend.local import Engine
+    from lmc.backend.local_model import Engine
 
     with pytest.raises(ParameterError, match="dp is 0"):
         Engine("smollm2", dp=0)

@@ -19,7 +19,7 @@ pytest.importorskip("starlette")
 
 @pytest.fixture(scope="module")
 def engine():
-    from lmc.backend.local import Engine
+    from lmc.backend.local_model import Engine
 
     made = Engine("smollm2", max_tokens=6000, chunk=128)
     yield made

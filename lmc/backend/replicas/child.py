@@ -42,7 +42,7 @@ def _engine(told: Mapping[str, Any], line: Connection) -> Any:
     try:
         import torch
 
-        from lmc.backend.local import Engine
+        from lmc.backend.local_model import Engine
 
         torch.set_num_threads(told["threads"])
         if told["options"]["device"] != "cpu":

@@ -16,7 +16,7 @@ from PIL import Image as pillow
 
 from lmc.backend.engine.models.loader import load
 from lmc.backend.engine.models.vision import Vision
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.segments import Gen, Image, SamplingParams, Text
 
 TOKENS = 10

@@ -26,7 +26,7 @@ from lmc.backend.engine.distributed.group import RankGroup, meeting_place  # noq
 from lmc.backend.engine.distributed.peer_memory import most_rows  # noqa: E402
 from lmc.backend.engine.models import loader  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
-from lmc.backend.local import Engine  # noqa: E402
+from lmc.backend.local_model import Engine  # noqa: E402
 from lmc.errors import BackendError, ModelLoadError, ParameterError  # noqa: E402
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, batch  # noqa: E402
@@ -581,7 +581,7 @@ def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
 
 LEADER = """
 import sys, time
-from lmc.backend.local import Engine
+from lmc.backend.local_model import Engine
 from lmc.segments import Gen, SamplingParams, Text
 engine = Engine(sys.argv[1], dtype="float32", device="cpu", max_tokens=400, tp=2)
 print(*engine._core._runner._crew.processes, flush=True)

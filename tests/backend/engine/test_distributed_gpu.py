@@ -8,7 +8,8 @@ pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.distributed.start import start  # noqa: E402
-from lmc.backend.local import Engine, LocalBackend  # noqa: E402
+from lmc.backend.local import LocalBackend  # noqa: E402
+from lmc.backend.local_model import Engine  # noqa: E402
 from lmc.segments import Gen, SamplingParams, Text  # noqa: E402
 
 OPTIONS = {"dtype": None, "parse_special": False, "load_format": "auto"}

@@ -239,7 +239,7 @@ def test_lengths_are_those_of_the_same_gen_and_follow_it():
 
 def on_the_small_model(slots: int):
     """Texts and ids, tokens with their log-probabilities, streams, and counters of a mixed batch in a pool of so many tokens."""
-    from lmc.backend.local import Engine
+    from lmc.backend.local_model import Engine
 
     form = r'\{"name": "[A-Z][a-z]{2,9}", "orderId": "[a-z]{1,9}"\}'
     scored = {"return_logprob": True, "top_logprobs_num": 2, "return_text_in_logprobs": True}

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.engine.models.transformers_model import TransformersModel  # noqa: E402
-from lmc.backend.local import Engine  # noqa: E402
+from lmc.backend.local_model import Engine  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
 from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import all_logits  # noqa: E402

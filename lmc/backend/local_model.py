@@ -1,0 +1,332 @@
+"""`lmc.Engine`: the local backend with a model loaded into this process, by what its device and its memory allow."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+
+from lmc.backend.engine.drafts import Guesses, Setting, check_setting
+from lmc.backend.engine.engine import Runner
+from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.pace import Pace
+from lmc.backend.engine.policy import Begin, Cache, Eviction, Policy, Schedule, host_size
+from lmc.backend.local import LocalBackend, check_numbers
+from lmc.errors import ParameterError
+
+if TYPE_CHECKING:
+    import torch
+
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.models.loader import LoadedModel
+
+
+def check_count(option: str, value: object) -> None:
+    """Refuse an invalid number of devices or processes."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number from 1 on")
+
+
+def check_adapters(given: object) -> Mapping[str, str]:
+    """Adapters by name. Raises ParameterError for what is no mapping from names to paths."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ParameterError(f"Engine: adapters is {given!r:.80}; it must map names to directories, as in {{'sql': 'path/to/adapter'}}")
+    for name, path in given.items():
+        if not (isinstance(name, str) and name and name.isprintable()) or not isinstance(path, str | os.PathLike):
+            raise ParameterError(f"Engine: adapters has {name!r:.80}: {path!r:.80}; a name is text, and names a directory")
+    return {name: os.fspath(path) for name, path in given.items()}
+
+
+class Engine(LocalBackend):
+    """lmc's own runtime in this process.
+
+    model        a .gguf file, a directory with safetensors, a hub id, or "smollm2" (embedded)
+    tp           tensor parallel: number of devices to shard the model over, from `device` on; a process each, besides
+                 this one
+    dp           replicas: number of engines, of `tp` devices each, run as processes behind one backend
+                 (replicas/backend.py), which is then not a LocalBackend
+    device       "cpu", "cuda", "cuda:1", …; "auto" is a GPU if there is one, else the CPU
+    dtype        "float32", "bfloat16", "float16"; None: by the device
+    quantization  "fp8": the matrices of the layers in FP8 (e4m3), each output with a scale of its own, and activations
+                  quantized by row at run time: half of bfloat16's bytes, different answers. A GPU from Hopper on; on a
+                  CPU for trying it out, slowly. "int4": those matrices packed in 4 bits, 32 weights by a scale and a
+                  zero, and the head in 8, on a CPU: one answer at a time comes sooner, different answers. None: as the weights are
+    kv_dtype     "fp8": KV in FP8 (e4m3), K and V of each token and head with a scale of their own: room for about twice as many tokens as in
+                 bfloat16, half of its bytes to read, different answers. A GPU from Ada on; on a CPU for trying it out. None: as activations
+    max_tokens   size of the KV pool in tokens; None: a part of the free memory
+    max_batch    sequences that run together; None: 64 on a CPU, 512 on a GPU
+    chunk        prompt tokens computed in one pass; None: 512 on a CPU, 4096 on a GPU, 2048 on one of less than 40 GiB
+    pass_seconds  how long a pass may take, by what earlier ones took: it has no more prompt tokens than that allows. None: half a second on a
+                 CPU; on a GPU as long as `chunk` takes it, and 50 ms while somebody reads an answer as it grows
+    schedule     "program": runs of programs have memory as wholes, and keep what they will use again. To compare with: "lpm" (requests, by
+                 their longest cached prefix), "fcfs", "random"
+    cache        "tree": KV of all that prompts have in common is used again. To compare with: "table" (of whole earlier requests), "off"
+    eviction     "next-use": what is known to be used next is evicted last. To compare with: "lru"
+    admission    "cost": a run begins that does not fit beside the open ones, if what those that are away have to compute again for it costs less than
+                 another run in flight gains. To compare with: "fit" (only those begin that fit)
+    host_memory  bytes (an int, or "16GB", "8GiB") of the host's memory for KV that has to leave the device while a run is away, and that comes
+                 back when it goes on, where that is faster than computing it again. It is allocated when it is needed. None: on a GPU at most as
+                 much as it leaves free on the machine, on a CPU 0. Needs schedule="program", cache="tree" and one device (tp=1)
+    seed         mixed into the seed of every sampling op
+    parse_special  encode a special token's spelling in plain text as that token (unsafe with foreign text)
+    seam         "token", or "text" to re-encode answers with the following text
+    forced       False samples every token of a constrained answer, also those that its regex forces
+    canonical    of the legal tokens of a constrained answer, sample those that the tokenizer itself may put after the
+                 last one: True, False, or None to do so only if answers are followed on the CPU. A GPU does not follow
+                 such answers by itself
+    model_path   SGLang's name for `model`
+    drafts       tokens that are run beside an answer's last one because they probably come next, and kept as far as they are what is drawn, so that
+                 answers are the same: "auto" (as many as pay), a number (at most so many, always), "off" (docs/drafts.md). None: "auto" if
+                 there is a draft_model, else "off"
+    draft_model  a smaller model of the same vocabulary that guesses drafts where nothing that was said does; by any name that `model` takes
+    deterministic  a token's logits have the same bits whatever other requests are in its passes, and however its prompt was cut and cached, on the same
+                 machine with the same threads; slower (docs/determinism.md). On a CPU
+    adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
+    load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
+
+    Raises ModelLoadError if the model cannot be loaded or the device does not exist; ParameterError for an impossible
+    number.
+    """
+
+    def __new__(cls, model: str = "smollm2", **options: Any) -> Self:
+        """Create; with `dp` a backend of another class, with the interface of `Backend`, `topology`, and the needs of
+        servers."""
+        dp = options.pop("dp", 1)
+        check_count("dp", dp)
+        if dp == 1:
+            return super().__new__(cls)
+        from lmc.backend.replicas.start import start
+
+        inspect.signature(cls.__init__).bind(None, model, **options)  # a wrong name is a TypeError here
+        check_count("tp", options.get("tp", 1))
+        return cast("Self", start(model, dp, {**options, "adapters": dict(check_adapters(options.get("adapters")))}))
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        device: str = "auto",
+        dtype: str | None = None,
+        quantization: Literal["fp8", "int4"] | None = None,
+        kv_dtype: Literal["fp8"] | None = None,
+        max_tokens: int | None = None,
+        max_batch: int | None = None,
+        chunk: int | None = None,
+        seed: int = 0,
+        parse_special: bool = False,
+        seam: Literal["token", "text"] = "token",
+        forced: bool = True,
+        canonical: bool | None = None,
+        model_path: str | None = None,
+        load_format: Literal["auto", "dummy"] = "auto",
+        pass_seconds: float | None = None,
+        schedule: Schedule = "program",
+        cache: Cache = "tree",
+        eviction: Eviction = "next-use",
+        admission: Begin = "cost",
+        host_memory: int | str | None = None,
+        drafts: Setting | None = None,
+        draft_model: str | None = None,
+        adapters: Mapping[str, str] | None = None,
+        deterministic: bool = False,
+        tp: int = 1,
+        dp: int = 1,
+    ) -> None:
+        drafts = check_setting(("off" if draft_model is None else "auto") if drafts is None else drafts)
+        if draft_model is not None and not (isinstance(draft_model, str | os.PathLike) and str(draft_model)):
+            raise ParameterError(f"Engine: draft_model is {draft_model!r:.80}; it names a model, as the first argument does")
+        adapters = check_adapters(adapters)
+        if not isinstance(deterministic, bool):
+            raise ParameterError(f"Engine: deterministic is {deterministic!r:.80}; it can be True or False")
+        if adapters and deterministic:
+            raise ParameterError("Engine: adapters with deterministic=True are not supported; leave one of them out")
+        if adapters and tp > 1:
+            raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
+        check_count("tp", tp)
+        check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
+        if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
+            raise ParameterError(f"Engine: pass_seconds is {pass_seconds}; it must be a number of seconds above 0")
+        policy = Policy(schedule, cache, eviction, admission)
+        host_bytes = host_size(host_memory, policy)
+        if host_bytes and tp > 1:
+            raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")
+        from lmc.backend.engine.automaton import ConstraintCompiler
+        from lmc.backend.engine.kv_copy import KVMover
+        from lmc.backend.engine.kv_pool import KVPool
+        from lmc.backend.engine.mask_prefetcher import MaskPrefetcher
+        from lmc.backend.engine.memory import check_host, check_pool, default_pool
+        from lmc.backend.engine.models.loader import load
+        from lmc.fsm.sources import begun, machine_of
+        from lmc.fsm.store import default_store
+
+        source = str(model_path or model)
+        options = {
+            "dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization, "kv_dtype": kv_dtype,
+            "deterministic": deterministic,
+        }  # fmt: skip
+        check_host(host_bytes or 0)
+        started = None
+        small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
+        if tp > 1:
+            from lmc.backend.engine.distributed.start import start
+
+            started = start(source, device, tp, options, max_tokens)
+            loaded, pool, slots = started.loaded, started.pool, started.slots
+        else:
+            loaded = load(source, device=device, **options)
+            slots = default_pool(loaded.device, loaded.kv_bytes) if max_tokens is None else max_tokens
+            check_pool(slots, loaded.kv_bytes, loaded.device)
+            if adapters:
+                from lmc.backend.engine.models import lora
+
+                lora.load(adapters, loaded)
+            pool = KVPool.of(loaded.layers, slots, loaded.kv_dtype, str(loaded.device))
+        if host_bytes is None and (tp > 1 or loaded.device.type != "cuda"):
+            host_bytes = 0
+        config, words = loaded.config, loaded.tokenizer
+        of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
+        encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
+        host_follows = loaded.device.type == "cpu" if canonical is None else canonical
+        batch, rows = _default_batch(loaded.device)
+        eyes = None if loaded.vision is None else Eyes(loaded.vision)
+        super().__init__(
+            name=loaded.name,
+            vocabulary=words,
+            chat_template=loaded.chat_template,
+            runner=_runner(loaded, pool, words.vocab_size, eyes) if started is None else started.runner,
+            compiler=ConstraintCompiler(
+                *of,
+                encode=encode,
+                store=default_store(),
+                # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
+                prefetcher=MaskPrefetcher() if loaded.device.type == "cpu" else None,
+                canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
+                first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
+            ),
+            max_tokens=slots,
+            max_context=config.max_context,
+            near_context=config.near_context,
+            embedded=config.vocab_size,
+            eyes=eyes,
+            max_batch=max_batch or batch,
+            chunk=chunk or rows,
+            seed=seed,
+            seam=seam,
+            policy=policy,
+            pace=_pace(chunk or rows, pass_seconds, loaded.device),
+            mover=None if host_bytes == 0 else KVMover(pool, host_bytes),
+            drafts=drafts,
+            draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
+            draft_model=None if small is None else _guesses(small, loaded, slots, chunk or rows),
+            adapters=tuple(adapters),
+        )
+        self.whole_template = loaded.whole_template
+        self._kv_dtype = str(loaded.kv_dtype).removeprefix("torch.")
+        self._topology: tuple[str, ...] = ()
+        if started is not None:
+            self._topology = started.topology
+            started.crew.watched_by(self._core.fail)
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        """Return the placement, in lines for people; empty for an engine on one device."""
+        return self._topology
+
+    def server_info(self) -> dict[str, Any]:
+        return {**super().server_info(), "kv_dtype": self._kv_dtype, **({"topology": list(self._topology)} if self._topology else {})}
+
+    def warm_up(self) -> None:
+        """Wait until everything that later passes would use is compiled: on a GPU FlashInfer's kernels, once on a
+        machine some two minutes.
+
+        Without it the engine uses kernels of its own meanwhile, and adopts those when nothing runs.
+        """
+        self._core.warm_up()
+
+
+def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None) -> Runner:
+    """Return the runner: fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
+    from lmc.backend.engine.model_runner import ModelRunner
+    from lmc.backend.engine.models.llama import LlamaModel
+    from lmc.backend.engine.sampler import Sampler
+
+    if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
+        from lmc.backend.engine.cuda_runner import CudaRunner
+        from lmc.backend.engine.device_automata import Kernels
+        from lmc.backend.engine.kernels import automata, mask
+
+        kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
+        import torch
+
+        with torch.cuda.device(loaded.device):  # kernels are launched, and graphs captured, on the current one
+            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes)
+            runner.capture()
+        return runner
+    return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
+
+
+def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -> LoadedModel:
+    """A draft model, where rank 0 is. It is loaded first, so that what the pool takes is what is left."""
+    from lmc.backend.engine.models.loader import load
+
+    if tp > 1:
+        from lmc.backend.engine.distributed.start import devices_of
+
+        device = devices_of(device, tp)[0]
+    found = load(source, device=device, **{**options, "quantization": None, "kv_dtype": None, "deterministic": False})
+    if found.vision is not None or found.config.near_context is not None:
+        raise ParameterError(f"Engine: draft_model {found.name} is a vision model, or scales positions in long texts; take another one")
+    return found
+
+
+def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> Guesses:
+    from lmc.backend.engine.draft_model import DraftModel, check_vocabulary, slots_for
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.memory import check_pool
+    from lmc.backend.engine.model_runner import ModelRunner
+    from lmc.backend.engine.sampler import Sampler
+
+    words = loaded.tokenizer
+    check_vocabulary(loaded.name, words, small.name, small.tokenizer, small.config.vocab_size)
+    room = slots_for(small, slots)
+    check_pool(room, small.kv_bytes, small.device)
+    runner = _runner(small, KVPool.of(small.layers, room, small.kv_dtype, str(small.device)), words.vocab_size, None)
+    assert isinstance(runner, ModelRunner)
+    return DraftModel(runner, Sampler(words.vocab_size), room, small.config.max_context, chunk)
+
+
+def _eos(loaded: LoadedModel) -> int:
+    from lmc.errors import ModelLoadError
+
+    if not loaded.tokenizer.eos_token_ids:
+        raise ModelLoadError(f"{loaded.name}: the model's files name no end-of-text token (eos_token_id)")
+    return loaded.tokenizer.eos_token_ids[0]
+
+
+_CPU_ROW, _GPU_ROW = 0.35, 0.005
+"""Cost of a further row, relative to a pass with one, until passes have been measured (Costs)."""
+
+
+_ROOMY = 40 << 30  # GPU memory from which on a larger pass's activations fit beside the pool
+
+
+def _default_batch(device: torch.device) -> tuple[int, int]:
+    """Return sequences that run together, and rows of a pass. Larger passes take a GPU less time for each row
+    (docs/performance.md)."""
+    if device.type != "cuda":
+        return 64, 512
+    import torch
+
+    return 512, 4096 if torch.cuda.get_device_properties(device).total_memory >= _ROOMY else 2048
+
+
+_CPU_PASS, _STREAMING = 0.5, 0.05  # seconds
+
+
+def _pace(chunk: int, seconds: float | None, device: torch.device) -> Pace:
+    if device.type == "cuda":
+        return Pace(chunk, seconds, _STREAMING)
+    return Pace(chunk, _CPU_PASS if seconds is None else seconds)
