@@ -14,8 +14,14 @@ from lmc import config as _config
 from lmc.version import __version__ as __version__
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "lmc.constraints": (
+        "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR",
+    ),
+    "lmc.frontend.expressions": (
+        "Expr",
+    ),
     "lmc.frontend.primitives": (
-        "Expr", "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "assistant", "assistant_begin", "assistant_end",
+        "assistant", "assistant_begin", "assistant_end",
         "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
         "special", "system", "system_begin", "system_end", "token_length_normalized",
         "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
@@ -236,6 +242,10 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.chat import register_chat_template as register_chat_template
     from lmc.compat import global_config as global_config
     from lmc.config import set_default_backend as set_default_backend
+    from lmc.constraints import REGEX_BOOL as REGEX_BOOL
+    from lmc.constraints import REGEX_FLOAT as REGEX_FLOAT
+    from lmc.constraints import REGEX_INT as REGEX_INT
+    from lmc.constraints import REGEX_STR as REGEX_STR
     from lmc.errors import AnswerError as AnswerError
     from lmc.errors import ArgumentError as ArgumentError
     from lmc.errors import BackendEnded as BackendEnded
@@ -264,6 +274,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.errors import UnsupportedOpError as UnsupportedOpError
     from lmc.frontend.attempts import Done as Done
     from lmc.frontend.attempts import Retry as Retry
+    from lmc.frontend.expressions import Expr as Expr
     from lmc.frontend.host import host as host
     from lmc.frontend.host import pure as pure
     from lmc.frontend.interpreter import Function as Function
@@ -271,11 +282,6 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.interpreter import State as State
     from lmc.frontend.interpreter import function as function
     from lmc.frontend.interrupts import interrupt as interrupt
-    from lmc.frontend.primitives import REGEX_BOOL as REGEX_BOOL
-    from lmc.frontend.primitives import REGEX_FLOAT as REGEX_FLOAT
-    from lmc.frontend.primitives import REGEX_INT as REGEX_INT
-    from lmc.frontend.primitives import REGEX_STR as REGEX_STR
-    from lmc.frontend.primitives import Expr as Expr
     from lmc.frontend.primitives import assistant as assistant
     from lmc.frontend.primitives import assistant_begin as assistant_begin
     from lmc.frontend.primitives import assistant_end as assistant_end

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from lmc import codec
 from lmc.errors import LmcError, Loc, ProgramError
 from lmc.frontend.digest import source_digest
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.interpreter import Function
-from lmc.frontend.primitives import caller_loc
 from lmc.ir import text
 from lmc.ir.core import Graph
 from lmc.ir.verifier import verify

@@ -24,7 +24,7 @@ from lmc.errors import (
     JournalError,
     ParameterError,
 )
-from lmc.frontend.primitives import caller_loc
+from lmc.frontend.expressions import caller_loc
 from lmc.gc_tuning import few_full_collections
 from lmc.segments import SamplingParams
 

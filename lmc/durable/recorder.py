@@ -22,8 +22,8 @@ from lmc.durable.reaches import class_names_language, from_library, holds_langua
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.host import RECORDING, HostFunction
-from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.frontend.tools import asked_for, call_tool, result_of
 from lmc.limits import Limits

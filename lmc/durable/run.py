@@ -21,8 +21,8 @@ from lmc.errors import Interrupted, JournalError, Loc
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, numbering
 from lmc.frontend.attempts import aanswer_of
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.host import HostFunction
-from lmc.frontend.primitives import caller_loc
 
 
 class RunJournal(JournaledCalls):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.frontend import aio
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import IN_FLIGHT, MAX_THREADS, Flights
 from lmc.frontend.live import LiveEmitter, Run
-from lmc.frontend.primitives import caller_loc
 from lmc.observing import ObservedBatch, observer
 from lmc.waiting import TurnLimit, metered
 from lmc.warning_filters import ignored

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from lmc.frontend.capture.outside import is_quiet, is_users
 from lmc.frontend.capture.table import PURE_METHODS, is_known
-from lmc.frontend.primitives import Expr
+from lmc.frontend.expressions import Expr
 from lmc.frontend.source import NoSource, find
 
 _SCALARS = (str, int, float, bool, complex, bytes, type(None), enum.Enum, re.Pattern, Expr, type(...))

@@ -15,8 +15,8 @@ from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, TASK, new_body
 from lmc.frontend.emitter import LiveRun
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.flights import IN_FLIGHT, Flights
-from lmc.frontend.primitives import caller_loc
 
 if TYPE_CHECKING:
     from lmc.frontend.streaming import StateView

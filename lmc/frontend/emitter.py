@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 from lmc.errors import Loc
-from lmc.frontend.primitives import GenExpr, SelectExpr
+from lmc.frontend.expressions import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
 from lmc.segments import Special
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, overload
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.attempts import Retry, aattempted, attempted
-from lmc.frontend.primitives import caller_loc
+from lmc.frontend.expressions import caller_loc
 from lmc.observing import observer
 
 

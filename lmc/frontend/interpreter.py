@@ -25,11 +25,11 @@ from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, next_call
 from lmc.frontend.batches import PendingBatch, failure_of, in_flight
 from lmc.frontend.digest import source_digest
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
 from lmc.frontend.mirrors import on_abandoned, watch
 from lmc.frontend.options import BATCH_OPTIONS, RUN_OPTIONS, Options, backend_of, checked, signature
 from lmc.frontend.prefix import Traced, constant_prefix
-from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import (
     Emitter,
     GatheredAnswers,

@@ -9,8 +9,8 @@ from typing import Any
 from lmc.constraints import schema_of_type
 from lmc.errors import ArgumentError, ProgramError
 from lmc.extras import require
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.host import RECORDING
-from lmc.frontend.primitives import caller_loc
 
 _JSON: Mapping[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 

@@ -16,8 +16,8 @@ from lmc.backend.deferred import is_asked
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError, Loc
 from lmc.frontend.emitter import taken
+from lmc.frontend.expressions import GenExpr, SelectExpr, adapter_of, typed
 from lmc.frontend.host import host
-from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of, typed
 from lmc.frontend.values import Symbolic
 from lmc.images import MOST_BYTES, bytes_of_file, check_source, is_path
 from lmc.images import read as read_image

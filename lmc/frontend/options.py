@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lmc.backend.base import Backend
 from lmc.config import named_backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
-from lmc.frontend.primitives import caller_loc
+from lmc.frontend.expressions import caller_loc
 from lmc.limits import Budget, Limits, check_timeout
 from lmc.parameters import RUN_SAMPLING, sampling, suggestion
 from lmc.segments import SamplingParams

@@ -1,4 +1,4 @@
-"""The language's expressions: what a program can append to a state. Pure data; `s += expr` submits it.
+"""The language: functions that make expressions (expressions.py), under the names that programs use.
 
 Constant parameters are checked when the expression is built, so that an error names the user's own line. A traced
 program may put a `Symbolic` wherever a str or a number is allowed; those are checked when they are known.
@@ -6,275 +6,36 @@ program may put a `Symbolic` wherever a str or a number is allowed; those are ch
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
-from itertools import islice
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Never, NoReturn, cast
 
-from lmc.constraints import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from lmc.errors import ArgumentError, AttributeMissing, LmcError, Loc, ParameterError, ProgramError
-from lmc.frontend.reasoning import ReasoningFormat, reasoning_format
+from lmc.errors import ArgumentError, LmcError, Loc, ParameterError
+from lmc.frontend.expressions import (
+    Expr,
+    GenExpr,
+    ImageExpr,
+    ReasoningExpr,
+    RoleBegin,
+    RoleEnd,
+    SelectExpr,
+    Seq,
+    SpecialExpr,
+    VideoExpr,
+    an,
+    caller_loc,
+    items_of,
+)
+from lmc.frontend.reasoning import reasoning_format
 from lmc.frontend.values import Symbolic
 from lmc.images import DETAILS
 from lmc.parameters import ANY_RUN, NEVER_CHANGE, fixed, resolve, suggestion
-from lmc.segments import DOCUMENT, ChoicesMethod, SamplingParams, plain_text
+from lmc.segments import DOCUMENT, ChoicesMethod, plain_text
 from lmc.tracebacks import users_frames
-
-__all__ = [
-    "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR", "Expr", "GenExpr", "ImageExpr", "Lit", "ReasoningExpr",
-    "RoleBegin", "RoleEnd", "SelectExpr", "Seq", "SpecialExpr", "VarScopeBegin", "VarScopeEnd", "VideoExpr", "assistant",
-    "assistant_begin", "assistant_end", "caller_loc", "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image",
-    "select", "separate_reasoning", "special", "system", "system_begin", "system_end", "token_length_normalized",
-    "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
-]  # fmt: skip
 
 token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
 greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
 unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
-
-
-# -- where in the user's program -----------------------------------------------------------------------------------
-
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_NOT_THE_USERS = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
-_locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
-_LOCS_LIMIT = 10_000
-
-
-place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
-"""Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
-
-
-def caller_loc() -> Loc | None:
-    """Return the innermost location outside of lmc on the stack: the user's line and column."""
-    evaluated = place.get()
-    if evaluated is not None:
-        return evaluated()
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame = frame.f_back
-    if frame is None:
-        return None
-    code, at = frame.f_code, frame.f_lasti
-    known = _locs.get((id(code), at))
-    if known is None:
-        if len(_locs) >= _LOCS_LIMIT:
-            _locs.clear()
-        known = _locs[id(code), at] = (code, _locate(code, at, frame.f_lineno))
-    return known[1]
-
-
-def _locate(code: CodeType, at: int, line: int | None) -> Loc:
-    start, _, col, _ = next(islice(code.co_positions(), at // 2, None), (line, 0, 0, 0))
-    return Loc(code.co_filename, start or line or 0, col or 0)
-
-
-# -- expressions -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Expr:
-    """Something that can be appended to a state. `str + expr`, `expr + str` and `expr + expr` concatenate."""
-
-    def __add__(self, other: Expr | str | Symbolic) -> Seq:
-        return Seq(_items(self) + _items(other))
-
-    def __radd__(self, other: str | Symbolic) -> Seq:
-        return Seq(_items(other) + _items(self))
-
-    def __format__(self, spec: str) -> str:
-        """Raise: an f-string would make a prompt of its repr."""
-        raise ArgumentError('an expression is not text and cannot be put into an f-string; concatenate it: "…" + lmc.gen(…)', loc=caller_loc())
-
-    def __str__(self) -> str:
-        """Raise: `str(expr)` and `"%s" % expr` would make a prompt of its repr."""
-        raise ArgumentError(
-            'an expression is not text, and str() cannot make it one; concatenate it: "…" + lmc.gen(…); repr(…) shows what it is', loc=caller_loc()
-        )
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether both make the same request. The answer is not known yet: comparing with text or a number is a
-        mistake, and never true."""
-        if isinstance(other, (str, bytes, int, float)):
-            raise ArgumentError(
-                f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
-                f'text and no number; read the answer with s["name"]',
-                loc=caller_loc(),
-            )
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.compare)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *(getattr(self, f.name) for f in fields(self) if (f.compare if f.hash is None else f.hash))))
-
-    @users_frames
-    def _is_no_answer(self, *_: object) -> Never:
-        raise ArgumentError(
-            f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
-            f'read the answer with s["name"]',
-            loc=caller_loc(),
-        )
-
-    if not TYPE_CHECKING:  # a type checker knows which attributes exist
-        __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
-
-        @users_frames
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeMissing(
-                f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
-                f'appended; read the answer with s["name"]',
-                loc=caller_loc(),
-            )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seq(Expr):
-    """Expressions one after another; never nested."""
-
-    items: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lit(Expr):
-    """Plain text: a special token's spelling in it stays ordinary text."""
-
-    text: str | Symbolic
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SpecialExpr(Expr):
-    """A special token of the model by its spelling."""
-
-    spelling: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GenExpr(Expr):
-    """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
-
-    Lists and dicts among them are copied at construction: later changes to them have no effect.
-    """
-
-    name: str | None
-    given: Mapping[str, Any] = field(hash=False)
-    loc: Loc | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SelectExpr(Expr):
-    """Choose one of several continuations."""
-
-    name: str | None
-    choices: tuple[str | Symbolic, ...]
-    temperature: float | Symbolic = 0.0
-    choices_method: ChoicesMethod | Symbolic = token_length_normalized
-    loc: Loc | None = field(default=None, compare=False)
-    adapter: str | Symbolic | None = None  # None: the run's
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoleBegin(Expr):
-    """Opens a message of a role."""
-
-    role: str
-    loc: Loc | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RoleEnd(Expr):
-    """Closes the open message, which must be of this role."""
-
-    role: str
-    loc: Loc | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImageExpr(Expr):
-    """An image, as given by the user."""
-
-    source: Any
-    detail: str = "auto"
-    loc: Loc | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VideoExpr(Expr):
-    """A video, as given by the user."""
-
-    source: Any
-    num_frames: int | Symbolic | None = None
-    fps: float | Symbolic | None = None
-    loc: Loc | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VarScopeBegin(Expr):
-    """From here on text belongs to the variable `name`."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VarScopeEnd(Expr):
-    """The variable `name` is the text since its begin."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReasoningExpr(Expr):
-    """An expression whose answers are split into reasoning and content, by the model family's format."""
-
-    expr: Expr
-    format: ReasoningFormat
-    loc: Loc | None = field(default=None, compare=False)
-
-
-def as_expr(x: object, what: str = "concatenate") -> Expr:
-    """Return a str, Symbolic or expression as an expression; None raises ValueError, anything else TypeError."""
-    if isinstance(x, Expr):
-        return x
-    if isinstance(x, (str, Symbolic)):
-        return Lit(x)
-    raise _refusal(x, what)
-
-
-def _items(x: object) -> tuple[Expr, ...]:
-    x = as_expr(x)
-    return x.items if isinstance(x, Seq) else (x,)
-
-
-def _refusal(x: object, what: str) -> ProgramError:
-    if x is None:
-        return ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
-    found = next((remedy for kind, remedy in _REMEDIES.items() if kind in [k.__name__ for k in type(x).__mro__]), "")
-    return ArgumentError(f"cannot {what} {an(type(x).__name__)}, only text and expressions{found}", loc=caller_loc())
-
-
-_REMEDIES: Mapping[str, str] = {
-    "list": '; join it first: "\\n".join(items)',
-    "int": "; write str(x)",
-    "float": "; write str(x)",
-    "function": "; call it",
-    "coroutine": "; await it, in an `async def` program",
-    "Function": '; call it, and append its answer: child(…)["name"]',
-    "State": '; to append to it write s += …; its text is other.text() or other["name"]',
-    "StateGroup": '; append their answers: "\\n".join(f["name"] for f in forks)',
-}
-"""Hints at correct code in place of appending an object, by the name of its type."""
-
-
-def an(name: str) -> str:
-    """Return a name with its article: `a State`, `an int`, `a user`."""
-    return f"an {name}" if name[0] in "aeio" else f"a {name}"
 
 
 # -- gen and select --------------------------------------------------------------------------------------------------
@@ -333,17 +94,6 @@ def gen(
     if choices_method is not None:
         raise ParameterError("gen(choices_method=…) needs choices=[…]", loc=caller_loc())
     return _gen("gen", name, given)
-
-
-def typed(given: Mapping[str, Any]) -> Any:
-    """Return the type or schema that a gen's arguments give its answer; None if none."""
-    dtype = given.get("dtype")
-    return given.get("json_schema") if dtype is None else dtype
-
-
-def adapter_of(expr: SelectExpr, defaults: SamplingParams) -> Any:
-    """The adapter that a select is asked with."""
-    return defaults.adapter if expr.adapter is None else expr.adapter
 
 
 _NOT_PARAMETERS = frozenset({"name", "unknown"})
@@ -510,7 +260,7 @@ _TAKES: Mapping[str, Any] = {f.__name__: f for f in (gen, gen_int, gen_string, s
 
 def _role(role: str, expr: Expr | str | Symbolic | None) -> Seq:
     loc = caller_loc()
-    inside = () if expr is None else _items(expr)
+    inside = () if expr is None else items_of(expr)
     return Seq((RoleBegin(role, loc), *inside, RoleEnd(role, loc)))
 
 

@@ -20,8 +20,7 @@ from lmc.frontend import streaming
 from lmc.frontend.active import home, next_fork
 from lmc.frontend.each import each
 from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken, flat
-from lmc.frontend.host import RECORDING
-from lmc.frontend.primitives import (
+from lmc.frontend.expressions import (
     Expr,
     GenExpr,
     ImageExpr,
@@ -40,6 +39,7 @@ from lmc.frontend.primitives import (
     caller_loc,
     typed,
 )
+from lmc.frontend.host import RECORDING
 from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.typed import R
 from lmc.frontend.values import Symbolic

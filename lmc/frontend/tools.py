@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, cast
 
 from lmc.errors import LmcError, ToolError
+from lmc.frontend.expressions import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
 from lmc.frontend.host import host, pure
-from lmc.frontend.primitives import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
 from lmc.frontend.values import Symbolic
 from lmc.tools import call_line
 

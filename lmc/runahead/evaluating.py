@@ -21,11 +21,11 @@ from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken
+from lmc.frontend.expressions import GenExpr, SelectExpr, adapter_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import Run
 from lmc.frontend.options import NO_OPTIONS, Options
-from lmc.frontend.primitives import GenExpr, SelectExpr, adapter_of
 from lmc.frontend.state import State
 from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt

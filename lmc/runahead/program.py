@@ -18,10 +18,10 @@ from lmc.backend import recording
 from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
+from lmc.frontend.expressions import caller_loc
 from lmc.frontend.interpreter import ACTIVE, Function, raising
 from lmc.frontend.live import LiveEmitter
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
-from lmc.frontend.primitives import caller_loc
 from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph

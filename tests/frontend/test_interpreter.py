@@ -21,8 +21,8 @@ from lmc.backend.base import Usage
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
+from lmc.frontend.expressions import Expr, VarScopeEnd
 from lmc.frontend.interpreter import Function, State
-from lmc.frontend.primitives import Expr, VarScopeEnd
 from lmc.segments import SamplingParams, derive_seed
 from tests.backend.gated import Gated
 

@@ -10,7 +10,7 @@ import pytest
 from lmc.errors import ArgumentError, ConstraintError, LmcError, ParameterError
 from lmc.frontend import primitives as p
 from lmc.frontend.capture.unknown import Unknown
-from lmc.frontend.primitives import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
+from lmc.frontend.expressions import GenExpr, Lit, RoleBegin, RoleEnd, SelectExpr, Seq
 from lmc.segments import ChoicesMethod
 
 

@@ -23,10 +23,10 @@ from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
+from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import NO_OPTIONS, Options
-from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
 
 DEEPEST = 40

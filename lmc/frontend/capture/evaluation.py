@@ -14,8 +14,8 @@ from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.expressions import place
 from lmc.frontend.interpreter import Function
-from lmc.frontend.primitives import place
 from lmc.frontend.state import State
 
 _MISSING = object()

@@ -16,8 +16,8 @@ from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown, join
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
+from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.interpreter import Function
-from lmc.frontend.primitives import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.state import State, StateGroup
 
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})

@@ -17,8 +17,8 @@ from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
+from lmc.frontend.expressions import Expr
 from lmc.frontend.interpreter import Function
-from lmc.frontend.primitives import Expr
 from lmc.frontend.state import State, StateGroup
 
 _MISSING = object()

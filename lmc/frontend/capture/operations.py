@@ -19,7 +19,7 @@ from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
-from lmc.frontend.primitives import Expr, as_expr
+from lmc.frontend.expressions import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
 
 LARGEST_TEXT = 2_000_000

@@ -23,8 +23,8 @@ from typing import Any, Generic, Protocol
 
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.capture.values import Object
+from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
-from lmc.frontend.primitives import Expr
 from lmc.segments import ChoicesMethod
 
 ATOMS: set[type] = {

@@ -11,9 +11,9 @@ from lmc.errors import LmcError, Loc
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored, Taken
+from lmc.frontend.expressions import GenExpr, SelectExpr
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
-from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.state import State
 from lmc.ir.builder import Builder
 from lmc.ir.core import Attr, Operand, Type, Value

@@ -12,9 +12,9 @@ from lmc.frontend.capture.domain import Asking
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Unknown, join
+from lmc.frontend.expressions import GenExpr, SelectExpr
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import Options
-from lmc.frontend.primitives import GenExpr, SelectExpr
 from lmc.frontend.values import Symbolic
 from lmc.segments import Special, plain
 
