@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import lmc
-from lmc.backend.api.anthropic import _cacheable, _turns
+from lmc.backend.api.anthropic_bodies import cacheable, turns
 from tests.api.http import Answer
 from tests.api.test_responses import on_and_on
 from tests.api.test_tools import agent, script
@@ -106,9 +106,9 @@ def test_marks_end_whole_messages_with_thoughts_among_them():
         {"role": "assistant", "content": "Then", "thinking_blocks": thought, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "7"},
         {"role": "user", "content": "Go on."}, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": ""},
     ]  # fmt: skip
-    body = {"system": "Be brief.", "messages": _turns(closed[1:])}
-    prompt = _cacheable(body, closed, 1.0)
-    blocks = lambda n: 1 + sum(len(m["content"]) if isinstance(m["content"], list) else 1 for m in _turns(closed[1:n]))
+    body = {"system": "Be brief.", "messages": turns(closed[1:])}
+    prompt = cacheable(body, closed, 1.0)
+    blocks = lambda n: 1 + sum(len(m["content"]) if isinstance(m["content"], list) else 1 for m in turns(closed[1:n]))
     assert prompt.messages == tuple(blocks(n) - 1 for n in range(1, len(closed) + 1))
     assert prompt.tokens[2] - prompt.tokens[1] == 2000, "what was thought is read, too"
 
@@ -119,9 +119,9 @@ def test_blocks_in_their_order_and_texts_that_the_program_made():
     came = [thought, text, hidden, call, {**call, "id": "c2"}]
     asked = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"q": 1}'}}
     plain = {"type": "text", "text": "So:"}
-    (message,) = _turns([{"role": "assistant", "content": "So:", "tool_calls": [asked], "thinking_blocks": came}])
+    (message,) = turns([{"role": "assistant", "content": "So:", "tool_calls": [asked], "thinking_blocks": came}])
     assert message["content"] == [thought, plain, hidden, call]
-    (message,) = _turns([{"role": "assistant", "content": "No:", "tool_calls": [asked], "thinking_blocks": came}])
+    (message,) = turns([{"role": "assistant", "content": "No:", "tool_calls": [asked], "thinking_blocks": came}])
     assert message["content"] == [thought, hidden, {**plain, "text": "No:"}, call]
 
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import lmc
-from lmc.backend.api.anthropic import _answer, _Pieces
+from lmc.backend.api.anthropic_bodies import EventAssembler, answer_of
 from lmc.backend.api.streams import UNWATCHED
 from tests.api.text_model import TextModel
 from tests.api.view import views
@@ -197,7 +197,7 @@ def test_a_choice_of_anthropic_s_tools_goes_with_tools_alone(anthropic):
 
 
 def test_what_anthropic_s_own_tools_say_in_a_stream_is_no_call():
-    pieces = _Pieces(UNWATCHED, lambda body: _answer(body, tools=True))
+    pieces = EventAssembler(UNWATCHED, lambda body: answer_of(body, tools=True))
     for event in (
         {"type": "content_block_start", "index": 0, "content_block": {"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}}},
         {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
