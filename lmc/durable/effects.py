@@ -91,14 +91,14 @@ def _of_function(fn: types.FunctionType) -> CallKind:
     if fn in BEGINS_TASKS:
         return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
     if fn.__code__ in MANAGERS:
-        return CallKind.OWN if not from_library(fn) else CallKind.AGAIN
+        return CallKind.OWN if not from_library(fn.__wrapped__) else CallKind.AGAIN  # type: ignore[attr-defined]
     if fn in _CHANGE_NOTHING and not makes_coroutine(fn):
         return CallKind.EFFECT
     if fn in _MADE_AGAIN:
         return CallKind.AGAIN
     if _is_of_pydantic(fn) or _only_computes(fn):
         return CallKind.CALLS_BACK
-    if names_language(fn) or (not from_library(fn) and (inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn))):
+    if not from_library(fn) and (names_language(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
         return CallKind.OWN
     return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
 

@@ -4,6 +4,7 @@ one; a call of any other function as a whole."""
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -27,14 +28,27 @@ def is_language(x: object) -> bool:
 
 def is_of_lmc(x: object) -> bool:
     """Return whether a function, class or module is a part of lmc."""
-    module = x.__name__ if isinstance(x, types.ModuleType) else getattr(x, "__module__", None)
-    return isinstance(module, str) and (module == "lmc" or module.startswith("lmc."))
+    module = x.__name__ if isinstance(x, types.ModuleType) else _module_of(x)
+    return module == "lmc" or module.startswith("lmc.")
+
+
+def _module_of(x: Any) -> str:
+    """Return the name of the module in which a function or class is written: a wrapper's `__module__` may be another."""
+    name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else getattr(x, "__module__", None)
+    return name if isinstance(name, str) else ""
 
 
 def from_library(x: Any) -> bool:
-    """Return whether a function or class is of an installed library or of Python itself."""
-    module = sys.modules.get(getattr(x, "__module__", "") or "")
+    """Return whether a function or class is of an installed library or of Python itself, or a wrapper that a library
+    has generated."""
+    if isinstance(x, types.FunctionType) and hasattr(x, "__wrapped__") and _is_generated(x.__code__):
+        return True
+    module = sys.modules.get(_module_of(x))
     return module is not None and _is_library(module)
+
+
+def _is_generated(code: types.CodeType) -> bool:
+    return code.co_filename.startswith("<") and not linecache.getlines(code.co_filename)
 
 
 def _is_library(module: types.ModuleType) -> bool:
@@ -54,7 +68,7 @@ def inside(x: Any) -> Iterator[Any]:
         yield from x.values()
     elif cls is types.FunctionType:
         yield from _cells(x)
-        yield from x.__defaults__ or ()
+        yield from (*(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values())
     elif cls is types.MethodType:
         yield x.__self__
     elif cls is functools.partial:
@@ -76,12 +90,17 @@ def inside(x: Any) -> Iterator[Any]:
                         continue
 
 
+def contents(cell: types.CellType) -> tuple[Any, ...]:
+    """Return what a cell of a closure holds: nothing before it is assigned to."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
 def _cells(fn: types.FunctionType) -> Iterator[Any]:
     for cell in fn.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
+        yield from contents(cell)
 
 
 def holds_language(x: Any) -> bool:
@@ -104,16 +123,17 @@ def holds_language(x: Any) -> bool:
 
 def reaches(values: Iterable[Any]) -> bool:
     """Return whether a call's arguments contain anything of the language, or a function of the program's own."""
-    return any(holds_language(x) or (isinstance(x, types.FunctionType) and not from_library(x) and names_language(x)) for x in values)
+    return any(holds_language(x) or (isinstance(x, types.FunctionType) and names_language(x)) for x in values)
 
 
 def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool:
-    """Return whether a function's code names lmc's primitives or, transitively, a function or class that does."""
+    """Return whether a function's code names lmc's primitives or, transitively, a function or class that does. A
+    library's names none, but may be a wrapper of one that does."""
     seen = set() if seen is None else seen
-    if id(fn.__code__) in seen:
+    if id(fn) in seen:
         return False
-    seen.add(id(fn.__code__))
-    names = _names_in(fn.__code__)
+    seen.add(id(fn))
+    names = frozenset[str]() if from_library(fn) else _names_in(fn.__code__)
     for name in names:
         value = fn.__globals__.get(name)
         if isinstance(value, types.ModuleType) and not is_of_lmc(value) and not _is_library(value):
@@ -121,7 +141,7 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
                 return True
         elif value is not None and _names(value, seen):
             return True
-    return any(_names(cell, seen) for cell in _cells(fn) if isinstance(cell, types.FunctionType | type) or is_language(cell))
+    return any(_names(x, seen) for x in inside(fn) if isinstance(x, types.FunctionType | type) or is_language(x))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -137,7 +157,7 @@ def _names(value: Any, seen: set[int]) -> bool:
     if is_language(value) or (callable(value) and is_of_lmc(value)):
         return True
     if isinstance(value, types.FunctionType):
-        return not from_library(value) and names_language(value, seen)
+        return names_language(value, seen)
     return isinstance(value, type) and class_names_language(value, seen)
 
 

@@ -18,7 +18,7 @@ from lmc import codec
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
 from lmc.durable.effects import MANAGERS, CallKind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
-from lmc.durable.reaches import class_names_language, from_library, holds_language, is_of_lmc, reaches
+from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, is_of_lmc, reaches
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
@@ -149,7 +149,7 @@ class Recorder:
         call = getattr(type(fn), "__call__", None)  # noqa: B004
         if isinstance(call, types.FunctionType) and not from_library(type(fn)) and not isinstance(fn, type | types.FunctionType | types.MethodType):
             return self.own(fn)(*args, **kwargs)
-        result = fn(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
+        result = self._wrapper(fn)(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
         if not isinstance(result, types.CoroutineType):
             return result
         through = _through(result)
@@ -176,6 +176,20 @@ class Recorder:
                 return found(*args, **kwargs)
 
         return within
+
+    def _wrapper(self, fn: Any) -> Any:
+        """Return a library's function with what it holds of the program's own recorded, as a decorator's wrapper does
+        the function that it wraps: in its closure and its defaults."""
+        if isinstance(fn, types.MethodType):
+            return types.MethodType(self._wrapper(fn.__func__), fn.__self__)
+        if not isinstance(fn, types.FunctionType):
+            return fn
+        look = lambda x: self.callback(x) if x is not fn and reaches((x,)) else x
+        closure = [cell if not (held := contents(cell)) or look(*held) is held[0] else types.CellType(look(*held)) for cell in fn.__closure__ or ()]
+        made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__ and tuple(map(look, fn.__defaults__)), tuple(closure))
+        made.__kwdefaults__ = fn.__kwdefaults__ and {name: look(x) for name, x in fn.__kwdefaults__.items()}
+        made.__qualname__ = fn.__qualname__
+        return made
 
     # -- functions of the program's own
 

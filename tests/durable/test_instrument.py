@@ -510,6 +510,102 @@ def test_decorated_programs_and_helpers_are_recorded_call_by_call(tmp_path: Path
     assert module.NOTES == ["program", "helper", "helper"] * 3  # the decorator's own code runs each time
 
 
+RETRYING = '''
+import asyncio, functools
+
+class Retrying:
+    """As of tenacity: what its wrapper makes for each call is no data."""
+
+    def __call__(self, fn, *args, **kwargs):
+        for _ in range(2):
+            try:
+                return fn(*args, **kwargs)
+            except ValueError:
+                continue
+
+def retry(fn):
+    if asyncio.iscoroutinefunction(fn):
+        @functools.wraps(fn)
+        async def again(*args, **kwargs):
+            again.calls += 1
+            return await Retrying()(fn, *args, **kwargs)
+    else:
+        @functools.wraps(fn)
+        def again(*args, **kwargs):
+            again.calls += 1
+            return Retrying()(fn, *args, **kwargs)
+    again.calls = 0
+    return again
+
+def checked(fn):
+    """As beartype: a generated function without source that has the one in it as a default."""
+    made = {"fn": fn}
+    exec("def around(*args, fn=fn, **kwargs):\\n    return fn(*args, **kwargs)", made)
+    return functools.wraps(fn)(made["around"])
+'''
+
+DECORATED_BY_A_LIBRARY = '''
+import lmc
+from retrying_library import checked, retry
+
+class Helper:
+    @retry
+    def ask(self, s, x):
+        s += x + lmc.gen("c", max_tokens=2)
+        return TOOL(s["c"])
+
+@lmc.function
+def child(s, x):
+    s += x + lmc.gen("a", max_tokens=2)
+    return TOOL(s["a"])
+
+@retry
+@retry
+def number(s, x):
+    s += x + lmc.gen("n", max_tokens=2)
+    TOOL(s["n"])
+    return s["n"]
+
+@retry
+def calls_a_program(x):
+    return child(x).ret_value
+
+@checked
+def typed(s, x):
+    s += x + lmc.gen("t", max_tokens=2)
+    return TOOL(s["t"])
+
+@retry
+def tool_of_its_own(x):
+    return TOOL(x)
+
+HELPER = Helper()
+
+@lmc.function
+def program(s):
+    found = number(s, "q"), HELPER.ask(s, "c"), calls_a_program("p"), typed(s, "t"), tool_of_its_own("o")
+    return found, number.calls > 0
+
+@retry
+async def later(s, x):
+    s += x + lmc.gen("l", max_tokens=2)
+    return TOOL(s["l"])
+
+@lmc.function
+async def awaits(s):
+    return await later(s, "q")
+'''
+
+
+def test_helpers_behind_decorators_of_libraries_are_recorded_call_by_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (library := tmp_path / "site-packages").mkdir()
+    (library / "retrying_library.py").write_text(RETRYING)
+    monkeypatch.syspath_prepend(library)
+    module = loaded(tmp_path / "decorated_by_a_library.py", DECORATED_BY_A_LIBRARY)
+    assert runs_as_without(module.program, tmp_path / "j") == ["tool", "tool", "tool", "tool", "tool_of_its_own"]
+    assert runs_as_without(module.awaits, tmp_path / "k") == ["tool"]
+
+
 def test_a_program_of_a_reloaded_module_goes_on_with_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reloaded_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
