@@ -47,7 +47,7 @@ class KnownEffects:
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0
-        self.instances: dict[int, weakref.ref[Any]] = {}
+        self.instances: dict[int, Callable[[], Any]] = {}
         self.lock = threading.Lock()
 
     def keep(self, instance: Any) -> None:
@@ -55,6 +55,13 @@ class KnownEffects:
         key = id(instance)
         if hasattr(instance, "__weakref__"):
             self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
+        else:
+            self.instances[key] = lambda: instance
+
+    def has_made(self, x: Any) -> bool:
+        """Return whether the program has made an object."""
+        known = self.instances.get(id(x))
+        return known is not None and known() is x
 
 
 class _Noted:
@@ -305,7 +312,7 @@ class JournaledCalls(Answers):
         if isinstance(value, JournalError | InDoubtEffect | Interrupted):
             return
         record: Record
-        index = next((i for i, a in enumerate(args) if a is value and (codec.can_change(a) or callable(a))), None)
+        index = next((i for i, a in enumerate(args) if a is value and (codec.can_change(a) or callable(a) or self.effects.has_made(a))), None)
         try:
             if index is not None:
                 record = ["argument", index]

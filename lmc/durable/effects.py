@@ -11,12 +11,16 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import contextvars
 import copy
+import csv
 import dataclasses
 import datetime
 import enum
 import functools
+import hashlib
 import inspect
+import io
 import os
 import pathlib
 import random
@@ -26,12 +30,15 @@ import sys
 import threading
 import time
 import types
+import typing
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from zlib import crc32
 
 from lmc import codec
+from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.reaches import (
@@ -54,6 +61,7 @@ class CallKind(enum.Enum):
 
     AGAIN = "made again, and nothing that it calls is an effect"
     CALLS_BACK = "made again; the functions passed to it are classified in turn"
+    PASSES_ON = "made again; the functions passed to it are recorded wherever it has them called"
     OWN = "of the program's own: made again, with each call in it classified"
     EITHER = "an effect, unless it is passed a state or a function of the program's own"
     MAKES_COROUTINE = "it acts when awaited, unless it is passed a state"
@@ -123,7 +131,31 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.AGAIN
     if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
         return CallKind.AGAIN
-    return CallKind.OWN if class_names_language(cls) else CallKind.EITHER
+    return CallKind.OWN if class_names_language(cls) or (is_plain(cls) and unseen_call(cls) is None and _is_made_by_the_run(cls)) else CallKind.EITHER
+
+
+def computes(x: Any) -> bool:
+    """Return whether a call is made again, without or with the calls in it classified."""
+    return kind_of(x) in (CallKind.AGAIN, CallKind.CALLS_BACK, CallKind.OWN)
+
+
+def _is_made_by_the_run(cls: type) -> bool:
+    """Return whether a constructor may be gone into: it leaves the outside alone, or what else it calls is recorded."""
+    if dataclasses.is_dataclass(cls):
+        post = getattr(cls, "__post_init__", None)
+        return isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post)
+    init = cls.__init__
+    return isinstance(init, types.FunctionType) and not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
+
+
+def is_plain(cls: type) -> bool:
+    """Return whether a class is one of the user's whose instances are made as `type` and `object` make them."""
+    return type(cls) in (type, abc.ABCMeta) and cls.__new__ in (object.__new__, typing.Generic.__new__) and all(
+        base in _EMPTY_BASES or not from_library(base) for base in cls.__mro__
+    )  # fmt: skip
+
+
+_EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 
 
 def _of_method(fn: types.MethodType) -> CallKind:
@@ -134,6 +166,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
+    if isinstance(owner, ThreadPoolExecutor):
+        return CallKind.PASSES_ON
     if (
         is_language(owner)
         or is_of_lmc(type(owner))
@@ -157,6 +191,10 @@ def _of_builtin(fn: Any) -> CallKind:
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
         return CallKind.EFFECT
+    if type(owner) is contextvars.Context:
+        return CallKind.PASSES_ON
+    if type(owner) in _IN_MEMORY:
+        return CallKind.AGAIN
     if type(owner) in _OWN_DATA and owner is not None:
         return CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
     if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, type(_cached), *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
@@ -188,14 +226,17 @@ _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "_
 """Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({
     asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
-    threading.Semaphore, threading.BoundedSemaphore,
+    threading.Semaphore, threading.BoundedSemaphore, Future,
 })  # fmt: skip
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
 _MADE_AGAIN = frozenset({
     copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
     asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
-    sys.exc_info, sys.exception, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, *_TURNS,
+    sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, random.Random, contextvars.copy_context,
+    contextvars.ContextVar, types.SimpleNamespace, io.StringIO, io.BytesIO, csv.writer, csv.reader, ThreadPoolExecutor, *_TURNS,
 })  # fmt: skip
+_IN_MEMORY = frozenset({contextvars.ContextVar, io.StringIO, io.BytesIO, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
+"""Types of objects that a program makes again, with what it has done to them."""
 _RANDOM = frozenset({random.Random, random.SystemRandom})
 _CHANGE_NOTHING = frozenset({
     asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
@@ -234,12 +275,15 @@ _COMPUTE = frozenset(
         "_heapq",
         "_operator",
         "_functools",
+        "_hashlib",
         "abc",
         "bisect",
         "cmath",
         "collections",
         "contextlib",
+        "csv",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "heapq",
@@ -308,6 +352,17 @@ def refuse_unseen_calls(cls: type) -> None:
     Python calls these implicitly, so their calls are not observed. Classes that the program defines while it runs are
     instrumented, and may.
     """
+    found = unseen_call(cls)
+    if found is not None:
+        name, code, unseen = found
+        raise JournalError(
+            f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
+            f"again when the run is resumed. Mark {unseen.__name__} @lmc.host, which records it wherever it is called, or @lmc.pure",
+            loc=Loc(code.co_filename, code.co_firstlineno))  # fmt: skip
+
+
+def unseen_call(cls: type) -> tuple[str, types.CodeType, Any] | None:
+    """Return an effect that Python calls by itself in a member of a class: the member's name and code, and the function."""
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__[:-1]):
         members |= dict.fromkeys(vars(base)) if from_library(base) else vars(base)
@@ -321,14 +376,10 @@ def refuse_unseen_calls(cls: type) -> None:
             if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
                 continue
             called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
-            unseen = next(
-                (x for x in called if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT)), None
-            )
-            if unseen is not None:
-                raise JournalError(
-                    f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
-                    f"again when the run is resumed. Mark {unseen.__name__} @lmc.host, which records it wherever it is called, or @lmc.pure",
-                    loc=Loc(fn.__code__.co_filename, fn.__code__.co_firstlineno))  # fmt: skip
+            for x in called:
+                if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT):
+                    return name, fn.__code__, x
+    return None
 
 
 _SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__repr__", *_MANAGING})

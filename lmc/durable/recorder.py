@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import random
 import sys
 import threading
 import types
@@ -15,8 +16,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from typing import Any, get_origin
 
 from lmc import codec
+from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import MANAGERS, CallKind, is_idempotent, kind_of, makes_coroutine, refuse_unseen_calls
+from lmc.durable.effects import MANAGERS, CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
 from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, is_of_lmc, reaches
 from lmc.durable.run import RunJournal
@@ -55,12 +57,38 @@ class Recorder:
         kind = kind_of(fn)
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
+            kind = CallKind.OWN if is_plain(fn) else kind
+        if fn is random.Random:
+            return self._random
+        if kind is CallKind.EFFECT and isinstance(owner := getattr(fn, "__self__", None), random.Random) and self.journal.effects.has_made(owner):
+            return fn
+        if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
+            kind = CallKind.OWN
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(
             fn, "__qualname__", ""
         ):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
+
+    def _random(self, *seed: Any) -> random.Random:
+        """Make a generator of random numbers: one with a seed is made again, and draws the same."""
+        made = random.Random(*seed)
+        if seed and seed[0] is not None:
+            self.journal.effects.keep(made)
+        return made
+
+    def _only_computes(self, fn: Any) -> bool:
+        """Return whether a call only computes on objects that the program makes: a method of one, or what makes one."""
+        function, owner = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+        if not isinstance(function, types.FunctionType) or from_library(function):
+            return False
+        if owner is not None and self.journal.effects.has_made(owner):
+            return ComputingSearch(computes, type(owner)).only_computes(function)
+        if owner is not None and not (isinstance(owner, type) and is_plain(owner)):
+            return False
+        search = ComputingSearch(computes, owner or object, known=True, made=owner is not None)
+        return search.only_computes(function) and search.made
 
     def forget(self) -> None:
         """Release the program's objects at its end."""
@@ -76,6 +104,8 @@ class Recorder:
         """Make a call of any function but the program's own, by its kind; return the result."""
         if kind is CallKind.CALLS_BACK:
             return self._called_back(fn, args, kwargs)
+        if kind is CallKind.PASSES_ON:
+            return self._passed_on(fn, args, kwargs)
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
         if task is not None:
             return task
@@ -113,7 +143,7 @@ class Recorder:
         of, given = (
             (fn.__func__, (owner, *args))
             if isinstance(getattr(fn, "__func__", None), HostFunction)
-            else (fn, (owner, *args) if codec.is_object(owner) else args)
+            else (fn, (owner, *args) if codec.is_object(owner) or self.journal.effects.has_made(owner) else args)
         )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
         if not made and any(map(is_own_coroutine, (*args, *kwargs.values()))):
@@ -149,12 +179,15 @@ class Recorder:
         call = getattr(type(fn), "__call__", None)  # noqa: B004
         if isinstance(call, types.FunctionType) and not from_library(type(fn)) and not isinstance(fn, type | types.FunctionType | types.MethodType):
             return self.own(fn)(*args, **kwargs)
-        result = self._wrapper(fn)(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
+        result = self._passed_on(self._wrapper(fn), args, kwargs)
         if not isinstance(result, types.CoroutineType):
             return result
         through = _through(result)
         through.__name__ = result.__name__  # by which its task is numbered
         return through
+
+    def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return fn(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
@@ -204,19 +237,21 @@ class Recorder:
     def _twin(self, fn: Any) -> types.FunctionType:
         return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
 
-    def _constructor(self, cls: Any) -> Callable[..., Any]:
+    def _constructor(self, cls: type) -> Callable[..., Any]:
         """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
         refuse_unseen_calls(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
         def make(*args: Any, **kwargs: Any) -> Any:
-            if not isinstance(init, types.FunctionType) or type(cls).__call__ is not type.__call__:
+            if type(cls).__call__ is not type.__call__:
                 return cls(*args, **kwargs)
-            instance = object.__new__(cls) if cls.__new__ is object.__new__ else cls.__new__(cls, *args, **kwargs)
+            instance = object.__new__(cls) if cls.__new__ is object.__new__ and cls.__init__ is not object.__init__ else cls.__new__(cls, *args, **kwargs)
             if not isinstance(instance, cls):
                 return instance
             self.journal.effects.keep(instance)
-            if init.__code__.co_filename != "<string>":
+            if not isinstance(init, types.FunctionType):
+                init(instance, *args, **kwargs)
+            elif not init.__code__.co_filename.startswith("<"):
                 self._twin(init)(instance, *args, **kwargs)
             elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
                 vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)

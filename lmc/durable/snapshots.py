@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import io
 import itertools
+import random
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -73,12 +75,14 @@ class CallSnapshot:
     `contents` has them by number; those from `cells` on are variables, which a function may rebind.
     """
 
-    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, weakref.ref[Any]] = {}) -> None:
+    def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, Callable[[], Any]] = {}) -> None:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
         self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
-        self.states = [x for value in values for x in (value, *[item for _, item in _items(value)]) if isinstance(x, State)]
+        near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
+        self.states = [x for x in near if isinstance(x, State)]
+        self._watched = [(x, look, look(x)) for x in near if (look := _WATCHED.get(type(x)))]
         self._prompts = [state.ctx for state in self.states]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
@@ -88,7 +92,7 @@ class CallSnapshot:
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
-        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes and other attributes
+        self.values += [x.__dict__ for x in values if isinstance(x, BaseException | types.SimpleNamespace)]  # notes and other attributes
         while functions:
             for cell in functions.pop().__closure__ or ():
                 if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
@@ -152,6 +156,9 @@ class CallSnapshot:
             raise codec.NotData(f"what it may have done to {self.hidden}")
         if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
             raise codec.NotData("what it appended to a state")
+        for x, look, before in self._watched:
+            if look(x) != before:
+                raise codec.NotData(f"what it did to a {type(x).__name__}")
         found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
         for index, after in found:
             if isinstance(after, _OpaqueValue):
@@ -190,10 +197,16 @@ class CallSnapshot:
                 cell.cell_contents = content
 
 
+_WATCHED: Mapping[type, Callable[[Any], Any]] = {
+    random.Random: random.Random.getstate,
+    **dict.fromkeys((io.StringIO, io.BytesIO), lambda x: None if x.closed else (x.tell(), x.getvalue())),
+    type(hashlib.sha256()): lambda x: x.digest(8) if x.name.startswith("shake") else x.digest(),
+}
+"""State of objects that the program makes again, and whose changes by a call cannot be repeated."""
 _EMPTY = object()
 
 
-def _instances(values: Sequence[Any], known: Mapping[int, weakref.ref[Any]]) -> list[Any]:
+def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) -> list[Any]:
     """Return those known instances that values are, or hold in containers and fields."""
     found: list[Any] = []
     seen: set[int] = set()

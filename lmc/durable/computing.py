@@ -1,0 +1,105 @@
+"""Detection of functions that only compute: a journaled run goes into those that make objects of the user's classes, and
+into methods of the objects that it has made. So objects need not be data, and one that two of them hold stays one."""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import re
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from lmc import codec
+from lmc.durable.reaches import from_library, is_language
+
+_CONSTANTS = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis), frozenset, range, enum.Enum, re.Pattern)
+_MEMBERS = (types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, types.GetSetDescriptorType)
+_METHODS_OF_DATA = frozenset(name for cls in (*codec.DATA, re.Match, re.Pattern) for name in dir(cls))
+
+
+@dataclass
+class ComputingSearch:
+    """Whether code calls, by name, only what computes, and reads no outside variable that can change.
+
+    computes  whether a callable does; functions of the user's of which it is not known are searched
+    cls       class whose members the code's attributes may be
+    known     whether methods of other objects, which are inspected when they are called, must be such of data
+    made      whether the code makes objects of the user's classes
+    """
+
+    computes: Callable[[Any], bool]
+    cls: type = object
+    known: bool = False
+    made: bool = False
+    _seen: set[types.FunctionType] = field(default_factory=set[types.FunctionType])
+
+    def only_computes(self, fn: types.FunctionType) -> bool:
+        if fn in self._seen:
+            return True
+        self._seen.add(fn)
+        names = _names(fn.__code__)
+        if names.rebinds or set(fn.__code__.co_freevars) - {"__class__"}:
+            return False
+        values = [fn.__globals__.get(name, getattr(builtins, name, None)) for name in names.variables]
+        of_modules = [vars(x)[name] for x in values if isinstance(x, types.ModuleType) for name in names.attributes if name in vars(x)]
+        return (
+            all(map(self._value, values))
+            and all(not callable(x) or self._value(x) for x in of_modules)
+            and all(map(self._member, names.attributes))
+            and (not self.known or all(self._is_known(name, of_modules) for name in names.methods))
+        )
+
+    def _is_known(self, name: str, of_modules: list[Any]) -> bool:
+        return name in _METHODS_OF_DATA or hasattr(self.cls, name) or any(getattr(x, "__name__", None) == name for x in of_modules)
+
+    def _member(self, name: str) -> bool:
+        """Return whether a member of the class, if there is one, only computes, or is a constant."""
+        found = next((vars(base)[name] for base in self.cls.__mro__ if name in vars(base)), None)
+        functions = [found.fget, found.fset] if isinstance(found, property) else [getattr(found, "__func__", getattr(found, "func", found))]
+        return all(self.only_computes(f) if isinstance(f, types.FunctionType) else _is_constant(f) or isinstance(f, _MEMBERS) for f in functions)
+
+    def _value(self, x: Any) -> bool:
+        if isinstance(x, types.ModuleType) or is_language(x) or _is_constant(x):
+            return True
+        self.made = self.made or (isinstance(x, type) and not from_library(x))
+        return callable(x) and (self.computes(x) or (isinstance(x, types.FunctionType) and not from_library(x) and self.only_computes(x)))
+
+
+def _is_constant(x: Any) -> bool:
+    return isinstance(x, _CONSTANTS) or (type(x) is tuple and all(map(_is_constant, x)))
+
+
+@dataclass
+class _Names:
+    """Outside variables of code, its attributes, those of them that it calls as methods, and whether it rebinds outside variables."""
+
+    variables: set[str] = field(default_factory=set[str])
+    attributes: set[str] = field(default_factory=set[str])
+    methods: set[str] = field(default_factory=set[str])
+    rebinds: bool = False
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> _Names:
+    found = _Names()
+    for step in _steps(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            found.variables.add(step.argval)
+        elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            found.rebinds = True
+        elif step.opcode in dis.hasname:
+            found.attributes.add(step.argval)
+            if step.opname == "LOAD_METHOD" or "self" in step.argrepr.split():  # "name + NULL|self" from CPython 3.12 on
+                found.methods.add(step.argval)
+    return found
+
+
+def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _steps(const)

@@ -1,0 +1,274 @@
+"""Objects that a program makes: they are made again when a run is resumed, with what was done to them, and need not be data."""
+
+from __future__ import annotations
+
+import contextvars
+import csv
+import difflib
+import functools
+import hashlib
+import io
+import random
+import sys
+import types
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.durable import records
+from lmc.errors import JournalError
+from tests.durable.resuming import CALLS, resumes_anywhere
+
+TOPIC = contextvars.ContextVar("TOPIC", default="none")
+
+
+def tool(x: Any) -> str:
+    CALLS.append(("tool", x))
+    return f"<{x}>"
+
+
+# -- classes of the program's own --------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Knows nothing of lmc."""
+
+    def __init__(self, most: int = 3) -> None:
+        self.items: list[Any] = []
+        self.most = most
+
+    @classmethod
+    def of(cls, text: str) -> Memory:
+        made = cls(len(text))
+        made.add(text)
+        return made
+
+    def add(self, item: Any) -> None:
+        self.items = [*self.items, item][-self.most :]
+
+    @property
+    def text(self) -> str:
+        return "|".join(map(str, self.items))
+
+
+class Counter:
+    n = 0
+
+    def count(self) -> int:
+        self.n += 1
+        return self.n
+
+
+class Node:
+    __slots__ = ("children", "move", "parent", "state", "visits")
+
+    def __init__(self, state: Any, parent: Node | None = None, move: str = "") -> None:
+        self.state, self.parent, self.move, self.visits, self.children = state, parent, move, 0, list[Node]()
+        if parent is not None:
+            parent.children.append(self)
+
+    def visit(self) -> int:
+        self.visits += 1
+        return self.visits if self.parent is None else self.parent.visit()
+
+
+@dataclass
+class Leaf:
+    n: int = 0
+    parent: Leaf | None = None
+    children: list[Leaf] = field(default_factory=list)
+
+    def grow(self) -> Leaf:
+        self.children.append(Leaf(self.n + 1, self))
+        return self.children[-1]
+
+
+class Grader:
+    def __init__(self, scale: str) -> None:
+        self.scale, self.given = scale, list[str]()
+
+    @lmc.function
+    def grade(self, s: Any, q: str) -> str:
+        s += f"{self.scale} {q}" + lmc.gen("g", max_tokens=2)
+        self.given.append(s["g"])
+        return s["g"]
+
+
+def remembering(x: str) -> Memory:
+    made = Memory(2)
+    made.add(x.strip())
+    return made
+
+
+@lmc.function
+def remembers(s: Any) -> Any:
+    memory, counter, other, made = Memory(), Counter(), Memory.of("abc"), remembering(" x ")
+    for i in range(2):
+        s += f"{i} {memory.text}" + lmc.gen("a", max_tokens=3)
+        memory.add(s["a"])
+        counter.count()
+        other.add(tool(s["a"]))
+        made.add(counter.n)
+    s += memory.text + other.text + made.text + lmc.gen("b", max_tokens=2)
+    return memory.items, counter.n, other.items, made.items
+
+
+@lmc.function
+def grows_a_tree(s: Any) -> Any:
+    root, leaf = Node(s), Leaf()
+    for i, f in enumerate(s.fork(2)):
+        f += f"{i}" + lmc.gen("move", max_tokens=2)
+        child, below = Node(f, root, f["move"]), leaf.grow()
+        child.visit()
+        below.grow().n += int(tool(i)[1])
+    s += f"{root.visits} {[c.move for c in root.children]}" + lmc.gen("a", max_tokens=2)
+    return root.children[0].parent is root, leaf.children[1].children[0].n, leaf.children[0].parent is leaf
+
+
+@lmc.function
+def calls_programs_of_its_objects(s: Any) -> Any:
+    grader = Grader("A to F")
+    found = [grader.grade(x).ret_value for x in "ab"]
+    s += "".join(grader.given) + tool(found[0]) + lmc.gen("z", max_tokens=2)
+    return grader.given == found
+
+
+# -- objects of Python that live in memory ----------------------------------------------------------------------------
+
+
+@lmc.function
+def draws_by_a_seed(s: Any) -> Any:
+    numbers, names = random.Random(5), ["a", "b", "c", "d"]
+    numbers.shuffle(names)
+    s += f"{names} {numbers.choice(names)}" + lmc.gen("a", max_tokens=2)
+    return names, tool(numbers.randint(0, 100)), numbers.sample(range(100), 3), random.Random(s["a"]).random()
+
+
+def fills(space: types.SimpleNamespace) -> None:
+    CALLS.append(("fills", 1))
+    space.filled = ["by", "a tool"]
+
+
+@lmc.function
+def writes_in_memory(s: Any) -> Any:
+    out, space = io.StringIO(), types.SimpleNamespace(n=1)
+    rows = csv.writer(out)
+    rows.writerow([1, tool("x")])
+    fills(space)
+    s += out.getvalue() + f"{space}" + lmc.gen("a", max_tokens=2)
+    table = csv.DictWriter(out, ["a", "b"])
+    table.writerow({"a": s["a"], "b": difflib.SequenceMatcher(None, "abc", "abd").ratio()})
+    space.n += 1
+    read = list(csv.DictReader(io.StringIO("k\nv\n")))
+    return out.getvalue(), hashlib.sha256(s["a"].encode()).hexdigest(), space.filled, space.n, read
+
+
+@lmc.function
+def sets_context_variables(s: Any) -> Any:
+    token = TOPIC.set("tea")
+
+    def within() -> str:
+        TOPIC.set("rain")
+        s.__iadd__(TOPIC.get() + tool("in") + lmc.gen("a", max_tokens=2))
+        return s["a"]
+
+    try:
+        context = contextvars.copy_context()
+        found = context.run(within), context[TOPIC], TOPIC.get()
+    finally:
+        TOPIC.reset(token)
+    s += TOPIC.get() + lmc.gen("b", max_tokens=2)
+    return found, TOPIC.get()
+
+
+@lmc.function
+def works_on_threads(s: Any) -> Any:
+    def work(f: Any, i: int) -> str:
+        f += f"{i}" + lmc.gen("v", max_tokens=2)
+        return tool(f["v"])
+
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(work, f, i) for i, f in enumerate(s.fork(2))]
+        found = [future.result() for future in futures] + list(pool.map(tool, "xy"))
+    s += "".join(found) + lmc.gen("z", max_tokens=2)
+    return found
+
+
+@lmc.function
+def exits(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    try:
+        sys.exit(3)
+    except SystemExit as left:
+        return left.code, tool(s["a"])
+
+
+PROGRAMS = [remembers, grows_a_tree, calls_programs_of_its_objects, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits]
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path, lambda: lmc.Mock(lambda prompt, ask: None if ask.name != "n" else "1"), doubtful=True)
+
+
+# -- what stays an effect --------------------------------------------------------------------------------------------------
+
+
+class Tools:
+    """Leaves something outside: its methods are tools."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def search(self, x: str) -> str:
+        self.used += 1
+        CALLS.append(("Tools.search", x))
+        return x.upper()
+
+    def again(self, x: str) -> Tools:
+        CALLS.append(("Tools.again", x))
+        self.used += 1
+        return self
+
+
+@lmc.function
+def has_tools(s: Any) -> Any:
+    tools = Tools()
+    s += tools.search("q") + lmc.gen("a", max_tokens=2)
+    s += tools.again("r").search("r") + lmc.gen("b", max_tokens=2)
+    return tools.used
+
+
+@pytest.mark.search
+def test_methods_that_leave_something_outside_are_recorded_as_a_whole(tmp_path: Path) -> None:
+    resumes_anywhere(has_tools, {}, tmp_path, doubtful=True)
+    assert [e.name for e in records.read(tmp_path / "0").runs[0].effects.values()] == ["Tools.search", "Tools.again", "Tools.search"]
+
+
+def draws(numbers: random.Random) -> float:
+    return numbers.random()
+
+
+def writes(out: io.StringIO) -> None:
+    out.write("more")
+
+
+@lmc.function
+def hands_out(s: Any, call: Any, make: Any) -> Any:
+    made = make()
+    s += "q" + lmc.gen("a", max_tokens=2)
+    call(made)
+    return s["a"]
+
+
+@pytest.mark.parametrize(("call", "make"), [(draws, functools.partial(random.Random, 5)), (writes, io.StringIO)])
+def test_what_a_tool_does_to_such_an_object_is_missed_by_nobody(call: Any, make: Any, tmp_path: Path) -> None:
+    with pytest.warns(lmc.JournalWarning, match="cannot hold what it did to a"):
+        hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed"):
+        hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
