@@ -20,7 +20,7 @@ from types import ModuleType, UnionType
 from typing import Any, TextIO, Union, get_args, get_origin
 
 from lmc import named, tracebacks
-from lmc.errors import LmcError, Loc
+from lmc.errors import IncompleteAnswer, LmcError, Loc
 
 Item = dict[str, Any]
 
@@ -391,12 +391,20 @@ def _line(record: Item) -> str:
     return text + "\n"
 
 
+def _value_of(state: Any, name: str) -> Any:
+    """Return a variable's value, or the text so far of an answer that was cut off: the program has gone on without it."""
+    try:
+        return state.get_var(name)
+    except IncompleteAnswer as cut:
+        return cut.text
+
+
 def record_of(index: int, state: Any, extra: Item) -> Item:
     """Return the record of one item: its results, or the error it ended with."""
     error = state.error()
     if error is not None:
         result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((str(error), *tracebacks.notes(error)))}}
     else:
-        variables = {name: state.get_var(name) for name in state.variables if name is not None}
+        variables = {name: _value_of(state, name) for name in state.variables if name is not None}
         result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}
     return {"index": index, **result, **({"input": extra} if extra else {})}

@@ -102,6 +102,17 @@ def test_one_bad_item_fails_alone_and_resume_runs_it_again(lmc_cli, folder):
     assert [(row["index"], row["return"]) for row in jsonl(folder / "out.jsonl")] == [(0, "a"), (1, "good"), (2, "c")]
 
 
+def test_an_answer_that_was_cut_and_is_not_needed_is_in_the_record_as_far_as_it_came(lmc_cli, folder):
+    body = "\n\n@lmc.function\ndef cut(s, text):\n    s += text + lmc.gen('n', dtype=list[str], max_tokens=1)\n    return text\n"
+    (folder / "cuts.py").write_text(PROGRAM + body)
+    items(folder / "in.jsonl", {"text": "a"}, {"text": "b"})
+    code, _, err = lmc_cli("run", "cuts.py:cut", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock")
+    rows = jsonl(folder / "out.jsonl")
+    assert code == 0, err
+    assert [(row["return"], row["variables"]["n"], row["text"]) for row in rows] == [("a", "[", "a["), ("b", "[", "b[")]
+    sys.modules.pop("cuts", None)
+
+
 def test_text_used_as_a_number_is_explained(lmc_cli, folder):
     (folder / "sums.py").write_text(PROGRAM + "\n\n@lmc.function\ndef more(s, text):\n    s += text + lmc.gen('n', max_tokens=2)\n    return s['n'] + 1\n")
     code, _, err = lmc_cli("run", "sums.py:more", "--arg", "text=x", "-b", "mock")

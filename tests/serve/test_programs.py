@@ -143,6 +143,21 @@ def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused():
     assert "JSON cannot write" in post("/programs/broken", {"how": "lock"}, None, PROGRAMS).json()["error"]["message"]
 
 
+def test_an_answer_that_was_cut_is_told_as_far_as_it_came_where_the_program_goes_on():
+    @lmc.function
+    def cut(s, text: str):
+        s += text + lmc.gen("n", dtype=list[str], max_tokens=1)
+        try:
+            return s.parsed("n")
+        except lmc.IncompleteAnswer as error:
+            return error.text
+
+    record = post("/programs/cut", {"text": "a"}, None, [cut]).json()
+    assert (record["return_value"], record["variables"], record["text"]) == ("[", {"n": "["}, "a[")
+    (end,) = [data for kind, data in stream_of(post("/programs/cut/stream", {"text": "a"}, None, [cut]).text) if kind == "done"]
+    assert end["variables"] == {"n": "["}
+
+
 def stream_of(text: str) -> list[tuple[str, Any]]:
     kinds = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
     return list(zip(kinds, events(text), strict=True))
