@@ -29,11 +29,12 @@ class Loc:
 
 
 class LmcError(Exception):
-    """Base of every error that lmc raises on its own account."""
+    """Base of every error that lmc raises on its own account. `param`: the parameter at fault, where one is known."""
 
-    def __init__(self, message: str, *, loc: Loc | None = None) -> None:
+    def __init__(self, message: str, *, loc: Loc | None = None, param: str | None = None) -> None:
         self.message = message
         self.loc = loc
+        self.param = param
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -55,6 +56,10 @@ class SchemaWarning(UserWarning):
 
 class ConstraintError(LmcError, ValueError):
     """A regex, schema or grammar that is invalid or that this target cannot enforce."""
+
+
+class UnmetConstraint(ConstraintError):
+    """An answer came that breaks a constraint which the target could not enforce, or not all of it. Another may keep it."""
 
 
 class PromptTooLongError(LmcError, ValueError):

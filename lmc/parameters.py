@@ -157,25 +157,30 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
     constraints: dict[str, Constraint] = {}
     stops: tuple[str, ...] = ()
     layout: dict[str, Any] = {}
-    for name, value in items:
-        if value is None:
-            continue
-        if name in _PARAMETERS:
-            field_name, check = _PARAMETERS[name]
-            changes[field_name] = check(name, value)
-        elif name == "dtype":
-            constraints[name], stops = dtype_constraint(value)
-        elif name in CONSTRAINT_KINDS:
-            constraints[name] = make_constraint(name, value)
-        elif name in _LAYOUT:
-            option, check = _LAYOUT[name]
-            layout[option] = check(name, value)
-        elif name == "seed":
-            integer(0)(name, value)
-        elif name == "tools":
-            _tools(value)
-        else:
-            raise ArgumentError(f"gen() has no parameter {name!r}{suggestion(name, list(_PARAMETERS))}")
+    name = None
+    try:
+        for name, value in items:
+            if value is None:
+                continue
+            if name in _PARAMETERS:
+                field_name, check = _PARAMETERS[name]
+                changes[field_name] = check(name, value)
+            elif name == "dtype":
+                constraints[name], stops = dtype_constraint(value)
+            elif name in CONSTRAINT_KINDS:
+                constraints[name] = make_constraint(name, value)
+            elif name in _LAYOUT:
+                option, check = _LAYOUT[name]
+                layout[option] = check(name, value)
+            elif name == "seed":
+                integer(0)(name, value)
+            elif name == "tools":
+                _tools(value)
+            else:
+                raise ArgumentError(f"gen() has no parameter {name!r}{suggestion(name, list(_PARAMETERS))}")
+    except LmcError as error:
+        error.param = name
+        raise
     if len(constraints) > 1:
         raise ParameterError(f"gen({'=…, '.join(constraints)}=…): an answer has one constraint; leave one out")
     if layout:
@@ -189,7 +194,7 @@ def _resolve(defaults: SamplingParams, items: tuple[tuple[str, Any], ...]) -> tu
         changes["max_new_tokens"] = limit_of(constraint.source)
     params = replace(defaults, **changes) if changes else defaults
     if params.min_new_tokens > params.max_new_tokens:
-        raise ParameterError(f"min_tokens={params.min_new_tokens} is more than max_tokens={params.max_new_tokens}")
+        raise ParameterError(f"min_tokens={params.min_new_tokens} is more than max_tokens={params.max_new_tokens}", param="min_tokens")
     return params, constraint
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 from lmc import observing
 from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
+from lmc.errors import ConstraintError, LmcError
 from lmc.fsm.search import searcher
 from lmc.prompt import segments_of
 from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, derive_seed
+from lmc.serve.errors import naming
 
 _tickets = itertools.count()
 
@@ -58,31 +60,37 @@ class Grown:
 class RequestedAnswers:
     """The answers of one HTTP request, in order: of each prompt, its n."""
 
-    def __init__(self, handles: Sequence[Handle]) -> None:
-        self._handles = handles
+    def __init__(self, handles: Sequence[Handle], fields: Mapping[type[LmcError], str | None]) -> None:
+        self._handles, self._fields = handles, fields
         self.results: list[Result] = [handle.results[0] for handle in handles]
 
     @classmethod
-    async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor) -> RequestedAnswers:
-        """Submit the requests. Raises their errors. A caller that is cancelled meanwhile leaves nothing behind."""
+    async def begin(cls, backend: Backend, asks: Sequence[Ask], pool: Executor, fields: Mapping[type[LmcError], str | None]) -> RequestedAnswers:
+        """Submit the requests. Raises their errors. A caller that is cancelled meanwhile leaves nothing behind.
+
+        fields  those of the HTTP request that errors are about, by the error's class
+        """
         future = pool.submit(copy_context().run, _submit, backend, asks)
         try:
-            handles = await asyncio.shield(asyncio.wrap_future(future))
+            with naming(fields):
+                handles = await asyncio.shield(asyncio.wrap_future(future))
         except asyncio.CancelledError:
             future.add_done_callback(_drop)
             raise
-        found = cls(handles)
+        found = cls(handles, fields)
         for result in found.results:  # refused at once, while there is still a status to send
             if result.error is not None:
                 found.cancel()
-                raise result.error
+                with naming(fields):
+                    raise result.error
         return found
 
     async def outputs(self) -> list[Output]:
         """Return all answers; raise the first error among them, and cancel the others."""
         async for _ in self._changes():
             if (failed := next((r.error for r in self.results if r.error is not None), None)) is not None:
-                raise failed
+                with naming(self._fields):
+                    raise failed
             if all(result.done for result in self.results):
                 break
         return [result.output() for result in self.results]
@@ -92,7 +100,9 @@ class RequestedAnswers:
         shown = [_Shown(i, result) for i, result in enumerate(self.results)]
         async for _ in self._changes():
             for each in shown:
-                if not each.over and (grown := each.news()) is not None:
+                with naming(self._fields):
+                    grown = None if each.over else each.news()
+                if grown is not None:
                     yield grown
             if all(each.over for each in shown):
                 return
@@ -145,8 +155,9 @@ def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:
     handles: list[Handle] = []
     try:
         for ask in asks:
-            for pattern in ask.params.stop_regex:
-                searcher(pattern)  # refuses patterns that need backtracking, which may never end
+            with naming({ConstraintError: "stop_regex"}):
+                for pattern in ask.params.stop_regex:
+                    searcher(pattern)  # refuses patterns that need backtracking, which may never end
             seed = seed_of(backend, ask.seed)
             ticket = next(_tickets)
             for i in range(ask.n):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -28,6 +29,7 @@ from lmc.errors import (
     PromptTooLongError,
     Refused,
     RunTimeout,
+    UnmetConstraint,
     UnsupportedOpError,
 )
 from lmc.parameters import suggestion
@@ -82,6 +84,7 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> ApiE
 
 _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first match wins
     (PromptTooLongError, 400, "context_length_exceeded"),
+    (UnmetConstraint, 502, "unmet_constraint"),
     (ConstraintError, 400, None),
     (UnsupportedOpError, 400, "unsupported"),
     (ProgramError, 400, None),
@@ -106,9 +109,37 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
         return ApiError(504, "the request took longer than this server allows")
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
-            return ApiError(status, error.message, code=code, headers={"Retry-After": "1"} if status == 503 else None)
+            param = error.param if status == 400 else None
+            return ApiError(status, error.message, param=param, code=code, headers={"Retry-After": "1"} if status == 503 else None)
     log.error("the request %s failed", request, exc_info=error)
     return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
+
+
+@contextmanager
+def naming(fields: Mapping[type[LmcError], str | None]) -> Iterator[None]:
+    """Name the field of a request in errors that do not know theirs, by their class."""
+    try:
+        yield
+    except LmcError as error:
+        if error.param is None:
+            error.param = next((field for kind, field in fields.items() if isinstance(error, kind)), None)
+        raise
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields of errors as another API does. `names`: its field for each path that it calls otherwise."""
+    try:
+        yield
+    except (ApiError, LmcError) as error:
+        told = as_api_error(error)
+        place = told.param or ""
+        known = max((name for name in names if f"{place}.".startswith(f"{name}.")), key=len, default=None)
+        if known is None:
+            raise
+        param = names[known] + place[len(known) :]
+        message = param + told.message[len(place) :] if told.message.startswith(place) else told.message
+        raise ApiError(told.status, message, param=param, code=told.code, kind=told.kind, headers=told.headers) from None
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -38,25 +38,35 @@ class MessagesRequest(RequestBody):
     thinking: dict[str, Any] | None = None
 
 
-def as_chat(request: MessagesRequest) -> Json:
-    """Convert the request to a chat completion's."""
+def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
+    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
     if request.thinking is not None and request.thinking.get("type") != "disabled":
         raise bad("thinking: this server does not separate it from the answer; leave it out", "thinking", "unsupported")
     messages: list[Json] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
+    names = {"messages.0": "system", "stop": "stop_sequences"}
     for i, message in enumerate(request.messages):
-        messages += _turns(message, f"messages.{i}")
+        turns = _turns(message, f"messages.{i}")
+        names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
+        messages += turns
     chat: Json = {"messages": messages, "max_tokens": request.max_tokens, "stop": request.stop_sequences or None}
     chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "top_k", "stream")}
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
-        choice = request.tool_choice or {"type": "auto"}
-        named = {"any": "required", "auto": "auto", "none": "none"}
-        chat["tool_choice"] = (
-            {"type": "function", "function": {"name": choice.get("name")}} if choice.get("type") == "tool" else named.get(str(choice.get("type")))
-        )
-    return {name: value for name, value in chat.items() if value is not None}
+        names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
+        chat["tool_choice"] = _choice(request.tool_choice or {"type": "auto"})
+    return {name: value for name, value in chat.items() if value is not None}, names
+
+
+def _choice(choice: Json) -> Any:
+    match choice:
+        case {"type": "tool"}:
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case {"type": "any" | "auto" | "none" as kind}:
+            return "required" if kind == "any" else kind
+        case _:
+            raise bad(f"tool_choice: its type is auto, any, none or tool, not {choice.get('type')!r:.60}", "tool_choice")
 
 
 def _tool(tool: Json) -> Json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,13 +14,14 @@ from pydantic import ValidationError
 
 from lmc.backend.base import Backend
 from lmc.backend.families import Family
-from lmc.errors import PromptTooLongError
+from lmc.errors import ConstraintError, LmcError, PromptTooLongError
 from lmc.segments import Constraint, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
     ChatDeltas,
     CompletionPieces,
+    Json,
     Stamp,
     TokenBytes,
     chat_choice,
@@ -30,7 +31,7 @@ from lmc.serve.answering import (
 )
 from lmc.serve.asking import Ask, RequestedAnswers
 from lmc.serve.conversation import prompt_of, tools_called
-from lmc.serve.errors import ApiError, M, bad, of_validation, parsed_on
+from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest, Sampled
@@ -73,15 +74,17 @@ class OpenAIApi:
     async def completions(self, call: EndpointCall) -> EndpointReply | Events:
         request = await self._parsed(CompletionRequest, call.body)
         stamp = self._stamp(request, "text_completion")
-        params, constraint = await self._in_pool(_meaning, request, _COMPLETION_TOKENS, self._adapter(request))
-        self._check_choices(len(request.prompts) * request.choices)
-        prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
+        params, (field, constraint) = await self._in_pool(_meaning, request, _COMPLETION_TOKENS, self._adapter(request))
+        fields = {PromptTooLongError: "prompt", ConstraintError: field}
+        self._check_choices(len(request.prompts) * request.choices, "prompt" if len(request.prompts) > 1 else "n")
+        with naming(fields):
+            prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
         asks = [
             Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i), request.cache_salt or "", **call.share, watched=bool(request.stream))
             for i, parts in enumerate(prompts)
         ]
         arrived = time.perf_counter()
-        generation = await self._begin(asks)
+        generation = await self._begin(asks, fields)
         scored = request.logprobs is not None
         if request.stream:
             return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
@@ -112,8 +115,7 @@ class OpenAIApi:
     async def responses(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer OpenAI's Responses API."""
         request = await self._parsed(responses_api.ResponsesRequest, call.body)
-        chat = await self._in_pool(lambda: _chat_of(responses_api.as_chat(request)))
-        answer, made = await self._answered(chat, call), responses_api.ResponseBuilder(request)
+        answer, made = await self._converted(responses_api.as_chat, request, call), responses_api.ResponseBuilder(request)
         if isinstance(answer, Chunks):
             return Events(_generator(made.events(answer.stream)), answer.cancel)
         return EndpointReply(made.whole(answer))
@@ -121,7 +123,7 @@ class OpenAIApi:
     async def messages(self, call: EndpointCall) -> EndpointReply | Events:
         """Answer Anthropic's Messages API."""
         request = await self._parsed(messages_api.MessagesRequest, call.body)
-        answer = await self._answered(await self._in_pool(lambda: _chat_of(messages_api.as_chat(request))), call)
+        answer = await self._converted(messages_api.as_chat, request, call)
         if isinstance(answer, Chunks):
             return Events(_generator(messages_api.events(answer.stream)), answer.cancel)
         return EndpointReply(messages_api.whole(answer))
@@ -129,11 +131,18 @@ class OpenAIApi:
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
         raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
 
+    async def _converted(self, as_chat: Callable[[Any], tuple[Json, dict[str, str]]], request: Any, call: EndpointCall) -> Json | Chunks:
+        """Answer another API's request as a chat completion; errors name its own fields."""
+        chat, names = await self._in_pool(as_chat, request)
+        with renaming(names):
+            answer = await self._answered(await self._in_pool(_chat_of, chat), call)
+        return answer
+
     async def _answered(self, request: ChatRequest, call: EndpointCall) -> dict[str, Any] | Chunks:
         """Return the answer to a chat completion, or its chunks."""
         stamp = self._stamp(request, "chat.completion")
-        self._check_choices(request.choices)
-        params, constraint = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
+        self._check_choices(request.choices, "n")
+        params, (field, constraint) = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
         asked = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
         family = asked.family
         if family is not None and (called := tools_called(request)):
@@ -152,7 +161,7 @@ class OpenAIApi:
             watched=bool(request.stream),
         )
         arrived = time.perf_counter()
-        generation = await self._begin([ask])
+        generation = await self._begin([ask], {PromptTooLongError: "messages", ConstraintError: field or "tools"})
         token_bytes = self._token_bytes if request.logprobs else None
         if request.stream:
             return Chunks(self._chunks(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
@@ -201,9 +210,9 @@ class OpenAIApi:
             known = ", ".join(self._names)
             raise ApiError(404, f"there is no model {name!r}; this server has {known}", param="model", code="model_not_found")
 
-    def _check_choices(self, asked: int) -> None:
+    def _check_choices(self, asked: int, param: str) -> None:
         if asked > self._settings.max_choices:
-            raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", "n")
+            raise bad(f"{asked} answers in one request; at most {self._settings.max_choices} may be asked for", param)
 
     def _end(self, stamp: Stamp, request: Sampled, generation: RequestedAnswers) -> bytes:
         """Return the end of a stream."""
@@ -220,9 +229,10 @@ class OpenAIApi:
         words = getattr(self._backend, "tokenizer", None)  # a token may be half a character
         return list(text.encode() if words is None else words.token_bytes(token))
 
-    async def _begin(self, asks: list[Ask]) -> RequestedAnswers:
+    async def _begin(self, asks: list[Ask], fields: Mapping[type[LmcError], str | None]) -> RequestedAnswers:
+        """Submit the requests. `fields`: those that errors are about, by their class."""
         compiled = any(ask.constraint is not None or ask.params.stop_regex for ask in asks)
-        return await RequestedAnswers.begin(self._backend, asks, self._compiling if compiled else self._pool)
+        return await RequestedAnswers.begin(self._backend, asks, self._compiling if compiled else self._pool, fields)
 
     async def _in_pool(self, work: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *args)
@@ -256,7 +266,7 @@ def _chat_of(body: dict[str, Any]) -> ChatRequest:
         raise of_validation(error, tuple(ChatRequest.model_fields), body) from None
 
 
-def _meaning(request: ChatRequest | CompletionRequest, most: int, adapter: str) -> tuple[SamplingParams, Constraint | None]:
+def _meaning(request: ChatRequest | CompletionRequest, most: int, adapter: str) -> tuple[SamplingParams, tuple[str | None, Constraint | None]]:
     """Return the sampling parameters and the constraint of a request: long regexes and schemas take a while to
     parse."""
     return replace(request.asked_params(most), adapter=adapter), request.constraint()

@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from lmc.constraints import make_constraint
+from lmc.constraints import MAX_SOURCE, make_constraint
+from lmc.errors import LmcError
 from lmc.parameters import sampling
 from lmc.segments import Constraint, SamplingParams
-from lmc.serve.errors import bad
+from lmc.serve.errors import bad, naming
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
@@ -236,59 +237,61 @@ class Sampled(RequestBody):
         }
         return sampling(SamplingParams(), given)
 
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the answer. Only one field may give it."""
-        found = {name: c for name, c in self._constraints() if c is not None}
+    def constraint(self) -> tuple[str | None, Constraint | None]:
+        """Return the constraint on the answer, and the field that gives it. Only one may."""
+        found = [(field, kind, source) for field, kind, source in self._constraints() if source is not None]
         if len(found) > 1:
-            raise bad(f"{' and '.join(found)} exclude each other: an answer has one constraint", next(reversed(found)))
-        return next(iter(found.values()), None)
+            raise bad(f"{' and '.join(field for field, _, _ in found)} exclude each other: an answer has one constraint", found[-1][0])
+        for field, kind, source in found:
+            with naming({LmcError: field}):
+                return field, make_constraint(kind, source)
+        return None, None
 
-    def _constraints(self) -> list[tuple[str, Constraint | None]]:
+    def _constraints(self) -> list[tuple[str, str, Any]]:
+        """Return each field that may give a constraint, the kind, and its source, None if it is not given."""
         structured = self.structured_outputs or StructuredOutputs()
-        tag = structured.structural_tag
         return [
-            ("response_format", _of_format(self.response_format)),
-            ("regex", _made("regex", self.regex)),
-            ("json_schema", _made("json_schema", self.json_schema)),
-            ("ebnf", _made("ebnf", self.ebnf)),
-            ("lark", _made("lark", self.lark)),
-            ("structural_tag", _made("structural_tag", self.structural_tag)),
-            ("guided_regex", _made("regex", self.guided_regex)),
-            ("guided_json", _made("json_schema", self.guided_json)),
-            ("guided_grammar", _made("ebnf", self.guided_grammar)),
-            ("guided_choice", _choice(self.guided_choice, "guided_choice")),
-            ("structured_outputs.regex", _made("regex", structured.regex)),
-            ("structured_outputs.json", _made("json_schema", structured.json_)),
-            ("structured_outputs.grammar", _made("ebnf", structured.grammar)),
-            ("structured_outputs.choice", _choice(structured.choice, "structured_outputs.choice")),
-            ("structured_outputs.structural_tag", _made("structural_tag", tag)),
-            ("structured_outputs.json_object", _ANY_OBJECT if structured.json_object else None),
+            ("response_format", "json_schema", _of_format(self.response_format)),
+            ("regex", "regex", self.regex),
+            ("json_schema", "json_schema", self.json_schema),
+            ("ebnf", "ebnf", self.ebnf),
+            ("lark", "lark", self.lark),
+            ("structural_tag", "structural_tag", self.structural_tag),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_json", "json_schema", self.guided_json),
+            ("guided_grammar", "ebnf", self.guided_grammar),
+            ("guided_choice", "regex", _choice(self.guided_choice, "guided_choice")),
+            ("structured_outputs.regex", "regex", structured.regex),
+            ("structured_outputs.json", "json_schema", structured.json_),
+            ("structured_outputs.grammar", "ebnf", structured.grammar),
+            ("structured_outputs.choice", "regex", _choice(structured.choice, "structured_outputs.choice")),
+            ("structured_outputs.structural_tag", "structural_tag", structured.structural_tag),
+            ("structured_outputs.json_object", "json_schema", _ANY_OBJECT if structured.json_object else None),
         ]
 
 
-_ANY_OBJECT = make_constraint("json_schema", {"type": "object"})
+_ANY_OBJECT = {"type": "object"}
 
 
-def _made(kind: str, source: Any) -> Constraint | None:
-    return None if source is None else make_constraint(kind, source)
-
-
-def _choice(choices: list[str] | None, param: str) -> Constraint | None:
+def _choice(choices: list[str] | None, param: str) -> str | None:
     if choices is None:
         return None
     if not choices or "" in choices:
         raise bad(f"{param}: at least one choice, and none of them empty", param)
-    return make_constraint("regex", "|".join(map(re.escape, choices)))
+    pattern = "|".join(map(re.escape, choices))
+    if len(pattern) > MAX_SOURCE:
+        raise bad(f"{param}: the pattern of {len(choices):,} choices has {len(pattern):,} characters, and at most {MAX_SOURCE:,} are allowed", param)
+    return pattern
 
 
-def _of_format(wanted: ResponseFormat | None) -> Constraint | None:
+def _of_format(wanted: ResponseFormat | None) -> dict[str, Any] | None:
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
         return _ANY_OBJECT
     if wanted.json_schema is None or wanted.json_schema.json_schema is None:
         raise bad("response_format: type json_schema needs json_schema.schema", "response_format")
-    return make_constraint("json_schema", wanted.json_schema.json_schema)
+    return wanted.json_schema.json_schema
 
 
 # -- the endpoints -----------------------------------------------------------------------------------------------------

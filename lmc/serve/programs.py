@@ -218,7 +218,7 @@ class Published(DescribedProgram):
         at = self._place(error)
         if isinstance(error, LmcError):
             told = as_api_error(error)
-            return ApiError(told.status, at + told.message, param=told.param, code=told.code)
+            return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
         return ApiError(500, f"{at}{type(error).__name__}: {error}", kind="program_error")
 

@@ -56,16 +56,19 @@ class ResponsesRequest(RequestBody):
     conversation: None = None
 
 
-def as_chat(request: ResponsesRequest) -> Json:
-    """Convert the request to a chat completion's."""
+def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:
+    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     messages: list[Json] = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    names = {"messages": "input", "messages.0": "instructions", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
     for i, item in enumerate(items):
         _add(messages, item, i)
+        names[f"messages.{len(messages) - 1}"] = "input" if isinstance(request.input, str) else f"input.{i}"
     chat: Json = {"messages": messages, "stream": request.stream, "max_completion_tokens": request.max_output_tokens}
     chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "user", "metadata", "parallel_tool_calls")}
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
+        names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
         choice = request.tool_choice
         chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
     form = request.text.format if request.text is not None else None
@@ -73,7 +76,7 @@ def as_chat(request: ResponsesRequest) -> Json:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": form.get("name") or "answer", "schema": form.get("schema")}}
     elif form is not None:
         chat["response_format"] = {"type": form.get("type")}
-    return {name: value for name, value in chat.items() if value is not None}
+    return {name: value for name, value in chat.items() if value is not None}, names
 
 
 def _tool(tool: Json) -> Json:

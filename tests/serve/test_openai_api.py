@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.errors import UnmetConstraint
 from tests.serve.serving import HELLO, chat, complete, events, post, talk
 
 pytestmark = pytest.mark.api
@@ -219,14 +220,20 @@ BAD = {
     "half a character": (r'{"messages": [{"role": "user", "content": "\ud800"}]}', None, ""),
     "too many": ({**HELLO, "n": 999}, "n", "at most 128"),
     "zero": ({**HELLO, "n": 0}, "n", "1"),
-    "long choices": ({**HELLO, "guided_choice": ["x" * 99] * 2561}, None, "has 256,099 characters, and at most 256,000 are allowed"),
-    "bad regex": ({**HELLO, "regex": "("}, None, "not a valid regular expression"),
-    "deep regex": ({**HELLO, "regex": "(" * 3000 + "a" + ")" * 3000}, None, "nested too deep"),
+    "long choices": ({**HELLO, "guided_choice": ["x" * 99] * 2561}, "guided_choice", "has 256,099 characters, and at most 256,000 are allowed"),
+    "bad regex": ({**HELLO, "regex": "("}, "regex", "not a valid regular expression"),
+    "deep regex": ({**HELLO, "regex": "(" * 3000 + "a" + ")" * 3000}, "regex", "nested too deep"),
     "empty salt": ({**HELLO, "cache_salt": ""}, "cache_salt", "at least 1"),
-    "bad schema": ({**HELLO, "guided_json": {"type": "nonsense"}}, None, "nonsense"),
+    "bad schema": ({**HELLO, "guided_json": {"type": "nonsense"}}, "guided_json", "nonsense"),
+    "bad format": ({**HELLO, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}, "response_format", "nonsense"),
+    "bad structure": ({**HELLO, "structured_outputs": {"regex": "a{99999}"}}, "structured_outputs.regex", "10000"),
+    "empty stops": ({**HELLO, "stop": ["", ""]}, "stop", "empty"),
+    "bad stop regex": ({**HELLO, "stop_regex": "("}, "stop_regex", "not a valid regular expression"),
+    "irregular stop regex": ({**HELLO, "regex": "a", "stop_regex": r"(a)\1"}, "stop_regex", "back-references"),
+    "min beyond max": ({**HELLO, "min_tokens": 9, "max_tokens": 5}, "min_tokens", "more than max_tokens"),
     "two constraints": ({**HELLO, "regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
     "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),
-    "bad grammar": ({**HELLO, "ebnf": "root ::= other"}, None, "other"),
+    "bad grammar": ({**HELLO, "ebnf": "root ::= other"}, "ebnf", "other"),
     "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", ""),
     "usage without stream": ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     "lonely top_logprobs": ({**HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
@@ -249,6 +256,23 @@ def test_bad_requests_are_refused_with_the_place(name):
     if param is not None:
         assert error["param"] == param
     assert mock.call_log == [], "nothing was asked"
+
+
+@pytest.mark.parametrize("stream", (False, True))
+def test_what_the_backend_refuses_is_a_400_with_the_place(stream):
+    long = lmc.Mock(fault=lambda ask, i: lmc.PromptTooLongError("long"))
+    strict = lmc.Mock(fault=lambda ask, i: lmc.ConstraintError("strict"))
+    for ask, mock, param in ((chat, long, "messages"), (complete, long, "prompt"), (chat, strict, "guided_regex"), (complete, strict, "guided_regex")):
+        answer = ask(mock, guided_regex="a", stream=stream)
+        error = events(answer.text)[-1]["error"] if answer.status_code == 200 else answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+def test_an_answer_that_breaks_a_constraint_is_no_fault_of_the_request():
+    answer = chat(lmc.Mock(fault=lambda ask, i: UnmetConstraint("the answer is not valid")), regex="a")
+    assert answer.status_code == 502 and answer.json()["error"] == {
+        "message": "the answer is not valid", "type": "server_error", "param": None, "code": "unmet_constraint",
+    }  # fmt: skip
 
 
 def test_what_routers_write_into_requests_is_taken():

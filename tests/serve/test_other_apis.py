@@ -13,6 +13,7 @@ from tests.serve.test_tools import CALLED, WEATHER, backend
 pytestmark = pytest.mark.api
 RESPONSES, MESSAGES, CHAT = "/v1/responses", "/v1/messages", "/v1/chat/completions"
 FLAT = {"type": "function", **WEATHER["function"], "strict": False}
+TOOL_RESULT = {"type": "tool_result", "tool_use_id": "x", "content": "-5"}
 THEIRS = {"name": "weather", "description": "…", "input_schema": WEATHER["function"]["parameters"]}
 
 
@@ -143,6 +144,21 @@ def test_what_a_response_cannot_have_is_refused(field, value):
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    (
+        ({"instructions": "Be kind.", "input": [{"role": "user", "content": "x"}, {"role": "king", "content": "x"}]}, "input.1.role"),
+        ({"input": [{"type": "function_call_output", "call_id": 3, "output": "x"}]}, "input.0.tool_call_id"),
+        ({"input": []}, "input"),
+        ({"input": "x", "tools": [{"type": "function", "name": "no name"}]}, "tools.0.name"),
+        ({"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}}, "text.format"),
+    ),
+)
+def test_an_error_of_a_response_names_its_own_field(given, param):
+    error = post(RESPONSES, given).json()["error"]
+    assert error["param"] == param and (param == "text.format" or error["message"].startswith(f"{param}: "))
+
+
 # -- Messages ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +235,20 @@ def test_errors_of_messages_are_anthropics(anthropic):
     ):
         answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}], field: value})
         assert answer.status_code in (400, 404) and answer.json()["type"] == "error" and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    (
+        ({"tools": [THEIRS], "tool_choice": {"type": "king"}}, "tool_choice: its type is auto, any, none or tool, not 'king'"),
+        ({"system": "Be kind.", "messages": [{"role": "user", "content": [TOOL_RESULT, TOOL_RESULT]}, {"role": "king", "content": "x"}]}, "messages.1.role: "),
+        ({"tools": [{**THEIRS, "name": "no name"}]}, "tools.0.name: "),
+        ({"stop_sequences": ["", ""]}, "stop"),
+    ),
+)
+def test_an_error_of_a_message_names_its_own_field(given, said):
+    answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}], **given}, backend(["x"]))
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(said)
 
 
 def test_a_fault_in_the_middle_of_a_message_is_an_error_event():

@@ -51,11 +51,11 @@ from lmc.config import log
 from lmc.errors import (
     BackendError,
     CancelledError,
-    ConstraintError,
     Filtered,
     LmcError,
     ParameterError,
     Refused,
+    UnmetConstraint,
     UnsupportedOpError,
 )
 from lmc.forking import belongs_here
@@ -621,7 +621,7 @@ class ApiBackend(ABC):
                 meta = {"constraint": {"enforced": "verified", "attempts": attempt + 1}}
                 return self._output(place, reply, found, tally, 0, meta)
         last = reply.samples[-1].text if reply.samples else ""
-        raise ConstraintError(
+        raise UnmetConstraint(
             f"{self.name} cannot enforce {constraint.kind}=… and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
             f"Use a server that can, or describe the answer's form in the prompt",
             loc=ask.loc,
@@ -680,7 +680,7 @@ class ApiBackend(ABC):
             if chosen is not None:
                 how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
                 return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
-        raise ConstraintError(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
+        raise UnmetConstraint(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
 
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
         """Return the constraint that makes an answer one of the choices; None: there is none, and it is verified."""

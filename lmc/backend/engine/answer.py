@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.errors import ConstraintError, Loc, shown
+from lmc.errors import ConstraintError, Loc, UnmetConstraint, shown
 from lmc.fsm.search import finder
 from lmc.segments import Constraint, Part, SamplingParams
 
@@ -256,8 +256,8 @@ class Answer:
         assert self.matcher is not None
         try:
             self.matcher.check(self.text)
-        except ConstraintError as error:
-            raise ConstraintError(error.message, loc=self._loc) from None
+        except UnmetConstraint as error:
+            raise UnmetConstraint(error.message, loc=self._loc) from None
 
     def _safe(self) -> int:
         """Return the length of the text that no stop can still cut."""

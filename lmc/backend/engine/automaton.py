@@ -20,7 +20,7 @@ from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
-from lmc.errors import ConstraintError, Loc, shown
+from lmc.errors import ConstraintError, Loc, UnmetConstraint, shown
 from lmc.fsm.arrays import ArrayDFA, LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.canonical import Canonical
@@ -378,7 +378,7 @@ class AutomatonMatcher:
 
     def check(self, text: str) -> None:
         if self._check is not None and (why := self._check(text)) is not None:
-            raise ConstraintError(f"the answer {shown(text)} is not valid: {why}; ask again, or change what could not be enforced (a warning named it)")
+            raise UnmetConstraint(f"the answer {shown(text)} is not valid: {why}; ask again, or change what could not be enforced (a warning named it)")
 
     @property
     def done(self) -> bool:

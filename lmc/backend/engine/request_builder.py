@@ -479,19 +479,20 @@ def _validate_params(p: SamplingParams, vocab_size: int, loc: Loc | None) -> Non
     )
     for name, value in (("max_tokens", p.max_new_tokens), ("min_tokens", p.min_new_tokens), ("n", p.n), ("top_k", p.top_k)):
         if int(value) != value:
-            raise ParameterError(f"gen: {name} is {value}; it must be a whole number", loc=loc)
+            raise ParameterError(f"gen: {name} is {value}; it must be a whole number", loc=loc, param=name)
     for name, value, fine, must in ranges:
         if not fine:
-            raise ParameterError(f"gen: {name} is {value}; it must be {must}", loc=loc)
-    for token in (*p.stop_token_ids, *(t for t, _ in p.logit_bias)):
-        if not 0 <= token < vocab_size:
-            raise ParameterError(f"gen: token id {token} is not in the vocabulary of {vocab_size}", loc=loc)
+            raise ParameterError(f"gen: {name} is {value}; it must be {must}", loc=loc, param=name)
+    for name, tokens in (("stop_token_ids", p.stop_token_ids), ("logit_bias", [token for token, _ in p.logit_bias])):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise ParameterError(f"gen: token id {token} of {name} is not in the vocabulary of {vocab_size}", loc=loc, param=name)
     for token, bias in p.logit_bias:
         if not bias < float("inf"):  # NaN is not, either
-            raise ParameterError(f"gen: logit_bias of token {token} is {bias}; it must be a number, or -inf", loc=loc)
+            raise ParameterError(f"gen: logit_bias of token {token} is {bias}; it must be a number, or -inf", loc=loc, param="logit_bias")
     for pattern in p.stop_regex:
         try:
             re.compile(pattern)
             finder(pattern)  # compiled here, where nothing else waits for it
         except re.error as error:
-            raise ConstraintError(f"stop_regex {pattern!r} is invalid: {error}", loc=loc) from None
+            raise ConstraintError(f"stop_regex {pattern!r} is invalid: {error}", loc=loc, param="stop_regex") from None
