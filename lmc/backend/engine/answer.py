@@ -95,6 +95,7 @@ class Answer:
         self._ended = False
         self._end_tokens: Sequence[int] | None = None  # of the shortest end, once the answer is steered to it
         self._horizon = 0 if matcher is None else matcher.horizon
+        self.is_plain = self.late and matcher is None  # a stop token or its length ends it, and nothing else
 
     @property
     def is_near(self) -> bool:
@@ -117,6 +118,14 @@ class Answer:
             return token
         first, *self._end_tokens = (*end, min(self.stop_ids))
         return first
+
+    def advance(self, token: int) -> bool:
+        """Push a token that cannot end a plain answer; return False, with nothing done, for any that `push` has to see."""
+        if not self.is_plain or token in self.stop_ids or self.sampled + 1 >= self._params.max_new_tokens:
+            return False
+        self.sampled += 1
+        self._ids.append(token)
+        return True
 
     def push(self, token: int) -> Ending | None:
         """Push one more token; return the ending if it was the last."""

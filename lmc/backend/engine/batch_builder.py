@@ -96,11 +96,33 @@ class BatchBuilder:
         """Add the rows of sampled tokens, and as many of the tokens forced after them as there is room for. The last
         row of each gives the next sample, unless the answer has ended and only waits for scores. The rows of its draft
         follow."""
+        known = [req.extend_len for req in decoding]
+        assert min(known, default=1) > 0, "a decoding request has nothing to compute"
+        if drafts or sum(known) > len(known):
+            self._several(decoding, known, drafts)
+        else:
+            self._one_each(decoding)
+        self.room -= min(len(self.work.samples), self.room, self._chunk // 2)  # GEMMs like a whole chunk
+
+    def _one_each(self, decoding: Sequence[Request]) -> None:
+        """Add one row for each, and nothing else: most rows of most passes."""
+        work, reservations = self.work, self._held.reservations
+        spans, samples = work.spans, work.samples
+        for row, (req, slot) in enumerate(zip(decoding, self._alloc(len(decoding)).tolist(), strict=True), work.rows):
+            at = req.device_len
+            req.slots[at] = slot
+            spans.append(Rows(req, req.ids[at : at + 1], at, req.slots[: at + 1], None, req.is_far))
+            if req.is_scored:
+                self._score(req, row, at, at + 1)
+            if req.ending is None:
+                samples.append((row, req))
+        work.rows += len(decoding)
+        reservations.consume_each(decoding)
+
+    def _several(self, decoding: Sequence[Request], known: Sequence[int], drafts: Mapping[Request, np.ndarray]) -> None:
         room, counts = self.room, list[int]()
-        for req in decoding:
-            known = req.extend_len
-            assert known > 0, "a decoding request has nothing to compute"
-            n = known if known == 1 else min(known, 1 + max(0, room))
+        for more in known:
+            n = more if more == 1 else min(more, 1 + max(0, room))
             room -= n - 1
             counts.append(n)
         drafts = self._drafts(drafts, dict(zip(decoding, counts, strict=True)))
@@ -117,7 +139,6 @@ class BatchBuilder:
                 self.work.drafts[req] = Draft(draft, len(self.work.checks))
                 self.work.checks += [(start + n + i, view) for i, view in enumerate(drafted(req, draft))]
         self.room -= sum(counts) - len(decoding)  # drafts use rows that no other request wants
-        self.room -= min(len(self.work.samples), self.room, self._chunk // 2)  # GEMMs like a whole chunk
 
     def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:
         """Return drafts with slots that are unreserved and need no eviction; these are reserved now, and kept as far as
@@ -184,10 +205,14 @@ class BatchBuilder:
         self._held.reservations.consume(req, n)
         start = self.work.add(Rows(req, req.ids[at:end], at, req.slots[:end], None, req.is_far))
         if req.is_scored:
-            for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
-                if req.ids[p + 1] < PICTURE:  # pictures have no log-probability
-                    self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
+            self._score(req, start, at, end)
         return start
+
+    def _score(self, req: Request, start: int, at: int, end: int) -> None:
+        """Score the known tokens behind its rows [at, end), of which the first is row `start`."""
+        for p in range(max(at, req.first_scored - 1), min(end, req.length - 1)):
+            if req.ids[p + 1] < PICTURE:  # pictures have no log-probability
+                self.work.scores.append(Score(start + p - at, int(req.ids[p + 1]), req, p + 1))
 
     def _alloc(self, n: int) -> np.ndarray:
         if self._held.lacks(n):
@@ -199,6 +224,7 @@ class BatchBuilder:
         work = self.work
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass
             work.samples += [(row, req), *((row, twin) for twin in req.twins)]
+        work.complete()
         return work if work.rows or work.scores else None
 
 

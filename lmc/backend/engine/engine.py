@@ -519,8 +519,9 @@ class EngineCore:
         """Return whether a pass without the answers that must wait for this one is worthwhile, or none must and most
         will gain."""
         samples = flying.samples
-        free = all(req.runs_free for _, req in samples) and not self.scheduler.drafts.is_promising(req for _, req in samples)
-        if free and sum(req.forced_chance for _, req in samples) <= _MOST_FORCED * len(samples):
+        bound = [req for _, req in samples if not req.is_plain or req.draft]
+        free = all(req.runs_free for req in bound) and not self.scheduler.drafts.is_promising(req for _, req in samples)
+        if free and sum(req.forced_chance for req in bound) <= _MOST_FORCED * len(samples):
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
@@ -563,6 +564,48 @@ class EngineCore:
         self.failure = ""
         for req in work.requests:
             req.in_flight -= 1
+        self._deliver_scores(work, output)
+        n, drafts, read = len(work.samples), work.drafts, self._pending_deltas
+        logprobs, checked = output.logprobs, list(zip(output.tokens[n:], output.logprobs[n:], strict=True))
+        now, follows = time.perf_counter(), n <= MOST_DRAFTING
+        for i, ((_, req), place, token) in enumerate(zip(work.samples, work.places, output.tokens[:n], strict=True)):
+            if req.done:
+                continue
+            answer = req.answer
+            assert answer is not None
+            if req.is_plain and token >= 0 and req not in drafts and answer.advance(token):
+                self._generated += 1
+                req.passes += 1
+                req.first_at = req.first_at or now
+                req.learn(place, token)
+            elif not self._sample(req, place, token, logprobs[i], drafts.get(req), checked):
+                continue
+            if answer.streams:
+                read.append(req)
+            if follows and not req.done:
+                self.scheduler.drafts.follow(req)
+        for req in drafts:
+            if not req.done:
+                self.scheduler.drop_draft(req)
+        self._finish_ready(work.unsampled)
+
+    def _sample(
+        self, req: Request, place: int, token: int, logprob: TokenLogprob | None, draft: Draft | None, checked: Sequence[tuple[int, TokenLogprob | None]]
+    ) -> bool:
+        """Deliver a drawn token, and what its draft gives; return False if that was not wanted any more, or failed."""
+        if not req.awaits(place):
+            return False
+        req.passes += 1
+        try:
+            self._push(req, place, token, logprob)
+            if draft is not None:
+                self._verify(req, place, draft, checked)
+        except Exception as error:
+            self._drop(req, _as_backend_error(error))
+            return False
+        return True
+
+    def _deliver_scores(self, work: Pass, output: PassOutput) -> None:
         for req in {score.request for score in work.scores if score.at is None}:
             req.passes += 1
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
@@ -572,27 +615,6 @@ class EngineCore:
                 score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
             else:  # a forced token: its turn comes before that of this pass's sample
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
-        drawn = list(zip(output.tokens, output.logprobs, strict=True))
-        sampled, checked = drawn[: len(work.samples)], drawn[len(work.samples) :]
-        for (_, req), place, (token, logprob) in zip(work.samples, work.places, sampled, strict=True):
-            if req.done or not req.awaits(place):
-                continue
-            req.passes += 1
-            try:
-                self._push(req, place, token, logprob)
-                if (draft := work.drafts.get(req)) is not None:
-                    self._verify(req, place, draft, checked)
-            except Exception as error:
-                self._drop(req, _as_backend_error(error))
-            else:
-                if req.answer is not None and req.answer.streams:
-                    self._pending_deltas.append(req)
-                if len(work.samples) <= MOST_DRAFTING and not req.done:
-                    self.scheduler.drafts.follow(req)
-        for req in work.drafts:
-            if not req.done:
-                self.scheduler.drop_draft(req)
-        self._finish_ready(work.unsampled)
 
     def _verify(self, req: Request, place: int, draft: Draft, checked: Sequence[tuple[int, TokenLogprob | None]]) -> None:
         """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""

@@ -83,6 +83,7 @@ class Pass:
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
     followers: dict[Request, int] = field(default_factory=dict)  # tokens of its head that others compute here
     rows: int = 0
+    requests: Sequence[Request] = ()  # all with a row or a sample in it, each once; set when it is complete
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
     @property
@@ -91,17 +92,16 @@ class Pass:
         return [*self.samples, *self.checks] if self.checks else self.samples
 
     @property
-    def requests(self) -> Iterable[Request]:
-        """Return all requests with a row or a sample in it; a twin has no rows of its own."""
-        return dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples)))
-
-    @property
     def unsampled(self) -> Iterable[Request]:
         """Return requests with rows in it and no sample."""
         if len(self.samples) == len(self.spans) and not self.first:
             return ()  # of decoding requests each has a span, and no more than one sample
         sampled = set(map(_SECOND, self.samples))
         return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
+
+    def complete(self) -> None:
+        """Complete it: no rows are added any more. A twin has a sample and no rows."""
+        self.requests = list(dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples))))
 
     def add(self, rows: Rows) -> int:
         """Add a span; return the row where it begins."""

@@ -125,6 +125,7 @@ class Request:
     first_at: float = 0.0  # and when its first token arrived; 0: not yet
 
     is_scored: bool = field(init=False)  # wants log-probabilities of tokens known before their rows run
+    is_plain: bool = field(init=False)  # nothing but its sampled tokens continues it, and no text ends it
     _free: bool = field(init=False)
     """Its next sample does not depend on the host's processing of the last one, so it may be planned before that is
     known: it has no constraint, or one that a device follows by itself (device_automata.py). Tokens forced after the
@@ -181,12 +182,13 @@ class Request:
         self.is_scored = self.score_from is not None or (self.kind is RequestKind.GENERATE and p.return_logprob)
         changes = p.frequency_penalty or p.presence_penalty or p.min_new_tokens  # by the samples, or their number
         self._free = matcher is None or (matcher.place is not None and not self.is_scored and not changes)
+        self.is_plain = self.answer is not None and self.answer.is_plain and not self.is_scored
         self.node_logprobs = [0.0] * self.trie.nodes
 
     @property
     def runs_free(self) -> bool:
         """Return whether its next sample does not depend on the host's processing of the last one."""
-        return self._free and not self.draft and (self.answer is None or not self.answer.is_near)
+        return self._free and not self.draft and (self.is_plain or self.answer is None or not self.answer.is_near)
 
     @property
     def prompt_len(self) -> int:
@@ -326,7 +328,7 @@ class Request:
         or its next step depends on the token being sampled."""
         if not self.in_flight:
             return False
-        last = self.awaited and (not self.runs_free or self.length == len(self.ids))
+        last = self.awaited and (self.length == len(self.ids) or not self.runs_free)
         return last or self.extend_len == 0
 
     def append(self, token: int) -> None:
@@ -340,9 +342,10 @@ class Request:
     def expect(self) -> int:
         """Reserve a place for the token being sampled; return its position."""
         assert not self.awaited or self.runs_free
-        self.append(PENDING)
-        self.awaited = True
-        return self.length - 1
+        at = self.length
+        self.ids[at] = PENDING
+        self.length, self.awaited = at + 1, True
+        return at
 
     def awaits(self, position: int) -> bool:
         """Return whether the token at `position` is being sampled; not if a forced one has replaced it."""

@@ -8,7 +8,7 @@ never preempted (`most_preemptions`). Only counts; the scheduler decides about p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import AnswerLengths
@@ -58,6 +58,13 @@ class Reservations:
         req.reserved -= slots
         self.reserved -= slots
 
+    def consume_each(self, requests: Sequence[Request]) -> None:
+        """Consume one of each."""
+        for req in requests:
+            assert req.reserved > 0, "more allocated than reserved"
+            req.reserved -= 1
+        self.reserved -= len(requests)
+
     def watch(self, req: Request) -> None:
         """Track a request that runs from now on."""
         if req.unreserved_need:
@@ -76,7 +83,7 @@ class Reservations:
 
     def short(self) -> list[Request]:
         """Return requests that reserved less than their known tokens need."""
-        return [req for req in self.open if req.length > req.draft_end + req.reserved]
+        return [req for req in self.open if req.length > req.device_len + req.draft + req.reserved]
 
     def left_for(self, short: list[Request]) -> int:
         """Return the slots to spare beyond those that they lack, for each: so that not every pass has to reserve

@@ -168,7 +168,7 @@ class Scheduler:
         for req in self.running:
             if req.arriving is not None:
                 continue
-            if req.in_head or req.kind is not RequestKind.GENERATE:
+            if req.device_len < req.head_len or req.kind is not RequestKind.GENERATE:
                 others.append(req)
             elif not req.is_landing:
                 decoding.append(req)
@@ -222,29 +222,32 @@ class Scheduler:
     def commit(self, work: Pass) -> None:
         """Commit a pass that has run, or will have before anything planned from now on: its KV is valid. Prompt chunks
         go to the tree at once, so that others can use them; its sampled tokens get their places."""
-        held = self._held
+        held, drafts = self._held, work.drafts
         work.places = [req.expect() for _, req in work.samples]
-        for span in work.spans:
-            req, n = span.request, len(span.ids)
+        for req, ids, _, _, branch, _ in work.spans:
             if req.done:
                 continue
-            if req in work.drafts and span.branch is None:
-                n -= len(work.drafts[req].ids)  # it is not known whether these are drawn
-            if span.branch is not None:
+            n = len(ids)
+            if branch is not None:
                 self.tally.prefilled_tokens += n
                 self.tally.unique_tokens += n
                 continue
+            if drafts and req in drafts:
+                n -= len(drafts[req].ids)  # it is not known whether these are drawn
             if req in work.followers:  # the ones it follows come before it
                 held.adopt_prefix(req, work.followers.pop(req))
-            was_head, before = req.in_head, req.device_len
-            req.device_len += n
-            self.tally.recomputed_tokens += max(0, min(req.device_len, req.computed) - before)
-            if was_head:
-                self._count(req, before)
-                if not req.in_head:
-                    held.release_twins(req)
-                    if req.kind is RequestKind.PREFILL:
-                        held.complete(req)
+            before = req.device_len
+            req.device_len = now = before + n
+            if before < req.computed:
+                self.tally.recomputed_tokens += min(now, req.computed) - before
+            if before >= req.head_len:
+                assert now <= req.wanted_len, f"request {req.order}: on device {now}, known {req.length}"
+                continue
+            self._count(req, before)
+            if not req.in_head:
+                held.release_twins(req)
+                if req.kind is RequestKind.PREFILL:
+                    held.complete(req)
             req.check()
 
     def _count(self, req: Request, before: int) -> None:
