@@ -112,6 +112,7 @@ class NullRunner:
 @dataclass(frozen=True)
 class NullFlight:
     output: PassOutput
+    over = True
 
     def land(self) -> tuple[PassOutput, float]:
         return self.output, 0.0

@@ -142,6 +142,10 @@ class _Flight:
     def __init__(self, flight: Any, clocks: _Clocks, landed: Callable[[Any], None]) -> None:
         self._flight, self._clocks, self._landed = flight, clocks, landed
 
+    @property
+    def over(self) -> bool:
+        return self._flight.over
+
     def land(self) -> Any:
         with self._clocks.part("device"):
             found = self._flight.land()

@@ -83,7 +83,7 @@ class OnAGPU(FakeAheadRunner):
         def land() -> tuple[PassOutput, float]:
             return flight.land()
 
-        return SimpleNamespace(land=land, begun=begun, ended=ended)
+        return SimpleNamespace(land=land, over=True, begun=begun, ended=ended)
 
 
 def test_passes_of_a_gpu_are_timed_by_its_events(monkeypatch):

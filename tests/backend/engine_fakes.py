@@ -299,6 +299,8 @@ class CopiesAhead(Copies, FakeAheadRunner): ...
 
 
 class FakeFlight:
+    over = True
+
     def __init__(self, runner: FakeAheadRunner, output: PassOutput) -> None:
         self._runner, self._output = runner, output
 

@@ -308,6 +308,10 @@ class Landing:
     begun: torch.cuda.Event
     ended: torch.cuda.Event
 
+    @property
+    def over(self) -> bool:
+        return self.ended.query()
+
     def land(self) -> tuple[PassOutput, float]:
         self.ended.synchronize()
         tokens, told = ([], []) if self.drawn is None else self.drawn.read()

@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,6 +71,10 @@ docs/performance.md)."""
 _FULL = 2048
 """Rows beyond which larger passes are hardly more efficient: no pass waits for more to arrive (measured;
 docs/performance.md)."""
+_AT_ONCE = 8
+"""Answers reported before the loop checks whether the device has nothing to do."""
+_IN_ANY_CASE = 4
+"""1/n of the answers that have ended are reported before the next pass, even if the device waits for it."""
 _COLLECTIONS = 100
 """GC passes through younger objects per full one, which stops every thread for 0.1 s: a mask, and the device."""
 _T = TypeVar("_T")
@@ -97,6 +102,11 @@ class Runner(Protocol):
 
 class Flight(Protocol):
     """A pass that was launched."""
+
+    @property
+    def over(self) -> bool:
+        """Return whether it has ended; without waiting."""
+        ...
 
     def land(self) -> tuple[PassOutput, float]:
         """Wait for it; return its output, and the seconds that it took."""
@@ -145,6 +155,7 @@ class EngineCore:
         self._busy_seconds = 0.0
         self._flying: tuple[Pass, Flight] | None = None
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
+        self._unreported: deque[Request] = deque()  # requests that have ended; what follows their answers is submitted when their listeners are called
         self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
@@ -157,6 +168,7 @@ class EngineCore:
         self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
         self._pending_deltas.clear()
+        self._report()
         for req in list(self._live):
             req.error, req.done = self.broken, True
             _tell(req)
@@ -176,12 +188,12 @@ class EngineCore:
 
     @property
     def _idle(self) -> bool:
-        return self.scheduler.idle and self._flying is None
+        return self.scheduler.idle and self._flying is None and not self._unreported
 
     @property
     def _pause(self) -> float:
         """Return the seconds that the loop may sleep although requests wait: for runs that are expected back."""
-        return self.scheduler.patience if self._flying is None else 0.0
+        return self.scheduler.patience if self._flying is None and not self._unreported else 0.0
 
     # -- from other threads ------------------------------------------------------------------------------------
 
@@ -424,8 +436,9 @@ class EngineCore:
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
         """Run posted actions, after waiting so many seconds (None: without limit) for one; return False when it is time
         to end."""
+        self._report_beside()
         try:
-            if wait == 0.0:
+            if wait == 0.0 or self._unreported:
                 action = self._inbox.get_nowait()
             else:
                 self._asleep, self._recorded = True, 0.0
@@ -443,6 +456,30 @@ class EngineCore:
         except Empty:
             self._asleep = False
             return True
+
+    def _report(self) -> None:
+        """Report all answers that have ended."""
+        while self._unreported:
+            _tell(self._unreported.popleft())
+
+    def _report_beside(self) -> None:
+        """Report answers that have ended while the device works, but a part of them in any case; the rest once it has a
+        pass again. Answers that end together are as many chains that continue, each with a prompt to encode and to match."""
+        least = len(self._unreported) // _IN_ANY_CASE
+        while self._unreported:
+            for _ in range(min(_AT_ONCE, len(self._unreported))):
+                _tell(self._unreported.popleft())
+            least -= _AT_ONCE
+            if least <= 0 and self._has_pass:
+                return
+
+    @property
+    def _has_pass(self) -> bool:
+        """Return whether the device has nothing to do, and there is a pass for it: a full one, or answers that go on."""
+        if self._flying is None:
+            return self.scheduler.has_prompts(self._full)
+        work, flight = self._flying
+        return bool(work.samples) and flight.over
 
     def _keep_turn(self) -> None:
         """Keep the turn: submitters give way from now until the loop rests."""
@@ -726,7 +763,9 @@ class EngineCore:
 
     def _done(self, req: Request) -> None:
         del self._live[req]
-        _tell(req)
+        if self._launch is None:
+            return _tell(req)
+        self._unreported.append(req)
 
     # -- on the loop's thread ----------------------------------------------------------------------------------
 
@@ -775,6 +814,7 @@ class EngineCore:
     def _fail_all(self, error: BaseException | None) -> None:
         """Fail every request and start with an empty pool: after an exception its contents cannot be trusted."""
         self._emit_deltas()
+        self._report()
         failed, self._live, self._flying = list(self._live), {}, None
         if self.broken is None:  # otherwise its contents are on a device that refuses everything
             self.scheduler.reset()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 import time
 from random import Random
 
 import pytest
 
 from lmc import gc_tuning
-from lmc.backend.base import Hints
+from lmc.backend.base import Handle, Hints
 from lmc.errors import BackendError
 from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
@@ -433,3 +434,34 @@ def test_threads_take_short_turns_while_a_loop_works_for_a_device():
         sys.setswitchinterval(0.002)
     assert sys.getswitchinterval() == pytest.approx(0.002)  # somebody's own
     sys.setswitchinterval(before)
+
+
+def test_chains_that_continue_together_get_a_pass_before_all_are_told():
+    """40 answers end in one pass: the next one has a full chunk of rows, and is launched before the last of them is told."""
+    told, firsts, begin = list[int](), list[Handle](), threading.Event()
+
+    class Watched(FakeAheadRunner):
+        def launch(self, work):
+            told.append(sum(handle.results[0].done for handle in firsts))
+            return super().launch(work)
+
+    engine, _ = backend(16384, runs=Watched, chunk=512, max_batch=64)
+    with engine:
+        engine._core.post(begin.wait)
+        firsts += [engine.submit(None, [Text(("p" * 30 + f"{i:02}",)), gen(4)]) for i in range(40)]
+        seconds = [engine.submit(first, [Text(("q" * 30,)), gen(4)]) for first in firsts]
+        begin.set()
+        assert all(handle.results[0].output().meta["completion_tokens"] == 4 for handle in (*firsts, *seconds))
+    assert [n for n in told if 0 < n < 40], told
+
+
+def test_answers_are_told_while_others_go_on_on_a_device_that_never_waits():
+    """A pass is over as soon as it is launched, so that there always is a next one; the answers that ended are told all the same."""
+    engine, core = stepped(16384, runs=FakeAheadRunner, chunk=256, max_batch=64)
+    long = engine.submit(None, [Text(("l" * 20,)), gen(200)])
+    short = [engine.submit(None, [Text((f"{i:02}" + "p" * 5,)), gen(4)]) for i in range(40)]
+    while not all(handle.results[0].done for handle in short):
+        assert core.turn() and not long.results[0].done
+    while core.turn():
+        engine.check()
+    assert long.results[0].done

@@ -269,6 +269,8 @@ def ahead_runner(waits, kernels):
     from lmc.backend.engine.sampler import Sampler
 
     class Flight:
+        over = True
+
         def __init__(self, drawn, scores) -> None:
             self.drawn, self.scores = drawn, scores
 

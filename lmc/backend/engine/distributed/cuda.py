@@ -110,6 +110,10 @@ class WatchedPass:
         self._landing, self._crew = landing, crew
         self.begun, self.ended = landing.begun, landing.ended
 
+    @property
+    def over(self) -> bool:
+        return self._landing.over
+
     def land(self) -> tuple[PassOutput, float]:
         self._crew.waits()
         while not self.ended.query():
