@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import PictureRows
 from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention
-from lmc.backend.engine.attention.sharing import SharedPrefix, groups
+from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix
 from lmc.backend.engine.attention.split import SplitAttention
 from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
@@ -49,6 +50,7 @@ _MOMENT = 3.0  # seconds that a start may wait for compilers to find nothing to 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
 BUCKETS = (*_SMALL, *_MIDDLE)
+_IDS, _SLOTS = attrgetter("ids"), attrgetter("slots")
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class CudaRunner(ModelRunner):
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # index in it
         self.share_from = _SHARE_FROM if c.sliding_window is None else None
+        self._prefixes = PassGroups()
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -235,10 +238,9 @@ class CudaRunner(ModelRunner):
         ids[:known] = tokens_of(spans)
         np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
         ends = np.cumsum(layout.lengths)
-        if self._places:
-            for span, end in zip(spans, ends.tolist(), strict=True):
-                if span.ids[-1] == PENDING:  # only a sequence's last token can be
-                    ids[end - 1] = -1 - self._places[span.request]
+        if places := self._places:
+            pending = np.flatnonzero(ids[:known] == PENDING)
+            ids[pending] = [-1 - places[spans[i].request] for i in ends.searchsorted(pending, side="right").tolist()]
         positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths) if self._eyes is None else positions_of(spans)
         ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
         if layout.adapters is not None:
@@ -248,9 +250,9 @@ class CudaRunner(ModelRunner):
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
 
     def _groups(self, work: Pass) -> list[SharedPrefix]:
-        if self.share_from is None or sum(len(s.slots) for s in work.spans) < self.share_from // 8:
+        if self.share_from is None or sum(map(len, map(_SLOTS, work.spans))) < self.share_from // 8:
             return []
-        found = groups(work.spans)
+        found = self._prefixes.of(work)
         if sum(group.saves for group in found) >= self.share_from:
             return found
         few = [group for group in found if len(group.spans) <= self._tiled.few]
@@ -347,21 +349,22 @@ def _put_pages(layout: _SpanLayout, stage: StagingBuffer, behind: int) -> int:
 def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _SpanLayout:
     """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
     ones."""
-    spans, rows = work.spans, np.asarray(wanted, np.int64)
-    lengths = np.fromiter((len(s.ids) for s in spans), np.int64, len(spans))
-    grouped = [i for group in shared for i in group.spans]
-    rank = np.where(lengths > few, 2, 1)
-    rank[grouped] = 0
-    order = np.argsort(rank, kind="stable")
-    order[: len(grouped)] = grouped
+    spans, rows, short = work.spans, np.asarray(wanted, np.int64), len(work.spans)
+    lengths = np.fromiter(map(len, map(_IDS, spans)), np.int64, len(spans))
     cuts = np.zeros(len(spans), np.int64)
-    cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
-    begins = np.cumsum(lengths) - lengths  # by span, in the scheduler's row numbering
-    moved = np.empty(len(order), np.int64)  # by span, in the new order
-    moved[order] = np.cumsum(lengths[order]) - lengths[order]
-    rows = rows + (moved - begins)[np.searchsorted(begins, rows, side="right") - 1]
-    spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())
-    contexts = np.fromiter((len(s.slots) for s in spans), np.int64, len(spans))
+    if shared or lengths.max() > few:
+        grouped = [i for group in shared for i in group.spans]
+        cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
+        rank = np.where(lengths > few, 2, 1)
+        rank[grouped] = 0
+        order = np.argsort(rank, kind="stable")
+        order[: len(grouped)] = grouped
+        begins = lengths.cumsum() - lengths  # by span, in the scheduler's row numbering
+        spans, lengths, short = [spans[i] for i in order.tolist()], lengths[order], int((rank < 2).sum())
+        moved = np.empty(len(order), np.int64)  # by span, in the new order
+        moved[order] = lengths.cumsum() - lengths
+        rows = rows + (moved - begins)[begins.searchsorted(rows, side="right") - 1]
+    contexts = np.fromiter(map(len, map(_SLOTS, spans)), np.int64, len(spans))
     return _SpanLayout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
 
 

@@ -92,6 +92,11 @@ class Pass:
         return [*self.samples, *self.checks] if self.checks else self.samples
 
     @property
+    def only_decodes(self) -> bool:
+        """Return whether each span is one row of an answer, from which its next token is sampled."""
+        return len(self.spans) == self.rows == len(self.samples) and not (self.first or self.scores)
+
+    @property
     def unsampled(self) -> Iterable[Request]:
         """Return requests with rows in it and no sample."""
         if len(self.samples) == len(self.spans) and not self.first:

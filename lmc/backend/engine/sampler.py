@@ -161,7 +161,7 @@ def _scripted(requests: Sequence[Sampled]) -> list[tuple[int, int]]:
 
 def _rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     """Return logits[rows], `logits` itself if that is all of them in order."""
-    same = len(rows) == len(logits) and all(row == i for i, row in enumerate(rows))
+    same = len(rows) == len(logits) and list(rows) == list(range(len(rows)))
     return logits if same else logits[to_device(rows, logits)]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmc.backend.engine.attention.sharing import SharedPrefix, groups
+from lmc.backend.base import Hints
+from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix, groups
 from lmc.backend.engine.forward_batch import Rows
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request, RequestKind
+from lmc.segments import Gen, SamplingParams, Text
+from tests.backend.engine_fakes import FakeAheadRunner, stepped
 
 
 class Tree:
@@ -74,3 +77,34 @@ def test_groups_are_found_below_answers_of_any_number_of_nodes():
                 tree.cache.lock(node)
         own.append(node)
     assert groups([tree.decoding(node) for node in own]) == [SharedPrefix(600, (0, 1, 2))]
+
+
+def test_groups_of_the_last_pass_are_those_of_the_next_with_the_same_requests():
+    """In every pass: with forks that begin and end, a pool that makes requests wait and go out again, and chains."""
+    known = []
+
+    class Grouped(FakeAheadRunner):
+        prefixes = PassGroups()
+
+        def launch(self, work):
+            before, found = self.prefixes._found, self.prefixes.of(work)
+            assert found == groups(work.spans)
+            for group in found:
+                first, *others = (work.spans[i].slots[: group.length].tolist() for i in group.spans)
+                assert all(slots == first for slots in others)
+            known.append(bool(found) and found is before)
+            return super().launch(work)
+
+    def gen(tokens: int) -> Gen:
+        return Gen(SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True))
+
+    engine, core = stepped(2600, runs=Grouped, chunk=256, max_batch=32)
+    for i, tokens in enumerate((5, 30, 140, 30, 5, 200)):
+        stem = engine.submit(None, [Text(("p" * 300 + str(i % 2),)), gen(tokens // 2)])
+        handles = [engine.submit(stem, [Text((f"{i} {j}",)), gen(tokens)], Hints(order=(i, j))) for j in range(6)]
+        handles += [engine.submit(handle, [Text(("and",)), gen(7)]) for handle in handles]
+        for _ in range(i * 3):
+            core.turn()
+    while core.turn():
+        engine.check()
+    assert sum(known) > len(known) // 3, "groups were made again in nearly every pass"

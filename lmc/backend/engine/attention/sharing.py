@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.forward_batch import Rows
+    from lmc.backend.engine.forward_batch import Pass, Rows
     from lmc.backend.engine.radix_cache import Node
+    from lmc.backend.engine.request import Request
 
 _LEAST = 256  # slots that a group must save to be formed
 
@@ -31,14 +32,29 @@ class SharedPrefix:
         return self.length * (len(self.spans) - 1)
 
 
+class PassGroups:
+    """The groups of passes that follow each other. Requests that decode keep their prefixes and their slots, so that the
+    same requests share in the next pass what they share in this one."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []  # of the last pass, if it only decoded
+        self._found: list[SharedPrefix] = []
+
+    def of(self, work: Pass) -> list[SharedPrefix]:
+        requests = [span.request for span in work.spans] if work.only_decodes else []
+        if not requests or requests != self._requests:
+            self._requests, self._found = requests, groups(work.spans)
+        return self._found
+
+
 def groups(spans: Sequence[Rows]) -> list[SharedPrefix]:
     """Return groups of decoding spans, those that save most first; each span in at most one. Their requests lock their
     nodes."""
     lowest: dict[Node, list[int]] = {}  # spans by the end of their prefix that is locked more than once
-    for i, span in enumerate(spans):
-        if len(span.ids) > 1 or span.branch is not None:
+    for i, (req, ids, _, _, branch, _) in enumerate(spans):
+        if len(ids) > 1 or branch is not None:
             continue
-        node = span.request.node
+        node = req.node
         while node is not None and node.locks == 1:  # its own answers so far, which nobody shares: the most nodes of a path
             node = node.parent
         if node is not None:
@@ -48,12 +64,12 @@ def groups(spans: Sequence[Rows]) -> list[SharedPrefix]:
         while (parent := node.parent) is not None:
             below.setdefault(node, []).extend(members)
             node = parent
-    worthwhile = [(saves, node) for node, members in below.items() if (saves := node.end * (len(members) - 1)) >= _LEAST]
+    worthwhile = [(saves, node) for node, members in below.items() if len(members) > 1 and (saves := node.end * (len(members) - 1)) >= _LEAST]
     found: list[SharedPrefix] = []
     taken: set[int] = set()
     for _, node in sorted(worthwhile, key=lambda one: -one[0]):
-        group = SharedPrefix(node.end, tuple(sorted(i for i in below[node] if i not in taken)))
-        if group.saves >= _LEAST:
-            found.append(group)
-            taken.update(group.spans)
+        members = [i for i in below[node] if i not in taken] if taken else below[node]
+        if node.end * (len(members) - 1) >= _LEAST:
+            found.append(SharedPrefix(node.end, tuple(sorted(members))))
+            taken.update(members)
     return sorted(found, key=lambda group: -group.saves)

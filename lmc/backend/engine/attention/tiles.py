@@ -84,20 +84,20 @@ class Tiler:
             slots = [s[cut:] for s, cut in zip(slots, cuts.tolist(), strict=True)]
         own = np.fromiter(map(len, slots), np.int64, len(slots))
         short = lengths <= few
-        order, alone = np.argsort(~short, kind="stable"), int(short.sum())
+        alone = int(short.sum())
         low = [s for s in shared if s.rows <= few]
         high = [s for s in shared if s.rows > few]
-        runs = [  # those of narrow tiles are contiguous
-            *(slots[i] for i in order[:alone]),
-            *(s.slots for s in low),
-            *(slots[i] for i in order[alone:]),
-            *(s.slots for s in high),
-        ]
+        whole = np.empty((len(slots), 5), np.int64)
+        whole[:, 0], whole[:, 1], whole[:, 3], whole[:, 4] = lengths.cumsum() - lengths, lengths, own, cuts
+        if alone < len(slots):
+            order = np.argsort(~short, kind="stable")
+            whole, slots = whole[order], [slots[i] for i in order.tolist()]
+        runs = [*slots[:alone], *(s.slots for s in low), *slots[alone:], *(s.slots for s in high)]  # those of narrow tiles are contiguous
         sizes = np.fromiter(map(len, runs), np.int64, len(runs))
         blocks = -(-sizes // BLOCK)
-        short_at, low_at, long_at, high_at = np.split(np.cumsum(blocks) - blocks, np.cumsum((alone, len(low), len(order) - alone)))
-        firsts = np.cumsum(lengths) - lengths
-        whole = np.stack((firsts[order], lengths[order], np.concatenate((short_at, long_at)), own[order], cuts[order]), 1)
+        begins, behind = blocks.cumsum() - blocks, alone + len(low)
+        low_at, high_at = begins[alone:behind], begins[len(slots) + len(low) :]
+        whole[:alone, 2], whole[alone:, 2] = begins[:alone], begins[behind : len(slots) + len(low)]
         narrow, wide = whole[:alone], _sliced(whole[alone:], many)
         if self.window is not None:
             wide = _within(wide, self.window)
@@ -129,13 +129,13 @@ class Tiler:
         """Cut tiles into pieces. `alone`: the leading narrow tiles, which are over no prefix."""
         (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares_of_wide)
         every = np.concatenate((a, b))
-        prefixes = a_tiles >= alone
-        together = _of_rows(b, rows) + _of_rows(a[prefixes], rows)  # such rows have tiles of their own after it
-        several = together + _of_rows(a[~prefixes], rows)
+        own = int(a_tiles.searchsorted(alone))  # pieces of rows' own tiles; those over prefixes are behind them
+        together = _of_rows(every[own:], rows)  # such rows have tiles of their own after it
+        several = together + _of_rows(a[:own], rows)
         indptr = np.zeros(rows + 1, np.int32)
-        np.cumsum(np.where(several > 1, several, 0), out=indptr[1:])
-        before = np.where(prefixes, 0, together[a[:, 0]])
-        parts = np.concatenate((_within_tile(a_tiles) + before, _within_tile(b_tiles)))
+        np.where(several > 1, several, 0).cumsum(out=indptr[1:])
+        parts = np.concatenate((_within_tile(a_tiles), _within_tile(b_tiles)))
+        parts[:own] += together[a[:own, 0]]
         every[:, 5] = np.where(several[every[:, 0]] > 1, parts, -1)
         found = every.astype(np.int32)
         return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
@@ -163,7 +163,7 @@ def _within(tiles: np.ndarray, window: int) -> np.ndarray:
 def _over(shared: Sequence[Shared], begins: np.ndarray, height: int) -> np.ndarray:
     """Return tiles of prefixes, whose slots begin at these blocks, of `height` rows each."""
     found = np.zeros((len(shared), 5), np.int64)
-    found[:, 0], found[:, 1], found[:, 3] = zip(*((s.first, s.rows, len(s.slots)) for s in shared), strict=True)
+    found[:, [0, 1, 3]] = [(first, rows, len(slots)) for first, rows, slots in shared]
     found[:, 2] = begins
     counts = -(-found[:, 1] // height)
     found, at = np.repeat(found, counts, 0), _counting(counts) * height
@@ -179,31 +179,38 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.
     total = int(blocks.sum())
     if total == 0:
         return np.zeros((0, PIECE), np.int64), np.zeros(0, np.int64), np.zeros(shares + 1, np.int32)
-    ends = np.cumsum(blocks)
+    ends = blocks.cumsum()
+    begins = ends - blocks
     costs = np.arange(1, len(tiles) + 1) * _START + ends  # cumulative, up to a tile's end
     aims = np.arange(1, shares) * (costs[-1] / shares)
-    tile = np.searchsorted(costs, aims)
-    within = np.ceil(aims - (costs[tile] - blocks[tile])).astype(np.int64)
-    cuts = np.unique(np.concatenate((ends - blocks, (ends - blocks)[tile] + np.clip(within, 0, blocks[tile]))))
-    if cuts[-1] == total:
-        cuts = cuts[:-1]
-    of = np.searchsorted(ends, cuts, side="right")
-    sizes = np.diff(cuts, append=total)
-    inside = cuts - (ends - blocks)[of]
+    tile = costs.searchsorted(aims)
+    size = blocks[tile]
+    within = np.ceil(aims - (costs[tile] - size)).astype(np.int64)
+    bounds = np.empty(shares + 1, np.int64)
+    bounds[0], bounds[-1] = 0, total
+    bounds[1:-1] = begins[tile] + np.minimum(np.maximum(within, 0), size)
+    cuts = np.concatenate((begins, bounds))
+    cuts.sort()
+    cuts = cuts[:-1][cuts[1:] != cuts[:-1]]  # each once, but for the last, where nothing begins
+    of = ends.searchsorted(cuts, side="right")
+    tiles, inside = tiles[of], cuts - begins[of]
     found = np.zeros((len(cuts), PIECE), np.int64)
-    found[:, :2] = tiles[of, :2]
-    found[:, 2] = tiles[of, 2] + inside
+    found[:, :2] = tiles[:, :2]
+    found[:, 2] = tiles[:, 2] + inside
+    found[:-1, 3], found[-1, 3] = cuts[1:], total
+    sizes = found[:, 3] - cuts
     found[:, 3] = found[:, 2] + sizes
-    found[:, 4] = tiles[of, 4] + inside * BLOCK
-    found[:, 6] = np.minimum(sizes * BLOCK, tiles[of, 3] - inside * BLOCK)
-    starts = (ends - blocks)[tile] + np.clip(within, 0, blocks[tile])
-    return found, of, np.searchsorted(cuts, np.concatenate(([0], starts, [total]))).astype(np.int32)
+    found[:, 4] = tiles[:, 4] + inside * BLOCK
+    found[:, 6] = np.minimum(sizes * BLOCK, tiles[:, 3] - inside * BLOCK)
+    return found, of, cuts.searchsorted(bounds).astype(np.int32)
 
 
 def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
     """Return the number of pieces of each row, [rows]."""
-    counts = pieces[:, 1]
-    return np.bincount(np.repeat(pieces[:, 0], counts) + _counting(counts), minlength=rows)
+    firsts, counts = pieces[:, 0], pieces[:, 1]
+    if len(pieces) and counts.max() > 1:
+        firsts = firsts.repeat(counts) + _counting(counts)
+    return np.bincount(firsts, minlength=rows)
 
 
 def _within_tile(tiles: np.ndarray) -> np.ndarray:
@@ -213,15 +220,17 @@ def _within_tile(tiles: np.ndarray) -> np.ndarray:
 
 def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """Return the runs one after the other, each padded to whole blocks with its last slot."""
-    ends = np.cumsum(blocks) * BLOCK
+    ends, lengths = blocks.cumsum() * BLOCK, blocks * BLOCK
     found = np.empty(int(ends[-1]) if len(ends) else 0, np.int32)
-    missing = blocks * BLOCK - sizes
-    for run, begin in zip(runs, (ends - blocks * BLOCK).tolist(), strict=True):
-        found[begin : begin + len(run)] = run
-    found[np.repeat(ends - missing, missing) + _counting(missing)] = np.repeat([run[-1] for run in runs], missing)
+    missing = lengths - sizes
+    last = ends - missing
+    for run, begin, end in zip(runs, (ends - lengths).tolist(), last.tolist(), strict=True):
+        found[begin:end] = run
+    found[last.repeat(missing) + _counting(missing)] = found[last - 1].repeat(missing)
     return found
 
 
 def _counting(counts: np.ndarray) -> np.ndarray:
     """Return 0, 1, … for each of `counts`, one after the other."""
-    return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    ends = counts.cumsum()
+    return np.arange(int(ends[-1]) if len(ends) else 0) - (ends - counts).repeat(counts)
