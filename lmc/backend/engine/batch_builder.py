@@ -92,11 +92,10 @@ class BatchBuilder:
             place, leader = (ahead, at), ahead
         return Start(node, at, place, leader)
 
-    def decode(self, decoding: Sequence[Request], drafts: Mapping[Request, np.ndarray]) -> None:
-        """Add the rows of sampled tokens, and as many of the tokens forced after them as there is room for. The last
+    def decode(self, decoding: Sequence[Request], known: Sequence[int], drafts: Mapping[Request, np.ndarray]) -> None:
+        """Add the rows of sampled tokens, `known` of each, and as many of the tokens forced after them as there is room for. The last
         row of each gives the next sample, unless the answer has ended and only waits for scores. The rows of its draft
         follow."""
-        known = [req.extend_len for req in decoding]
         assert min(known, default=1) > 0, "a decoding request has nothing to compute"
         if drafts or sum(known) > len(known):
             self._several(decoding, known, drafts)

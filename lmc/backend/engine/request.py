@@ -308,7 +308,7 @@ class Request:
     @property
     def extend_len(self) -> int:
         """Return the number of rows that are known but not computed."""
-        return self.wanted_len - self.device_len
+        return self.length - (self.ending is not None) - self.device_len
 
     @property
     def needs_no_model(self) -> bool:
@@ -328,8 +328,9 @@ class Request:
         or its next step depends on the token being sampled."""
         if not self.in_flight:
             return False
-        last = self.awaited and (self.length == len(self.ids) or not self.runs_free)
-        return last or self.extend_len == 0
+        if self.awaited:
+            return self.length == len(self.ids) or not self.runs_free or self.extend_len == 0
+        return self.extend_len == 0
 
     def append(self, token: int) -> None:
         self.ids[self.length] = token

@@ -170,11 +170,12 @@ class Scheduler:
                 continue
             if req.device_len < req.head_len or req.kind is not RequestKind.GENERATE:
                 others.append(req)
-            elif not req.is_landing:
+            elif not (req.in_flight and req.is_landing):
                 decoding.append(req)
+        known = [req.extend_len for req in decoding]
         if (others or self.waiting) and (most := self.pace.rows(decoding)) < self.chunk:
             filling.limit(most)
-        filling.decode(decoding, self.drafts.propose(decoding, self._spare_rows(decoding, others)))
+        filling.decode(decoding, known, self.drafts.propose(decoding, self._spare_rows(known, others)) if self.drafts.setting != "off" else {})
         others = self._shared(others, filling)
         for req in others:
             assert req.node is not None
@@ -188,11 +189,11 @@ class Scheduler:
             self.tally.rows += work.rows
         return work
 
-    def _spare_rows(self, decoding: list[Request], others: list[Request]) -> int:
+    def _spare_rows(self, known: list[int], others: list[Request]) -> int:
         """Return the rows of the next pass that are nearly free: none if prompts wait for them."""
         if self.waiting.ready:
             return 0
-        return FREE_ROWS - sum(req.extend_len for req in decoding) - sum(req.head_len - req.device_len for req in others)
+        return FREE_ROWS - sum(known) - sum(req.head_len - req.device_len for req in others)
 
     def _shared(self, others: list[Request], filling: BatchBuilder) -> list[Request]:
         """Return requests with prompt rows in this pass, in order, if they do not all fit: the shortest first, waiting
