@@ -167,6 +167,25 @@ def test_equal_videos_hit_token_by_token(pair):
         assert 3 * (found.images - found.image_hits) == 2 * found.images, "each is looked at once"
 
 
+@pytest.mark.parametrize("kind", ["llava_next_video", "llava_onevision"])
+def test_features_are_those_of_older_transformers_too(kind, tmp_path, monkeypatch):
+    """5.17 returns them by video, and OneVision's without the newline behind it."""
+    make, options = FAMILIES[kind]
+    vision = Pair(tmp_path, make, **options).vision
+    film = Film(clip := shown(FOUR, 4))
+    parts = [part for part in vision.watch(film, vision.sample(film, clip.frames)) if isinstance(part, Shown)]
+    features_now = vision.model.get_video_features
+
+    def features_then(*args: Any, **given: Any) -> Any:
+        found = features_now(*args, **given)
+        found.pooler_output = tuple(found.pooler_output) if kind == "llava_next_video" else found.pooler_output[:, :-1]
+        return found
+
+    expected = vision.look(parts)
+    monkeypatch.setattr(vision.model, "get_video_features", features_then)
+    torch.testing.assert_close(vision.look(parts), expected)
+
+
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
 def test_what_follows_a_long_video_is_behind_all_of_it(kind, tmp_path):
     make, options = FAMILIES[kind]

@@ -205,7 +205,8 @@ class Filming(LlavaNext):
         if not shown.moving:
             return super()._packed(shown)
         pixels = self._on_device([shown.inputs["pixel_values_videos"]], dtype=self.model.dtype)
-        return self.model.get_video_features(pixels[None], return_dict=True).pooler_output.flatten(0, -2)
+        found = self.model.get_video_features(pixels[None], return_dict=True).pooler_output
+        return (found if isinstance(found, Tensor) else torch.cat(found)).flatten(0, -2)  # older transformers: by video
 
 
 _OF_FRAMES = (
@@ -232,6 +233,12 @@ class OneVision(Filming):
 
     def _rows(self, number: int) -> int:
         return number * (-(-self._side // 2)) ** 2 + 1
+
+    def _packed(self, shown: Shown) -> Tensor:
+        found = super()._packed(shown)
+        if shown.moving and len(found) < shown.count:  # older transformers leave the newline behind a video to their caller
+            found = torch.cat((found, self.model.image_newline[None].to(found)))
+        return found
 
     @property
     def _packing(self) -> dict[str, Any]:
@@ -269,7 +276,8 @@ class QwenVL(Vision):
         """Build from grid [1, 3]: patches in time, height and width. `interval`: from a pair of frames to the next, in
         positions. The following text is after all of them, as in training (transformers 5 continues inside of a video
         that is longer than wide)."""
-        axes = self.model.get_vision_position_ids(0, torch.from_numpy(grid[0]), 1, self._merge, interval).numpy()
+        pairs, tall, wide = grid[0] // (1, self._merge, self._merge)
+        axes = np.stack(np.meshgrid((np.arange(pairs) * interval).astype(np.int64), np.arange(tall), np.arange(wide), indexing="ij")).reshape(3, -1)
         return Shown(axes.shape[1], {"pixel_values": pixels, "grid": grid}, axes, int(axes.max()) + 1, moving=moving)
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
