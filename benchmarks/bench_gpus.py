@@ -157,6 +157,7 @@ def tensor_parallel(args: argparse.Namespace, tp: int) -> list[Row]:
 
 def replicated(args: argparse.Namespace, dp: int) -> list[Row]:
     with Engine(args.model, device=args.device, load_format=args.load_format, dp=dp) as engine:
+        engine.warm_up()
         asked(engine, prompts(engine, 4 * dp, 8, 0), 4)
         times = []
         for rep in range(args.reps):

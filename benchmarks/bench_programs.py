@@ -199,7 +199,11 @@ def _row(workload: Workload, mode: str, n: int, runs: dict[str, list[Run]]) -> R
 
 def open_backend(name: str, **options: Any) -> Any:
     """A backend by its name (lmc/named.py); `options` are those of a model in this process."""
-    return lmc.Engine(name, **options) if named.is_model(name) else named.open_backend(name)
+    if not named.is_model(name):
+        return named.open_backend(name)
+    engine = lmc.Engine(name, **options)
+    engine.warm_up()
+    return engine
 
 
 def choose(names: str, size: Size) -> list[Workload]:

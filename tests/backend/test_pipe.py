@@ -328,6 +328,25 @@ def test_threads_take_short_turns_while_a_connection_is_open():
     until(lambda: sys.getswitchinterval() == before)
 
 
+def test_others_go_on_while_one_waits_until_all_is_compiled():
+    begun, compiled = threading.Event(), threading.Event()
+
+    class Compiles(lmc.Mock):
+        def warm_up(self) -> None:
+            begun.set()
+            assert compiled.wait(20)
+
+    with piped(Compiles(lambda prompt, ask: "yes")) as (backend, _), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(backend.warm_up)
+        assert begun.wait(20)
+        assert backend.submit(None, [Text("Go on?"), Gen()]).results[0].output().text == "yes"
+        assert not waiting.done()
+        compiled.set()
+        waiting.result(20)
+    with piped(lmc.Mock()) as (backend, _):
+        backend.warm_up()  # it compiles nothing
+
+
 def test_a_program_says_that_others_of_its_batch_are_to_come():
     """Only its process knows; the engine begins its first pass a moment later then."""
     hinted = []

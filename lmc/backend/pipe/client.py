@@ -196,6 +196,10 @@ class PipeBackend:
     def server_info(self) -> dict[str, Any]:
         return codec.decode(self._ask("server_info"))
 
+    def warm_up(self) -> None:
+        """Wait until the remote backend has what later passes would compile, if it compiles anything."""
+        self._ask("warm_up")
+
     def health(self) -> Health:
         """Return the remote backend's health; ended if its process has."""
         try:

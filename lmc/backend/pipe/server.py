@@ -97,11 +97,12 @@ class PipeServer:
                 else:
                     self.pins.discard(number)
                     self._backend.release(handle)
-        elif kind == "call" and rest[0] == "prepared":  # others are not held up
-            handle = self.handles.get(rest[1])
-            threading.Thread(target=self._prepared, args=(number, handle), name=f"lmc-pipe-pictures-{self._number}", daemon=True).start()
+        elif kind == "call" and rest[0] == "prepared":
+            self._wait_for(number, getattr(self.handles.get(rest[1]), "prepared", None))
+        elif kind == "call" and rest[0] == "warm_up":
+            self._wait_for(number, getattr(self._backend, "warm_up", None))
         elif kind == "call":
-            self._return(number, rest[0], rest[1:])
+            self._return(number, lambda: _METHODS[rest[0]](self, *rest[1:]))
         else:
             raise ValueError(f"an unknown message {kind!r:.40}")
 
@@ -135,19 +136,18 @@ class PipeServer:
             hints = hints._replace(account=MeteredAccount(hints.account, self.told))
         return hints if hints is None or hints.group is None else hints._replace(group=(-self._number, *hints.group))
 
-    def _return(self, number: int, method: str, args: list[Any]) -> None:
+    def _return(self, number: int, act: Callable[[], Any]) -> None:
         try:
-            self._box.post(["return", number, _METHODS[method](self, *args)])
+            self._box.post(["return", number, act()])
         except Exception as error:
             self._box.post(["raise", number, wire.write_error(error)])
 
-    def _prepared(self, number: int, handle: Handle | BaseException | None) -> None:
-        try:
-            if (prepared := getattr(handle, "prepared", None)) is not None:
-                prepared()
-            self._box.post(["return", number, None])
-        except Exception as error:
-            self._box.post(["raise", number, wire.write_error(error)])
+    def _wait_for(self, number: int, wait: Callable[[], None] | None) -> None:
+        """Return when `wait` has; other messages are not held up."""
+        if wait is None:
+            self._return(number, lambda: None)
+        else:
+            threading.Thread(target=self._return, args=(number, wait), name=f"lmc-pipe-waiting-{self._number}", daemon=True).start()
 
     def _holds(self, number: int) -> bool:
         handle = self.handles.get(number)

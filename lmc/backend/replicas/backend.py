@@ -16,6 +16,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -260,7 +261,9 @@ class Replicas:
         return list(self.tokenizer.encode(parts))
 
     def warm_up(self) -> None:
-        """Do nothing: replicas adopt kernels when they are compiled."""
+        """Wait until everything that later passes would use is compiled, in each replica; see lmc.Engine's."""
+        with ThreadPoolExecutor(len(self._every)) as pool:
+            list(pool.map(lambda replica: replica.backend.warm_up(), self._living))
 
     # -- requests ---------------------------------------------------------------------------------------------------------
 
