@@ -96,7 +96,7 @@ def test_a_sum_of_lost_ranks_ends(k):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "count", "experts"), [(1, 1, 1), (1, 2, 8), (5, 2, 4), (40, 3, 5), (90, 2, 2)])
+@pytest.mark.parametrize(("rows", "count", "experts"), [(1, 1, 1), (1, 2, 8), (5, 2, 4), (40, 3, 5), (90, 2, 2), (300, 2, 3)])
 def test_products_of_groups(k, dtype, rows, count, experts):
     scores = noise(rows, experts, dtype=torch.float32, seed=3)
     if rows > 20:
@@ -104,8 +104,9 @@ def test_products_of_groups(k, dtype, rows, count, experts):
     chosen = scores.topk(min(count, experts), -1).indices
     x, w = noise(rows, 70, dtype=dtype), noise(experts, 90, 70, dtype=dtype, seed=1)
     weights = noise(chosen.numel(), dtype=torch.float32, seed=2)
-    groups = k.groups_of(chosen, experts)
+    groups, expected = k.groups_of(chosen, experts, dtype), k.groups_of_reference(chosen, experts, dtype)
     assert int(groups.rows.sum()) == chosen.numel()
+    assert all(map(torch.equal, groups[:-1], expected[:-1])) and groups.tile == expected.tile
     near = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.2, "rtol": 2e-2}
     y = k.multiply(x, w, groups, chosen.shape[1])
     torch.testing.assert_close(y, k.multiply_reference(x, w, chosen.flatten(), chosen.shape[1]), **near)
@@ -113,6 +114,28 @@ def test_products_of_groups(k, dtype, rows, count, experts):
     expected = k.multiply_reference(y, down, chosen.flatten(), 1, weights)
     near = near if dtype == torch.float32 else {"atol": 3.0, "rtol": 3e-2}
     torch.testing.assert_close(k.multiply(y, down, groups, 1, weights), expected, **near)
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(2, 4), (40, 4), (300, 3), (700, 3)])
+def test_blocks_of_halves(k, rows, experts):
+    """The tiles of 16-bit numbers, which the interpreter does not multiply."""
+    chosen = noise(rows, experts, dtype=torch.float32).topk(2, -1).indices.int()
+    found, expected = (groups_of(chosen, experts, torch.bfloat16) for groups_of in (k.groups_of, k.groups_of_reference))
+    assert all(map(torch.equal, found[:-1], expected[:-1])) and found.tile == expected.tile
+    assert int(found.rows.max()) <= found.tile.height
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("rows", "count", "experts"), [(1, 1, 1), (3, 2, 8), (9, 8, 60)])
+def test_choice_of_experts(k, rows, count, experts, normed):
+    from lmc.backend.engine.models.experts import routed
+
+    scores = noise(rows, experts, dtype=torch.float32, seed=experts)
+    scores[0] = 0.5  # of equals the first
+    weights, chosen = k.choose(scores, count, normed=normed)
+    expected, those = routed(scores, count, normed=normed)
+    torch.testing.assert_close(weights, expected)
+    assert torch.equal(chosen[1:], those[1:].int()) and chosen[0].tolist() == [*range(count)]
 
 
 @pytest.mark.parametrize("normed", [True, False])

@@ -35,10 +35,10 @@ class Experts:
         self, router: Linear, gate_up: Sequence[Linear], down: Sequence[Linear], per_token: int, normed: bool, stacked: tuple[Tensor, Tensor] | None
     ) -> None:
         self.router, self.gate_up, self.down, self.stacked = router, gate_up, down, stacked
-        self._per_token, self._normed = per_token, normed
+        self.per_token, self.normed = per_token, normed
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return routed(self.router(x), self._per_token, normed=self._normed)
+        return routed(self.router(x), self.per_token, normed=self.normed)
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = self.route(x)
@@ -69,10 +69,10 @@ class GroupedExperts:
 
     def __call__(self, x: Tensor) -> Tensor:
         from lmc.backend.engine.kernels.activation import silu_mul
-        from lmc.backend.engine.kernels.grouped import groups_of, multiply
+        from lmc.backend.engine.kernels.grouped import choose, groups_of, multiply
 
-        weights, chosen = self._experts.route(x)
-        count = chosen.shape[1]
-        groups = groups_of(chosen, len(self._gate_up))
+        count = self._experts.per_token
+        weights, chosen = choose(self._experts.router(x), count, normed=self._experts.normed)
+        groups = groups_of(chosen, len(self._gate_up), x.dtype)
         hidden = silu_mul(multiply(x, self._gate_up, groups, count))
         return multiply(hidden, self._down, groups, 1, weights.flatten()).unflatten(0, (-1, count)).sum(1)
