@@ -25,7 +25,8 @@ import lmc
 from benchmarks.bench_programs import where
 from benchmarks.workloads import Workload, host_overhead
 from lmc.ir import Graph, parse, print_graph, verify
-from lmc.passes.manager import PassManager, Target, pipeline_for, stage_of
+from lmc.passes.base import Target
+from lmc.passes.manager import PassManager, pipeline_for, stage_of
 
 PIPELINE = "all passes, cpu"
 LIMITS = {("host-tree", PIPELINE): 50.0}

@@ -27,7 +27,8 @@ from benchmarks.pass_workloads import LATE_POOL, POLICY_CHUNK
 from benchmarks.stepped import stepped
 from benchmarks.workloads import Size, Workload
 from lmc.backend.local import LocalBackend
-from lmc.passes.manager import Target, pipeline_for
+from lmc.passes.base import Target
+from lmc.passes.manager import pipeline_for
 
 OWN = {"late": {"max_tokens": LATE_POOL}, "policy": {"chunk": POLICY_CHUNK}}
 """Workloads that run item by item, and the engines that they run on."""

@@ -35,7 +35,8 @@ import lmc
 from benchmarks.pass_workloads import for_passes
 from benchmarks.workloads import Size, Workload, figures, host_overhead, pictures, slow_tool
 from lmc import named
-from lmc.passes.manager import Target, pipeline_for
+from lmc.passes.base import Target
+from lmc.passes.manager import pipeline_for
 
 MODES = ("interpreter", "compiled")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from textwrap import dedent
 
 from lmc.ir.text import parse, print_graph
-from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for, print_pipeline, registry
+from lmc.passes.base import Target, registry
+from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for, print_pipeline
 
 PAGE = Path(__file__).parent / "passes.md"
 MEASURED = Path(__file__).parent / "passes_measured.txt"

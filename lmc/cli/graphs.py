@@ -100,7 +100,8 @@ def opt(
     from lmc.chat import get_chat_template
     from lmc.ir.builder import without_locs
     from lmc.ir.text import parse, print_graph
-    from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
+    from lmc.passes.base import Target
+    from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for
 
     try:
         source = file.read_text(encoding="utf-8")

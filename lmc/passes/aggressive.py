@@ -35,7 +35,7 @@ from typing import ClassVar
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 from lmc.segments import Mark, Special
 
 Paragraph = tuple[Operand, ...]

@@ -21,7 +21,7 @@ from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Operand, Value, exact
 from lmc.ir.ops import request, trait
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 
 @register

@@ -13,7 +13,7 @@ from typing import ClassVar
 from lmc.errors import Loc
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op, Operand, Value
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 
 @register

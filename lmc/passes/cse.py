@@ -16,7 +16,7 @@ from lmc.ir.analysis import dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Value, exact
 from lmc.ir.ops import IDENTITY, trait
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 
 @register

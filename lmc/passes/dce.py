@@ -14,7 +14,7 @@ from typing import ClassVar
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import trait
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 
 @register

@@ -24,7 +24,7 @@ from lmc.chat import ChatTemplate, get_chat_template
 from lmc.errors import LmcError
 from lmc.ir.builder import Rewriter, rewrite
 from lmc.ir.core import Graph, Op
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 from lmc.segments import Mark, Part
 
 

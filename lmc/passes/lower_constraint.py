@@ -26,7 +26,7 @@ from lmc.constraints import CONSTRAINT_KINDS, dtype_constraint
 from lmc.errors import ConstraintError, LmcError
 from lmc.ir.builder import Names, Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Symbol, exact
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 if TYPE_CHECKING:
     from lmc.fsm.bytedfa import ByteDFA

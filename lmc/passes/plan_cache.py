@@ -16,7 +16,7 @@ from lmc.ir.analysis import path_to
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Graph, Op, Operand, Value
 from lmc.ir.ops import trait
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 from lmc.segments import Mark
 
 _Counts = dict[str, float]  # number of requests by block

@@ -24,7 +24,7 @@ from lmc.ir.analysis import ctx_children, dominance
 from lmc.ir.builder import Rewriter, rewrite, with_attrs, with_blocks, with_operands
 from lmc.ir.core import Block, Graph, Op, Operand, Value
 from lmc.ir.ops import IMAGES, spec, trait
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 from lmc.segments import Special
 
 

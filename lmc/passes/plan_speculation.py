@@ -15,7 +15,7 @@ from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_attrs
 from lmc.ir.core import Attr, Graph, Op, Value, exact
 from lmc.ir.ops import address, request
-from lmc.passes.manager import Pass, PassContext, register
+from lmc.passes.base import Pass, PassContext, register
 
 _CONSTRAINTS = ("regex", "json_schema", "ebnf", "lark", "structural_tag", "dtype", "constraint", "tools")
 

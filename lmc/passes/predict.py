@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from lmc.ir.analysis import dominance
 from lmc.ir.core import Block, Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import IMAGES, trait
+from lmc.passes.base import CHARACTERS, Measure
 from lmc.passes.batch_forks import choices
-from lmc.passes.manager import CHARACTERS, Measure
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lmc.errors import Loc
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import IMAGES, trait
 from lmc.ir.ops import address as address_of
-from lmc.passes.manager import CHARACTERS, Measure
+from lmc.passes.base import CHARACTERS, Measure
 from lmc.passes.predict import growth
 from lmc.runahead.moving import Move, Place
 from lmc.runahead.records import GraphAddress

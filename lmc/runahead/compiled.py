@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from lmc.backend.base import Backend, Counters
 from lmc.frontend.interpreter import Function
 from lmc.ir.core import Graph
-from lmc.passes.manager import Target
+from lmc.passes.base import Target
 from lmc.runahead.ledger import AheadPolicy
 from lmc.runahead.planning import Planner
 from lmc.runahead.profile import Profile

@@ -17,7 +17,8 @@ from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
 from lmc.passes.aggressive import Aggressive
-from lmc.passes.manager import Pass, PassManager, Planned, Target, pipeline_for
+from lmc.passes.base import Pass, Target
+from lmc.passes.manager import PassManager, Planned, pipeline_for
 from lmc.runahead.annotations import Annotations, annotate
 from lmc.runahead.moving import Move, Place, moves
 

@@ -25,7 +25,8 @@ from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
-from lmc.passes.manager import Target, run_pipeline
+from lmc.passes.base import Target
+from lmc.passes.manager import run_pipeline
 from lmc.runahead.annotations import Annotations
 from lmc.runahead.compiled import Stats
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source

@@ -22,7 +22,8 @@ from examples import (
 )
 from lmc.frontend.tracing import graph_of, traced
 from lmc.ir import Graph, parse, print_graph, verify
-from lmc.passes.manager import Target, run_pipeline
+from lmc.passes.base import Target
+from lmc.passes.manager import run_pipeline
 
 
 def body(graph: Graph) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from textwrap import dedent
 
 from lmc.ir import Graph, parse, print_graph, verify
-from lmc.passes.manager import PassManager, Target, parse_pipeline, stage_of
+from lmc.passes.base import Target
+from lmc.passes.manager import PassManager, parse_pipeline, stage_of
 
 
 def graph_of(body: str, params: str = "%essay: str") -> Graph:

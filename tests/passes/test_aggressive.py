@@ -9,7 +9,8 @@ import pytest
 import lmc
 from lmc.ir import Value
 from lmc.passes.aggressive import Aggressive
-from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for, print_pipeline
+from lmc.passes.base import Target
+from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for, print_pipeline
 from tests.passes.filecheck import check, graph_of
 
 Q, D = Value("q", "str"), Value("d", "str")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmc.passes.manager import Target
+from lmc.passes.base import Target
 from tests.passes.filecheck import check, check_unchanged
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lmc
 from lmc.frontend.tracing import graph_of
 from lmc.ir.ops import trait
-from lmc.passes.manager import Measure
+from lmc.passes.base import Measure
 from lmc.passes.predict import growth
 
 WORDS = Measure("tokens", lambda text: len(text.split()), 1, 50, 1)

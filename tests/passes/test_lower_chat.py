@@ -6,7 +6,7 @@ import pytest
 
 from lmc.chat import RoleTemplate
 from lmc.errors import ProgramError
-from lmc.passes.manager import Target
+from lmc.passes.base import Target
 from lmc.segments import Special
 from tests.passes.filecheck import check
 

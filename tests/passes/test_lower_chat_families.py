@@ -21,7 +21,8 @@ from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
 from lmc.ir import Builder
-from lmc.passes.manager import PassManager, Target, parse_pipeline
+from lmc.passes.base import Target
+from lmc.passes.manager import PassManager, parse_pipeline
 from lmc.segments import Mark, plain
 from tests.searching import TIMES, some
 from tests.templates_here import templates_here as templates_here

@@ -14,20 +14,10 @@ from lmc.chat import get_chat_template
 from lmc.config import reset
 from lmc.errors import IRError, ParameterError, ProgramError
 from lmc.ir import Builder, Graph, Op, Value, parse, print_graph, rewrite
+from lmc.passes.base import Pass, PassContext, Target, registry
 from lmc.passes.canonicalize import Canonicalize
 from lmc.passes.dce import Dce
-from lmc.passes.manager import (
-    Pass,
-    PassContext,
-    PassManager,
-    Target,
-    described,
-    parse_pipeline,
-    pipeline_for,
-    print_pipeline,
-    registry,
-    run_pipeline,
-)
+from lmc.passes.manager import PassManager, described, parse_pipeline, pipeline_for, print_pipeline, run_pipeline
 from lmc.passes.plan_prefix import PlanPrefix
 from tests.passes.filecheck import graph_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmc.passes.manager import registry
+from lmc.passes.base import registry
 from tests.pages import check_page
 
 ROOT = Path(__file__).parents[2]

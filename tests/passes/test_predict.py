@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lmc.ir.analysis import critical_path
-from lmc.passes.manager import CHARACTERS, Measure, PassManager, Target, parse_pipeline
+from lmc.passes.base import CHARACTERS, Measure, Target
+from lmc.passes.manager import PassManager, parse_pipeline
 from lmc.passes.predict import Cost, predict
 from tests.passes.filecheck import graph_of
 

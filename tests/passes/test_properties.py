@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from lmc.errors import IRError
 from lmc.ir import Graph, Op, parse, print_graph, rewrite, trait, verify
 from lmc.ir.builder import with_attrs
-from lmc.passes.manager import Pass, PassContext, PassManager, Target, interface, parse_pipeline, pipeline_for, stage_of
+from lmc.passes.base import Pass, PassContext, Target
+from lmc.passes.manager import PassManager, interface, parse_pipeline, pipeline_for, stage_of
 from tests.ir.graphs import graphs
 from tests.passes.evaluate import evaluate
 from tests.passes.shrink import shrunk

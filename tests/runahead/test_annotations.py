@@ -11,7 +11,8 @@ import lmc
 from lmc.backend.base import Beyond, Hints
 from lmc.errors import Loc
 from lmc.ir import Graph, parse, print_graph
-from lmc.passes.manager import PassManager, Target, parse_pipeline, pipeline_for
+from lmc.passes.base import Target
+from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for
 from lmc.runahead.annotations import NOTHING, Annotations, Covered, Pin, annotate
 from lmc.segments import Mark, Special
 
