@@ -16,9 +16,10 @@ from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import keys_of
 from lmc.backend.api.redaction import shown
-from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.remote import Prompts, RemoteBackend
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
+from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped

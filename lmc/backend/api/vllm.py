@@ -15,8 +15,9 @@ from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malforme
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
-from lmc.backend.api.remote import Prompts, RemoteBackend, asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.remote import Prompts, RemoteBackend
 from lmc.backend.api.scoring import ScoredRow, Scoring
+from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage

@@ -1,0 +1,160 @@
+"""What servers of SGLang and vLLM say of themselves before the first request: their URLs, model and kind, and what else answers there."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+from lmc.backend.api.exchange import Fault
+from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
+from lmc.backend.api.wire import parsed, refused
+from lmc.errors import BackendError, ParameterError
+
+
+def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one URL or several of the same model, without a slash at the end."""
+    urls = (given,) if isinstance(given, str) else tuple(given)
+    for url in urls:
+        check_url(url, "")
+    if not urls:
+        raise ParameterError("give the URL of a server")
+    return tuple(url.rstrip("/") for url in urls)
+
+
+class NoServer(BackendError):
+    """No server answers at a URL, or not one of the kind. `speaks`: something answers there."""
+
+    speaks = False
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirects: the host that they lead to was not named, and would be sent the key."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(NoRedirects)
+
+
+def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
+    """Return the server's info from the first of the paths that it has. Raises NoServer when there is no answer."""
+    said, bare = "no answer", addressed(url)
+    headers = {**headers, **authorization(url)}
+    for path in paths:
+        try:
+            with _OPENER.open(urllib.request.Request(bare + path, headers=headers), timeout=10.0) as response:
+                return parsed(response.read())
+        except urllib.error.HTTPError as error:
+            said = f"HTTP {error.code} for {path}"
+            if error.code in (401, 403):
+                said += "; it wants a key, or another one: api_key=…"
+            if error.code != 404:
+                break
+        except (OSError, HTTPException, Fault) as error:
+            reason = redacted(str(error), secrets_of_headers(headers)).removeprefix("<urlopen error ").removesuffix(">")
+            silent = NoServer(f"no {what} server at {bare}: {reason}{_of_scheme(bare, reason)}")
+            silent.speaks = isinstance(error, Fault)
+            raise silent from None
+    other = NoServer(f"no {what} server at {bare}: {said}")
+    other.speaks = True
+    raise other
+
+
+def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+    """Call an endpoint of a server that needs no body: return the HTTP status and text. Raises NoServer when there is
+    no answer."""
+    bare = addressed(url)
+    headers = {**headers, **authorization(url)}
+    try:
+        with _OPENER.open(urllib.request.Request(bare + path, b"", headers, method="POST"), timeout=60.0) as response:
+            return response.status, response.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as error:
+        return error.code, refused(error.code, {}, error.read()).message
+    except (OSError, HTTPException) as error:
+        raise NoServer(f"no answer from {bare}: {redacted(str(error), secrets_of_headers(headers))}") from None
+
+
+def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
+    """As `asked`; if another server answers there, the error says how to reach it."""
+    try:
+        return asked(url, paths, headers, what)
+    except NoServer as error:
+        if not error.speaks:
+            raise
+        raise NoServer(f"{error.message}{_described(url, headers)}") from None
+
+
+def _of_scheme(url: str, reason: str) -> str:
+    """Return the remedy for a server that speaks TLS where it should not, or the other way round."""
+    if url.startswith("https:") and ("WRONG_VERSION_NUMBER" in reason or "handshake operation timed out" in reason):
+        return "; if it speaks http, write http:// in its URL"
+    return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and "closed connection without response" in reason else ""
+
+
+def _described(url: str, headers: Mapping[str, str]) -> str:
+    """Describe what answers at a URL in place of the expected server, and how to reach it; "" if that is unknown."""
+    bare = addressed(url)
+    at = urlsplit(bare)
+    origin = f"{at.scheme}://{at.netloc}"
+    for root in dict.fromkeys((bare, origin)):
+        try:
+            models: Any = asked(root, ("/v1/models",), headers, "").get("data")
+        except NoServer:
+            continue
+        if not isinstance(models, list):
+            continue
+        owner = str(models[0].get("owned_by")) if models and isinstance(models[0], dict) else ""
+        if owner in _CLIENTS:
+            return f"; {_CLIENTS[owner][0]} answers there: {_CLIENTS[owner][1]}({root!r})"
+        return f"; a server of OpenAI's API answers there: lmc.OpenAI(model, base_url='{root}/v1')"
+    return f"; give its URL alone, {origin}" if at.path.strip("/") else ""
+
+
+_CLIENTS = {"vllm": ("a vLLM server", "lmc.VLLM"), "sglang": ("an SGLang server", "lmc.SGLang")}
+
+
+def headers_of(api_key: str | None) -> dict[str, str]:
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):  # a line break would end the header
+        raise ParameterError("api_key has characters that no HTTP header may have, such as a line break at its end; give the key alone")
+    return {"authorization": f"Bearer {api_key}"}
+
+
+def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
+    """Return the servers' info. Raises BackendError when none answers, or when they do not run one model."""
+    said: dict[str, dict[str, Any]] = {}
+    silent: list[NoServer] = []
+    for url in urls:
+        try:
+            said[url] = ask(url)
+        except NoServer as error:
+            silent.append(error)
+    if not said:
+        raise silent[0]
+    if len({name(info) for info in said.values()}) > 1:
+        raise BackendError(
+            f"the servers run different models: {', '.join(f'{name(info)} at {shown(url)}' for url, info in said.items())}; give URLs of one model"
+        )
+    for error in silent:
+        warnings.warn(f"{error}; the other servers get its requests until it answers", stacklevel=4)
+    return next(iter(said.values()))
+
+
+def is_router(url: str, headers: Mapping[str, str]) -> bool:
+    """Return whether a URL is that of a router, which knows its workers, and not of a server."""
+    try:
+        return bool(asked(url, ("/workers", "/list_workers"), headers, "router"))
+    except NoServer:
+        return False
+
+
+def without_root(urls: Sequence[str]) -> tuple[str, ...]:
+    """Return URLs without the `/v1` that clients of OpenAI's API use."""
+    return tuple([url.removesuffix("/v1") for url in urls])
