@@ -15,7 +15,7 @@ from html import escape
 from pathlib import PurePath
 from typing import Any
 
-from lmc import pages, report
+from lmc import pages, run_records
 from lmc.backend.base import Backend
 from lmc.errors import Loc, ParameterError
 from lmc.frontend.interpreter import Function, State
@@ -263,7 +263,7 @@ def _equal(x: Any, y: Any) -> bool:
 def _asked(state: State[Any]) -> dict[str, list[tuple[Site, str | None]]]:
     """Return, by branch, the requests in order with their answers; None where a request failed."""
     found: dict[str, list[tuple[Site, str | None]]] = {}
-    for request in report.of_state(state).requests:
+    for request in run_records.of_state(state).requests:
         if request.ahead != "wasted":
             answer = None if request.result.error is not None else request.result.output().text
             found.setdefault(request.branch, []).append((Site(request.name, request.loc), answer))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from lmc import dollars, report
+from lmc import dollars, report, run_records
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
@@ -133,7 +133,7 @@ def _of_runs(program: CompiledProgram) -> str:
     state = program.profile.latest()
     own: Any = None if state is None else getattr(state.emitter, "run", None)
     known = own is not None and own.ledger in ledgers  # it may not have ended yet
-    runs = [report.of_ledger(ledger) for ledger in ledgers]
+    runs = [run_records.of_ledger(ledger) for ledger in ledgers]
     prices = ledgers[-1].run.backend.capabilities.prices if ledgers else None
     return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if own is not None and known else None)
 

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmc import pages
-from lmc.backend.base import Prices, Result, Usage
+from lmc.backend.base import Prices, Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
-from lmc.frontend.emitter import flat
 from lmc.pages import TimelineRow, count, money, seconds, several
-from lmc.segments import Gen
+from lmc.run_records import RequestRecord, RunRecord, of_state
 
 if TYPE_CHECKING:
     from lmc.frontend.streaming import StateView
@@ -27,133 +26,6 @@ if TYPE_CHECKING:
 NOTHING = Usage()
 MOST_ROWS = 100
 """Requests of a run, and runs of a program, that a timeline shows."""
-
-
-@dataclass(frozen=True)
-class RequestRecord:
-    """A request of a run.
-
-    branch  the path of the fork that made it, "" for the program itself
-    asked   when the program made it: later than `result.began` if it was made ahead
-    known   when its whole prompt was known: later than `result.began` if submitted before the preceding answer
-    """
-
-    name: str
-    kind: str
-    branch: str
-    loc: Loc | None
-    result: Result
-    ahead: str
-    asked: float
-    known: float
-
-    @property
-    def usage(self) -> Usage:
-        return self.result.usage or Usage()
-
-    @property
-    def ended(self) -> float | None:
-        return self.result.ended or None
-
-    @property
-    def seconds(self) -> float:
-        """Return the time from its prompt being known to its answer; 0 while there is none."""
-        return max(0.0, (self.ended or self.known) - self.known)
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run: when it began and, once it is over, ended, by `time.perf_counter()`, its requests, and its calls of host functions."""
-
-    began: float
-    ended: float | None
-    requests: Sequence[RequestRecord]
-    tools: Sequence[tuple[str, float, float]] = ()
-
-    @property
-    def end(self) -> float:
-        """Return when its last known event happened."""
-        return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
-
-
-class _LedgerRecord(Protocol):
-    """A request in a ledger (runahead/ledger.py)."""
-
-    @property
-    def address(self) -> tuple[int, int, str, int]: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def loc(self) -> Loc | None: ...
-
-    @property
-    def result(self) -> Result: ...
-
-    @property
-    def ahead(self) -> str: ...
-
-    @property
-    def asked(self) -> float: ...
-
-
-class _Ledger(Protocol):
-    """The ledger of a compiled run."""
-
-    began: float
-    ended: float
-    stream: str
-
-    @property
-    def records(self) -> Sequence[_LedgerRecord]: ...
-
-    @property
-    def host_calls(self) -> Sequence[tuple[str, float, float]]: ...
-
-
-def of_ledger(ledger: _Ledger) -> RunRecord:
-    """Return a compiled run."""
-    asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
-    return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
-
-
-def of_state(state: StateView) -> RunRecord:
-    """Return the run of a state; of an interpreted one without its calls of host functions."""
-    ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
-    if ledger is not None and ledger.records:
-        return of_ledger(ledger)
-    results = sorted(dict.fromkeys(flat(state.asked)), key=lambda result: result.began)
-    found = _requests(map(_interpreted, results), state.stream)
-    return RunRecord(min([r.result.began for r in found], default=0.0), None, found)
-
-
-_RequestParts = tuple[str, str, str, Loc | None, Result, str, float]
-"""Name, kind, fork path, location, answer, whether it was made ahead, and when the program made it."""
-
-
-def _interpreted(result: Result) -> _RequestParts:
-    assert result.asked is not None, "a state lists what its program asked"
-    ask, stream = result.asked
-    kind = "gen" if isinstance(ask, Gen) else "select"
-    return ask.name or kind, kind, stream, ask.loc, result, "no", result.began
-
-
-def _requests(asked: Iterable[_RequestParts], root: str) -> list[RequestRecord]:
-    """Return the requests of a run whose program has the fork path `root`."""
-    found: list[RequestRecord] = []
-    latest: dict[str, float] = {}  # arrival of the answer that each branch requested last
-    for name, kind, stream, loc, result, ahead, at in asked:
-        branch = stream.removeprefix(root).strip("/")
-        began, ended = result.began, result.ended
-        known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
-        found.append(RequestRecord(name, kind, branch, loc, result, ahead, at, min(known, ended) if ended else known))
-        if ahead != "wasted":
-            latest[branch] = max(ended, latest.get(branch, 0.0))
-    return found
 
 
 def page_of(state: StateView) -> str:

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import lmc
-from lmc import pages, report
+from lmc import pages, run_records
 from lmc.backend.base import Output, Result, Usage
 from lmc.cli.live import BatchView
 from lmc.frontend import notebook
@@ -36,7 +36,7 @@ def program(s: Any, q: str) -> Any:
 def test_requests_of_a_run_have_branches_lines_and_times_in_order() -> None:
     state = lmc.compile(program, backend=lmc.Mock(latency=0.001))(q="Why?")
     state.sync()
-    ran = report.of_state(state)
+    ran = run_records.of_state(state)
     assert [(r.name, bool(r.branch)) for r in ran.requests] == [("one", False), ("side", True), ("side", True), ("two", False)]
     assert [name for name, _, _ in ran.tools] == ["look_up"]
     for r in ran.requests:
@@ -52,7 +52,7 @@ def test_an_interpreted_run_has_its_lines_and_branches() -> None:
     told = lambda ran: sorted((r.kind, r.name, r.branch, str(r.loc)) for r in ran.requests)
     compiled = lmc.compile(program, backend=lmc.Mock(), opt=0)("Why?")
     compiled.sync()
-    assert told(report.of_state(state)) == told(report.of_state(compiled)) != []
+    assert told(run_records.of_state(state)) == told(run_records.of_state(compiled)) != []
     assert "<section id=source>" in state.explain("html") and "test_report.py:" in state.explain()
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lmc.backend.base import Counters
 from lmc.pages import count, seconds
-from lmc.report import of_state
+from lmc.run_records import of_state
 
 _RECENT = 512  # requests in the latency statistics
 _WINDOW = 10.0  # window of rates in seconds
