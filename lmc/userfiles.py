@@ -1,5 +1,5 @@
-"""Files of the command line: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of results; items are in
-items.py.
+"""Files that the command line is given: program files (`FILE.py:fn`), arguments (`k=v`) and JSONL of items; items are in items.py, results in
+result_files.py.
 
 Every fault in them is a `UsageError` that names the file, the line and the remedy, raised before a model is asked.
 """
@@ -7,20 +7,18 @@ Every fault in them is a `UsageError` that names the file, the line and the reme
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib.util
 import inspect
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType, UnionType
-from typing import Any, TextIO, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
-from lmc import named, tracebacks
-from lmc.errors import IncompleteAnswer, LmcError, Loc
+from lmc import named
+from lmc.errors import LmcError, Loc
 
 Item = dict[str, Any]
 
@@ -191,10 +189,10 @@ def objects(text: str, name: str) -> Iterator[tuple[int, Item]]:
     """Yield line number and JSON object of each line of a file's text that is not empty."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, _object(line, Loc(name, number))
+            yield number, object_of(line, Loc(name, number))
 
 
-def _object(line: str, loc: Loc) -> Item:
+def object_of(line: str, loc: Loc) -> Item:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -205,137 +203,6 @@ def _object(line: str, loc: Loc) -> Item:
 
 
 # -- results out ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Digests:
-    """Digests that a record must match to be the result of an item: the item, and what ran it."""
-
-    items: tuple[str, ...]
-    run: str
-    places: tuple[str, ...]
-
-    def of(self, index: int) -> Item:
-        return {"item": self.items[index], "run": self.run}
-
-
-def digests(program: Any, arguments: Iterable[Item], places: Iterable[str], options: Mapping[str, Any], backend: str) -> Digests:
-    """Compute digests of every item's arguments, and of program (file name and function), backend and sampling
-    options."""
-    what = [Path(program.loc.file).name, program.name, backend, dict(options)]
-    return Digests(tuple(map(_digest, arguments)), _digest(what), tuple(places))
-
-
-def _digest(x: Any) -> str:
-    text = json.dumps(x, sort_keys=True, ensure_ascii=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-class Results:
-    """A JSONL file of result records, each written when its run ends; sorted by item when the file is closed.
-
-    resume     keeps the records of an earlier run that hold no error (`done` names their indices), if they belong to
-               these items and this program; refuses the file otherwise
-    overwrite  replaces what is there; with `resume` only the records that do not belong here
-
-    The constructor only reads and checks; the file is opened by `with`.
-    """
-
-    def __init__(self, path: Path | None, expected: Digests | None = None, *, resume: bool = False, overwrite: bool = False) -> None:
-        self.path = path
-        self.note = ""
-        self.kept: dict[int, Item] = {}
-        self._expected = expected
-        if path is not None and _is_file_with_text(path):
-            if resume and expected is not None:
-                self.kept = self._earlier(path, expected, overwrite)
-            elif not overwrite:
-                raise UsageError(
-                    f"{path} exists and is not empty; choose another --output, --overwrite to replace it, "
-                    f"or --resume to keep its results and run the other items of --input"
-                )
-        self.written = len(self.kept)
-        self._indices = list(self.kept)
-        self._stream: TextIO = sys.stdout
-
-    def __enter__(self) -> Results:
-        if self.path is not None:
-            self._stream = _rewrite(self.path, self.kept.values())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the file, its records in input order."""
-        if self.path is None:
-            return
-        self._stream.close()
-        if self._indices != sorted(self._indices) and self.path.is_file():
-            rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
-            _rewrite(self.path, rows).close()
-
-    @property
-    def done(self) -> frozenset[int]:
-        return frozenset(self.kept)
-
-    def write(self, record: Item) -> None:
-        if self._expected is not None:
-            record = {**record, "digest": self._expected.of(record["index"])}
-        self._indices.append(record["index"])
-        self._stream.write(_line(record))
-        self._stream.flush()
-        self.written += 1
-
-    def _earlier(self, path: Path, expected: Digests, overwrite: bool) -> dict[int, Item]:
-        """Return the records of an earlier run that are results of its items."""
-        kept: dict[int, Item] = {}
-        rows, torn = _records(path)
-        if torn:
-            self.note = f"note: the last line of {path} is incomplete (the run was stopped while writing it); its item runs again"
-        for number, row in rows:
-            if "error" in row:
-                continue
-            wrong = _mismatch(row, expected)
-            if wrong and not overwrite:
-                raise UsageError(
-                    f"{path}:{number}: {wrong}; nothing was changed. Name the --input, program and options that "
-                    f"made it, another --output, or --resume --overwrite to run what does not match again"
-                )
-            if not wrong:
-                kept[row["index"]] = row
-        return kept
-
-
-def _mismatch(row: Item, expected: Digests) -> str:
-    """Return why a record is not the result of the item with its index; "" if it is."""
-    index, found = row.get("index"), row.get("digest")
-    if not isinstance(index, int) or not isinstance(found, dict):
-        return "this is not a result of `lmc run --input` (it has no index and digest)"
-    if not 0 <= index < len(expected.items):
-        return f"this is the result of item {index}, and the input has only {len(expected.items)} items"
-    if found.get("item") != expected.items[index]:
-        return f"this is the result of another item than {expected.places[index]} is now"
-    if found.get("run") != expected.run:
-        return "this result was made by another program, --backend, --temperature, --max-tokens or --seed"
-    return ""
-
-
-def _records(path: Path) -> tuple[list[tuple[int, Item]], bool]:
-    """Return the records of a results file with their line numbers, and whether its last line was torn off (and is left
-    out)."""
-    try:
-        whole, newline, last = path.read_bytes().rpartition(b"\n")
-    except OSError as error:
-        raise UsageError(f"cannot read the results in {path}: {error.strerror}; choose another --output") from error
-    rows: list[tuple[int, Item]] = []
-    number = 0
-    for number, line in enumerate(whole.split(b"\n") if newline else (), 1):
-        if line.strip():
-            rows.append((number, _object(line.decode("utf-8", errors="replace"), Loc(str(path), number))))
-    if last.strip():
-        try:
-            rows.append((number + 1, _object(last.decode("utf-8"), Loc(str(path), number + 1))))
-        except (UsageError, UnicodeDecodeError):
-            return rows, True
-    return rows, False
 
 
 def check_output(output: Path | None, input_file: Path | None) -> None:
@@ -359,52 +226,3 @@ def check_folder(output: Path | None, option: str = "--output") -> None:
 
 def _same_file(one: Path, two: Path) -> bool:
     return one.exists() and two.exists() and one.samefile(two)
-
-
-def _is_file_with_text(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
-
-
-def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
-    """Replace a file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end."""
-    try:
-        path = path.resolve()  # a link stays a link
-        if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
-            return path.open("w", encoding="utf-8")
-        fresh = path.with_name(path.name + ".new")
-        with fresh.open("w", encoding="utf-8") as stream:
-            for row in rows:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-        fresh.replace(path)
-        return path.open("a", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from error
-
-
-def _line(record: Item) -> str:
-    """Write a record as a line; one with half of a surrogate pair, which no file can hold, in ASCII."""
-    text = json.dumps(record, ensure_ascii=False, default=repr)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(record, default=repr)
-    return text + "\n"
-
-
-def _value_of(state: Any, name: str) -> Any:
-    """Return a variable's value, or the text so far of an answer that was cut off: the program has gone on without it."""
-    try:
-        return state.get_var(name)
-    except IncompleteAnswer as cut:
-        return cut.text
-
-
-def record_of(index: int, state: Any, extra: Item) -> Item:
-    """Return the record of one item: its results, or the error it ended with."""
-    error = state.error()
-    if error is not None:
-        result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((str(error), *tracebacks.notes(error)))}}
-    else:
-        variables = {name: _value_of(state, name) for name in state.variables if name is not None}
-        result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}
-    return {"index": index, **result, **({"input": extra} if extra else {})}

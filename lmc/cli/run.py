@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmc import userfiles
+from lmc import result_files, userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
@@ -139,15 +139,15 @@ def run(
         config(deterministic=True)
     if input_file is None:
         arguments = arguments_of(program, arg)
-        results = userfiles.Results(output, overwrite=overwrite)
+        results = result_files.Results(output, overwrite=overwrite)
         _run_one(program, arguments, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
         return
     items = read_items(program, input_file)
     if items.extra_names:
         parameters = "parameter" if len(items.extra_names) == 1 else "parameters"
         say(f'note: {program.name} has no {parameters} {", ".join(items.extra_names)}; copied to the results as "input"')
-    expected = userfiles.digests(program, items.arguments, items.places, options, name)
-    results = userfiles.Results(output, expected, resume=resume, overwrite=overwrite)
+    expected = result_files.digests(program, items.arguments, items.places, options, name)
+    results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
     _run_file(program, items, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
@@ -189,13 +189,13 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
 
 
 def _run_one(
-    program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: userfiles.Results, interpret: bool, html: Path | None
+    program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: result_files.Results, interpret: bool, html: Path | None
 ) -> None:
     with closing(open_backend(backend)) as target:
         ((_, state),) = states_of(program, {0: arguments}, options, target, interpret, html)
         if (error := state.error()) is not None:
             raise error
-        record = userfiles.record_of(0, state, {})
+        record = result_files.record_of(0, state, {})
     if results.path is None:
         _print_result(state)
         return
@@ -214,7 +214,9 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(program: Any, items: InputItems, options: dict[str, Any], backend: str, results: userfiles.Results, interpret: bool, html: Path | None) -> None:
+def _run_file(
+    program: Any, items: InputItems, options: dict[str, Any], backend: str, results: result_files.Results, interpret: bool, html: Path | None
+) -> None:
     with closing(open_backend(backend)) as target:
         failed, done = _write_all(program, items, options, target, results, interpret, html)
     if failed:
@@ -224,7 +226,7 @@ def _run_file(program: Any, items: InputItems, options: dict[str, Any], backend:
 
 
 def _write_all(
-    program: Any, items: InputItems, options: dict[str, Any], target: Any, results: userfiles.Results, interpret: bool, html: Path | None
+    program: Any, items: InputItems, options: dict[str, Any], target: Any, results: result_files.Results, interpret: bool, html: Path | None
 ) -> tuple[list[int], int]:
     """Run the remaining items and write each result; return the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
@@ -234,7 +236,7 @@ def _write_all(
         index = todo[place]
         if state.error() is not None:
             failed.append(index)
-        results.write(userfiles.record_of(index, state, items.extra[index]))
+        results.write(result_files.record_of(index, state, items.extra[index]))
 
     started, before = time.perf_counter(), target.counters()
     with results:
@@ -308,7 +310,7 @@ class _Background:
                 yield event
 
 
-def _kept(results: userfiles.Results, total: int) -> str:
+def _kept(results: result_files.Results, total: int) -> str:
     if results.path is None:
         return f"stopped: {results.written} of {total} results were written"
     return f"stopped: {results.written} of {total} results are in {results.path}; the same command with --resume does the rest"

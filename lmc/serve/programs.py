@@ -32,6 +32,7 @@ from lmc.errors import JournalError, LmcError, ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
+from lmc.result_files import record_of
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
@@ -39,7 +40,7 @@ from lmc.serve.metrics import AHEAD
 from lmc.serve.openai_protocol import ListOf
 from lmc.serve.runs import JournaledRuns
 from lmc.serve.spinning import RUN, RunEnded, RunningProgram
-from lmc.userfiles import parameters, record_of
+from lmc.userfiles import parameters
 
 log = logging.getLogger("lmc.serve")
 
