@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,7 +141,7 @@ def run(
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = result_files.Results(output, overwrite=overwrite)
-        _run_one(program, arguments, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
+        _run_one(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html), arguments, results)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -150,7 +151,41 @@ def run(
     results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
-    _run_file(program, items, options | waited | _journaled(journal, key_file, with_media), name, results, interpret, html)
+    _run_file(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html), items, results)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs, compiled or interpreted, on which backend by its name, and with which options of its runs. `html`: where to write a page of the runs when
+    all are done."""
+
+    program: Any
+    backend: str
+    options: Mapping[str, Any]
+    interpret: bool = False
+    html: Path | None = None
+
+    def states(self, items: Mapping[int, dict[str, Any]], backend: Any) -> Iterator[tuple[int, Any]]:
+        """Yield the final state of each item with its index, as soon as it is done; a failed one has its `error()`.
+
+        Items keep their numbers in the input, so that with a seed a resumed run gives the same results as an uninterrupted
+        one. Compiled runs are yielded as they end, interpreted ones in order.
+        """
+        from lmc.loading import program_of
+
+        if self.interpret:
+            return self._with_page(enumerate(self.program.run_some(items, backend=backend, **self.options)), None)
+        compiled = program_of(self.program, backend)
+        return self._with_page(compiled.as_completed(list(items.values()), numbers=tuple(items), **self.options), compiled)
+
+    def _with_page(self, states: Iterator[tuple[int, Any]], compiled: Any) -> Iterator[tuple[int, Any]]:
+        """Yield the states, and after the last one write the page: of the compiled program, else of that last run."""
+        latest: Any = None
+        for place, state in states:
+            latest = state
+            yield place, state
+        if self.html is not None and latest is not None:
+            write((latest if compiled is None else compiled).explain(format="html"), self.html)
 
 
 class _Saying(logging.Handler):
@@ -188,11 +223,9 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
     return arguments
 
 
-def _run_one(
-    program: Any, arguments: dict[str, Any], options: dict[str, Any], backend: str, results: result_files.Results, interpret: bool, html: Path | None
-) -> None:
-    with closing(open_backend(backend)) as target:
-        ((_, state),) = states_of(program, {0: arguments}, options, target, interpret, html)
+def _run_one(job: Job, arguments: dict[str, Any], results: result_files.Results) -> None:
+    with closing(open_backend(job.backend)) as target:
+        ((_, state),) = job.states({0: arguments}, target)
         if (error := state.error()) is not None:
             raise error
         record = result_files.record_of(0, state, {})
@@ -214,20 +247,16 @@ def _print_result(state: Any) -> None:
         print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
 
 
-def _run_file(
-    program: Any, items: InputItems, options: dict[str, Any], backend: str, results: result_files.Results, interpret: bool, html: Path | None
-) -> None:
-    with closing(open_backend(backend)) as target:
-        failed, done = _write_all(program, items, options, target, results, interpret, html)
+def _run_file(job: Job, items: InputItems, results: result_files.Results) -> None:
+    with closing(open_backend(job.backend)) as target:
+        failed, done = _write_all(job, items, target, results)
     if failed:
         first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")
         again = "; the same command with --resume runs them again" if results.path else ""
         raise RunFailed(f'{len(failed)} of {done} items ended with an error (index {first}), written as "error"{again}')
 
 
-def _write_all(
-    program: Any, items: InputItems, options: dict[str, Any], target: Any, results: result_files.Results, interpret: bool, html: Path | None
-) -> tuple[list[int], int]:
+def _write_all(job: Job, items: InputItems, target: Any, results: result_files.Results) -> tuple[list[int], int]:
     """Run the remaining items and write each result; return the indices of items that failed, and how many ran."""
     todo = [i for i in range(len(items.arguments)) if i not in results.done]
     failed: list[int] = []
@@ -240,7 +269,7 @@ def _write_all(
 
     started, before = time.perf_counter(), target.counters()
     with results:
-        states = _Background(states_of(program, {i: items.arguments[i] for i in todo}, options, target, interpret, html))
+        states = _Background(job.states({i: items.arguments[i] for i in todo}, target))
         try:
             for place, state in progress(states, len(todo), target):
                 write(place, state)
@@ -248,38 +277,11 @@ def _write_all(
             for place, state in states.finished() if isinstance(error, KeyboardInterrupt) else ():
                 write(place, state)
             say(_kept(results, len(items.arguments)))
-            if "deadline" in options and "journal" in options:
+            if "deadline" in job.options and "journal" in job.options:
                 say("submitted batches continue on the server; run the same command again to collect their answers, without paying twice")
             raise
     say(_summary(len(todo), time.perf_counter() - started, target.counters() - before))
     return sorted(failed), len(todo)
-
-
-def states_of(
-    program: Any, items: Mapping[int, dict[str, Any]], options: dict[str, Any], backend: Any, interpret: bool, html: Path | None = None
-) -> Iterator[tuple[int, Any]]:
-    """Yield the final state of each item with its index, as soon as it is done; a failed one has its `error()`.
-
-    Items keep their numbers in the input, so that with a seed a resumed run gives the same results as an uninterrupted
-    one. Compiled runs are yielded as they end, interpreted ones in order. `html`: where to write a page of them when
-    all are done.
-    """
-    from lmc.loading import program_of
-
-    if interpret:
-        return _with_page(enumerate(program.run_some(items, backend=backend, **options)), None, html)
-    compiled = program_of(program, backend)
-    return _with_page(compiled.as_completed(list(items.values()), numbers=tuple(items), **options), compiled, html)
-
-
-def _with_page(states: Iterator[tuple[int, Any]], compiled: Any, html: Path | None) -> Iterator[tuple[int, Any]]:
-    """Yield the states, and after the last one write the page: of the compiled program, else of that last run."""
-    latest: Any = None
-    for place, state in states:
-        latest = state
-        yield place, state
-    if html is not None and latest is not None:
-        write((latest if compiled is None else compiled).explain(format="html"), html)
 
 
 class _Background:

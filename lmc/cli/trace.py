@@ -14,7 +14,7 @@ from lmc.cli.console import progress, say
 from lmc.cli.errors import RunFailed
 from lmc.cli.models import open_backend
 from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, Temperature
-from lmc.cli.run import arguments_of, one_source, sampling, states_of
+from lmc.cli.run import Job, arguments_of, one_source, sampling
 from lmc.config import config
 from lmc.items import read_items
 from lmc.pages import several
@@ -43,7 +43,7 @@ def trace(
     from lmc.timeline import trace as recorded
 
     program = userfiles.load_program(target)
-    options = sampling(temperature, max_tokens, seed)
+    job = Job(program, backend or config().model or "smollm2", sampling(temperature, max_tokens, seed))
     printed = str(output) == "-"
     if not printed:
         userfiles.check_output(output, input_file)
@@ -51,8 +51,8 @@ def trace(
         items = [arguments_of(program, arg)]
     else:
         items = read_items(program, input_file).arguments
-    with closing(open_backend(backend or config().model or "smollm2")) as model, recorded(sys.stdout if printed else output):
-        states = list(progress(states_of(program, dict(enumerate(items)), options, model, False), len(items), model))
+    with closing(open_backend(job.backend)) as model, recorded(sys.stdout if printed else output):
+        states = list(progress(job.states(dict(enumerate(items)), model), len(items), model))
     say(f"wrote {several(len(states), 'run')} to {'standard output' if printed else output}; open it at ui.perfetto.dev or chrome://tracing")
     if failed := [i for i, state in states if state.error() is not None]:
         raise RunFailed(f"{len(failed)} of {len(states)} items ended with an error (index {', '.join(map(str, sorted(failed)[:5]))})")

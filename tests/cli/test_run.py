@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmc.cli.run import states_of
+from lmc.cli.run import Job
 from tests.cli.harness import PROGRAM, ROOT, items, jsonl
 
 SLOW = '''
@@ -133,7 +133,7 @@ def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypa
     """An interruption half way: the records before it stay, and --resume does the rest."""
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(6)))
     run = ("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock")
-    states = states_of
+    states = Job.states
 
     def interrupted(*args):
         for i, state in enumerate(states(*args)):
@@ -142,7 +142,7 @@ def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypa
             yield state
 
     with monkeypatch.context() as patch:
-        patch.setattr("lmc.cli.run.states_of", interrupted)
+        patch.setattr(Job, "states", interrupted)
         code, _, err = lmc_cli(*run)
     assert code == 130 and "3 of 6 results are in out.jsonl" in err and "--resume" in err
     assert [row["index"] for row in jsonl(folder / "out.jsonl")] == [0, 1, 2]
@@ -185,8 +185,8 @@ def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, 
 
 def test_results_that_come_out_of_order_are_sorted_at_the_end(lmc_cli, folder, monkeypatch):
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(4)))
-    states = states_of
-    monkeypatch.setattr("lmc.cli.run.states_of", lambda *args: reversed(list(states(*args))))
+    states = Job.states
+    monkeypatch.setattr(Job, "states", lambda *args: reversed(list(states(*args))))
     code, _, err = lmc_cli(*ECHO)
     assert code == 0, err
     assert [(row["index"], row["return"]["text"]) for row in jsonl(folder / "out.jsonl")] == [(i, f"t{i}") for i in range(4)]
