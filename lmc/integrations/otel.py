@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import queue
-import re
 import time
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -25,13 +24,23 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode, use_span
 
-from lmc.backend.base import Backend, Handle, Hints, Output, Result
-from lmc.errors import CancelledError, Loc
+from lmc.backend.base import Backend, Handle, Hints, Result
+from lmc.errors import CancelledError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.tools import call_tool
+from lmc.integrations.otel_conventions import (
+    Attributes,
+    attributes_of_answer,
+    attributes_of_place,
+    attributes_of_request,
+    in_messages,
+    messages_of,
+    model_of,
+    replies_of,
+)
 from lmc.observing import Headers
-from lmc.prompt import Excerpt, Prompt
-from lmc.segments import Gen, Mark, Segment, Select, Special, Text
+from lmc.prompt import Prompt
+from lmc.segments import Gen, Segment, Select, Text
 from lmc.version import __version__
 
 if TYPE_CHECKING:
@@ -39,10 +48,8 @@ if TYPE_CHECKING:
     from lmc.frontend.interpreter import Function
     from lmc.frontend.state import State
 
-Attributes = dict[str, Any]
 
 _CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-_PROVIDERS = {"OpenAI": "openai", "Anthropic": "anthropic", "Engine": "lmc", "VLLM": "vllm", "SGLang": "sglang"}
 _RUN: ContextVar[contexts.Context | None] = ContextVar("lmc_otel_run", default=None)  # whose requests are made ahead
 _AHEAD: ContextVar[bool] = ContextVar("lmc_otel_ahead", default=False)
 
@@ -63,7 +70,7 @@ class OpenTelemetry:
     def run(self, function: Function, state: State) -> Generator[None]:
         run: Any = state.emitter.run  # type: ignore[attr-defined]  # a state that runs is live
         attributes = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": function.name, "lmc.item": run.item,
-                      "lmc.stream": state.stream, **_source(function.loc)}  # fmt: skip
+                      "lmc.stream": state.stream, **attributes_of_place(function.loc)}  # fmt: skip
         with self._tracer.start_as_current_span(f"invoke_workflow {function.name}", attributes=attributes) as span, _told_errors(span):
             token = _RUN.set(contexts.get_current())
             try:
@@ -162,11 +169,11 @@ class OpenTelemetry:
         return handle
 
     def _request(self, backend: Backend, ask: Gen | Select, before: Prompt, hints: Hints) -> _Request:
-        operation = "chat" if _in_messages(before) else "text_completion"
-        provider, model = _model_of(backend.capabilities.name)
+        operation = "chat" if in_messages(before) else "text_completion"
+        provider, model = model_of(backend.capabilities.name)
         attributes: Attributes = {
             "gen_ai.operation.name": operation, "gen_ai.provider.name": provider, "gen_ai.system": provider, "gen_ai.request.model": model,
-            **_asked(ask), **_source(ask.loc),
+            **attributes_of_request(ask), **attributes_of_place(ask.loc),
         }  # fmt: skip
         local = backend.capabilities.local or provider == "mock"
         if self._content and isinstance(ask, Gen) and ask.tools:
@@ -266,14 +273,14 @@ class _Request:
         if self._ended is not None:
             return
         if (output := result.answer) is not None:
-            self.span.set_attributes(_answered(output))
+            self.span.set_attributes(attributes_of_answer(output))
             if result.first:
                 self.span.set_attribute("gen_ai.response.time_to_first_chunk", result.first - result.began)
             for name, at in zip(("admitted", "first token"), output.phases or (), strict=False):
                 if at:
                     self.span.add_event(name, timestamp=_epoch(at))
             if self._before is not None:
-                self.span.set_attributes({"gen_ai.input.messages": _json(_messages(self._before)), "gen_ai.output.messages": _json(_replies(output))})
+                self.span.set_attributes({"gen_ai.input.messages": _json(messages_of(self._before)), "gen_ai.output.messages": _json(replies_of(output))})
         else:
             _failed(self.span, result.error)
         self._before = None
@@ -298,72 +305,7 @@ class _Request:
             self._abandoned.put(self.span)
 
 
-# -- attributes --------------------------------------------------------------------------------------------------------
-
-
-def _asked(ask: Gen | Select) -> Attributes:
-    """Return attributes of the request."""
-    found: Attributes = {} if ask.name is None else {"lmc.variable": ask.name}
-    if isinstance(ask, Select):
-        return found | {"gen_ai.request.temperature": ask.temperature, "lmc.choices": len(ask.choices), "lmc.choices_method": str(ask.method)}
-    p, kind = ask.params, None if ask.constraint is None else ask.constraint.kind
-    found |= {"gen_ai.request.max_tokens": p.max_new_tokens, "gen_ai.request.temperature": p.temperature, "gen_ai.request.top_p": p.top_p}
-    found["gen_ai.output.type"] = "json" if kind == "json_schema" else "text"
-    more = {
-        "gen_ai.request.top_k": p.top_k if p.top_k > 0 else None, "gen_ai.request.choice.count": p.n if p.n > 1 else None,
-        "gen_ai.request.frequency_penalty": p.frequency_penalty or None, "gen_ai.request.presence_penalty": p.presence_penalty or None,
-        "gen_ai.request.stop_sequences": list(p.stop) or None, "gen_ai.request.seed": ask.seed if p.temperature > 0 else None, "lmc.constraint": kind,
-    }  # fmt: skip
-    return found | {name: value for name, value in more.items() if value is not None}
-
-
-def _answered(output: Output) -> Attributes:
-    """Return attributes of the answer."""
-    usage, meta = output.usage, output.metas[0] if output.metas else {}
-    found: Attributes = {
-        "gen_ai.usage.input_tokens": usage.prompt_tokens, "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens, "lmc.usage.forced_tokens": usage.forced_tokens, "lmc.usage.calls": usage.calls,
-    }  # fmt: skip
-    if usage.written_tokens:
-        found["gen_ai.usage.cache_creation.input_tokens"] = usage.written_tokens
-    if reasons := [reason for each in output.metas if (reason := _reason(each)) is not None]:
-        found["gen_ai.response.finish_reasons"] = reasons
-    named = {
-        "gen_ai.response.id": meta.get("id"),
-        "gen_ai.response.model": meta.get("model"),
-        "lmc.attempts": meta.get("attempts"),
-        "lmc.cost": meta.get("cost"),
-    }
-    return found | {name: value for name, value in named.items() if value}
-
-
-def _reason(meta: Mapping[str, Any]) -> str | None:
-    said: Any = meta.get("finish_reason")
-    return said.get("type") if isinstance(said, Mapping) else said  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-
-
-def _source(loc: Loc | None) -> Attributes:
-    return {} if loc is None else {"code.file.path": loc.file, "code.line.number": loc.line}
-
-
-def _model_of(name: str) -> tuple[str, str]:
-    """Return provider and model of a backend's name, such as `OpenAI(gpt-5)` or `LiteLLM(vertex_ai/gemini-2.5-pro)`."""
-    found = re.fullmatch(r"(\w+)\((.*)\)", name)
-    kind, model = found.groups() if found else (name, name)
-    provider, slash, rest = model.partition("/")
-    if kind == "LiteLLM" and slash:
-        return {"vertex_ai": "gcp.vertex_ai", "azure": "azure.ai.openai", "bedrock": "aws.bedrock"}.get(provider, provider), rest
-    return _PROVIDERS.get(kind, kind.lower()), model
-
-
-def _in_messages(prompt: Prompt) -> bool:
-    """Return whether it has messages, of a program's roles or of a template, or is plain text."""
-    node: Prompt | None = prompt
-    while node is not None:
-        if any(isinstance(part, Mark | Special) for part in (*node.parts, *node.tail)):
-            return True
-        node = node.parent
-    return False
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def _failed(span: Span, error: BaseException | None) -> None:
@@ -411,48 +353,6 @@ def _is_journaled() -> bool:
 def _epoch(at: float) -> int:
     """Return nanoseconds since the epoch of a `time.perf_counter()`."""
     return time.time_ns() - int((time.perf_counter() - at) * 1e9)
-
-
-# -- content -----------------------------------------------------------------------------------------------------------
-
-
-def _messages(before: Prompt) -> list[Any]:
-    """Return a prompt in the conventions' form of messages; one without roles, as `lmc serve` renders it, is one text.
-    Pictures are left out. Waits for nothing."""
-    found: list[tuple[str, list[str]]] = []
-    plain: list[str] = []
-    texts = plain
-    for piece in _pieces(before):
-        if isinstance(piece, Mark):
-            texts = list[str]()  # text between messages is the template's
-            if piece.edge == "begin":
-                found.append((piece.role, texts))
-        else:
-            texts.append(piece)
-    return [{"role": role, "parts": [{"type": "text", "content": text}]} for role, texts in found or [("user", plain)] if (text := "".join(texts))]
-
-
-def _pieces(before: Prompt) -> Generator[str | Mark]:
-    for node in before.nodes():
-        for part in node.parts:
-            if isinstance(part, str | Mark):
-                yield part
-            elif isinstance(part, Special):
-                yield part.spelling
-            elif isinstance(part, Excerpt) and part.result.answer is not None:
-                yield part.text()
-        if node.result is not None and node.result.answer is not None:
-            yield node.result.answer.text
-
-
-def _replies(output: Output) -> list[Any]:
-    found: list[Any] = []
-    for text, meta in zip(output.texts, output.metas, strict=True):
-        calls: Sequence[Any] = meta.get("tool_calls") or ()
-        parts: list[Any] = [{"type": "text", "content": text}] if text or not calls else []
-        parts += [{"type": "tool_call", "id": call.get("id"), "name": call.get("name"), "arguments": call.get("arguments")} for call in calls]
-        found.append({"role": "assistant", "parts": parts, "finish_reason": _reason(meta) or "stop"})
-    return found
 
 
 def _json(value: Any) -> str:
