@@ -93,6 +93,26 @@ def _traceback(call: Any, **options: Any) -> list[list[tuple[str, int | None, st
     return found
 
 
+# -- what a program finds out by asking for it
+
+
+@compiled()
+def attributes_that_a_state_lacks(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3)
+    if hasattr(s, "join"):
+        s.join()
+    try:
+        s.forks(2)
+    except AttributeError as error:
+        s += str(error).splitlines()[0][-20:] + lmc.gen("y", max_tokens=3)
+    return getattr(s, "z", None)
+
+
+def test_a_program_that_handles_a_missing_attribute_has_a_graph() -> None:
+    case_of: Any = attributes_that_a_state_lacks
+    assert lmc.compile(case_of.program).dump_ir().count("gen(") == 2
+
+
 # -- messages that are open while forks are joined
 
 

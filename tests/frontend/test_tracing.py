@@ -373,6 +373,22 @@ def test_an_iterator_of_the_programs_own_ends_where_python_decides_it(kind):
     assert program(["a", "b", "c"], kind, backend=lmc.Mock()).ret_value == iterates.run(["a", "b", "c"], kind, backend=lmc.Mock()).ret_value
 
 
+@lmc.function
+def asks_again(s):
+    s += "Number:" + lmc.gen("n", max_tokens=2)
+    try:
+        return int(s["n"])
+    except ValueError as error:
+        s += f"{error}, again:" + lmc.gen("m", max_tokens=2)
+        return s["m"]
+
+
+def test_a_handler_that_shows_its_exception_is_followed():
+    """Its name was not bound, and the graph had an exception there in place of the request."""
+    text = print_graph(graph_of(asks_again))
+    assert text.count("gen(") == 2 and "raise(" not in text
+
+
 def test_a_graph_that_grows_with_each_call_is_cut_off():
     def deeper(k, s):
         s += "q" + lmc.gen("x", max_tokens=2)

@@ -303,10 +303,11 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
         ev.blocked(unknown)
         return Unknown(unknown)
     if name not in _STATE_METHODS:
-        return ev.call(ev.attribute(x, name), args, kwargs)
+        found = ev.attribute(x, name)
+        return ev.unknown_code(found, [x, *args], kwargs) if isinstance(found, BoundMethod) else ev.call(found, args, kwargs)
     if unknown != NOTHING and name not in ("user", "system", "assistant"):
         return ev.operation("." + name, (x, *args), unknown)
-    found = op.native(getattr(x, name), *args, **kwargs)
+    found = op.native(op.native(getattr, x, name), *args, **kwargs)
     if name == "fork":
         ev.states.extend(found.states)
     return _entered(ev, found) if type(found).__name__ == "_GeneratorContextManager" else found

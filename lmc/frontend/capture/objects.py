@@ -39,7 +39,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if isinstance(x, type):
         return _of_class(ev, x, name)
     if kind is State:
-        return x._value if name == "ret_value" else BoundMethod(name, x) if hasattr(State, name) and name != "usage" else Unknown(None)
+        return x._value if name == "ret_value" else BoundMethod(name, x) if callable(getattr(State, name, None)) else Unknown(None)
     if kind is StateGroup:
         return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
     if kind is Closure:

@@ -14,7 +14,7 @@ from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStat
 from lmc.frontend.capture.expressions import Bind, bind_name, expression, function, lambda_body, of_value, or_stop, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
 from lmc.frontend.source import FunctionNode
 
 
@@ -252,7 +252,8 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
                         frame.vars.pop(name or "", None)
             raise raised
         if ev.risks[risk:] and clauses:  # something unknown may have raised
-            ev.domain.handlers(ev, frame, join(NOTHING, *ev.risks[risk:]), [handler for _, _, handler in clauses], scope.loc(node))
+            deps = join(NOTHING, *ev.risks[risk:])
+            ev.domain.handlers(ev, frame, deps, [_of_unknown(handler, name, deps) for _, name, handler in clauses], scope.loc(node))
         return signal if signal is not None else orelse(frame)
 
     if not node.finalbody:
@@ -274,6 +275,21 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
         return over
 
     return run
+
+
+def _of_unknown(handler: Arm, name: str | None, deps: Deps) -> Arm:
+    """Return a handler of an exception of which nothing is known."""
+    if name is None:
+        return handler
+
+    def run(frame: Frame) -> Any:
+        frame.vars[name] = Unknown(deps)
+        try:
+            return handler.run(frame)
+        finally:
+            frame.vars.pop(name, None)
+
+    return Arm(run, handler.effects, handler.loc)
 
 
 def _raise(node: ast.Raise, scope: Scope) -> Eval:
