@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextvars import Context, ContextVar
 from pathlib import Path
+from sysconfig import get_path
 from types import FrameType
 
 import lmc
@@ -32,6 +33,7 @@ _TRIES = 400  # checks of a program that must end, before it is given up: C code
 _SELDOM = 5.0  # seconds between checks of programs given up
 _OURS = str(Path(lmc.__file__).parent)
 _FRONTEND = str(Path(lmc.__file__).parent / "frontend")
+_LIBRARY, _PACKAGES = get_path("stdlib"), (get_path("purelib"), get_path("platlib"))
 _THREADING, _EVENTS = threading.__file__, asyncio.events.__file__
 
 
@@ -128,10 +130,21 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_the_programs(frame: FrameType) -> bool:
-    """Return whether a thread is in the program's own code, or in the frontend's, which works for one run only; else it
-    waits, or holds a lock of others."""
+    """Return whether a thread is in the program's own code, or in what this called of the frontend, which works for one
+    run only; else it waits, holds a lock of others, or ends the run itself, which nothing may interrupt."""
     file = frame.f_code.co_filename
-    return file != _THREADING and (not _is_ours(frame) or file.startswith(_FRONTEND))
+    if file == _THREADING or (_is_ours(frame) and not file.startswith(_FRONTEND)):
+        return False
+    return any(_is_users(outer) for outer in stack(frame))
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Return whether code is neither lmc's, nor of Python's library, nor what this generates: methods of dataclasses (in
+    the globals of their module) and of named tuples."""
+    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__"))
+    if file.startswith("<frozen ") or (file.startswith(_LIBRARY) and not file.startswith(_PACKAGES)):
+        return False
+    return not (_is_ours(frame) or module.startswith(("lmc.", "namedtuple_")))
 
 
 def _raise_in_all(found: list[tuple[int, FrameType]]) -> bool:

@@ -213,6 +213,47 @@ def test_a_program_that_waits_for_the_model_is_cancelled_and_not_ended(runs):
     asyncio.run(work())
 
 
+SLOW = """
+def wait():
+    until = len(looks) + 3
+    while len(looks) < until:
+        pass
+"""
+CANCEL = """
+def cancel(state):
+    wait()
+    slowly()
+    really(state)
+    cancelled.append(state)
+"""
+
+
+def test_the_end_of_an_abandoned_batch_is_not_interrupted(runs, monkeypatch, caplog):
+    """A batch of thousands takes a while to cancel: what is left of it would go on for ever."""
+    from lmc.frontend import batches
+
+    looks, cancelled, threads_of = [], [], spinning.threads_of
+    generated = {"__name__": batches.__name__, "looks": looks}  # as methods of dataclasses are
+    exec(compile(SLOW, "<string>", "exec"), generated)
+    frontend = {"__name__": batches.__name__, "looks": looks, "cancelled": cancelled, "really": batches._cancel, "slowly": generated["wait"]}
+    exec(compile(SLOW + CANCEL, batches.__file__, "exec"), frontend)
+    monkeypatch.setattr(batches, "_cancel", frontend["cancel"])
+    monkeypatch.setattr(spinning, "threads_of", lambda run: looks.append(run) or threads_of(run))
+
+    async def work():
+        mock = lmc.Mock(latency=60)
+        async with running(mock, PROGRAMS) as app:
+            call = ByHand(app, "/programs/fine/batch", json.dumps({"items": [{"name": str(i)} for i in range(3)]}).encode())
+            await until(lambda: len(mock._pending) == 3, 90)
+            call.leave()
+            await call.task
+            await until(lambda: len(cancelled) == 3 and not mock._pending and not list(threads_of(runs[0])), 90)
+            assert metric(app, "lmc_program_runs_ended_total") == metric(app, "lmc_program_runs_unended") == 0
+
+    asyncio.run(work())
+    assert not caplog.records
+
+
 def test_drain_ends_a_program_that_spins_with_a_503(runs):
     async def work():
         async with running(lmc.Mock(), PROGRAMS) as app:
