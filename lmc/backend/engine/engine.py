@@ -135,6 +135,7 @@ class EngineCore:
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler, self._runner = scheduler, runner
         self._full = min(scheduler.chunk, _FULL)
+        self._quick: int = min(scheduler.chunk, getattr(runner, "quick_rows", scheduler.chunk))  # rows that are launched at once
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
         self.more = False  # the last submitter has more; a hint, set from any thread
         self._resting = threading.Event()  # not set while the loop works for an asynchronous device
@@ -477,7 +478,7 @@ class EngineCore:
     def _has_pass(self) -> bool:
         """Return whether the device has nothing to do, and there is a pass for it: a full one, or answers that go on."""
         if self._flying is None:
-            return self.scheduler.has_prompts(self._full)
+            return self.scheduler.has_prompts(min(self._full, self._quick))
         work, flight = self._flying
         return bool(work.samples) and flight.over
 
@@ -531,7 +532,8 @@ class EngineCore:
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
-        work = self.scheduler.schedule()
+        hurries = self._flying is None or self._flying[0].rows < self._quick // 2  # the device has little to do, or nothing
+        work = self.scheduler.schedule(self._quick if hurries else None)
         if work is None:
             return None, None
         if config.logs("engine"):

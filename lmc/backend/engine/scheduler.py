@@ -151,8 +151,9 @@ class Scheduler:
 
     # -- the next pass -----------------------------------------------------------------------------------------
 
-    def schedule(self) -> Pass | None:
-        """Return the next pass, with slots for its rows; None if there is nothing to compute."""
+    def schedule(self, rows: int | None = None) -> Pass | None:
+        """Return the next pass, with slots for its rows; None if there is nothing to compute. `rows`: no more of prompts
+        and forced runs than leave so many in all."""
         self.waiting.clock += 1
         self._held.land_copies()
         closed = self.runs.close()  # now that the requests following their last answers have arrived
@@ -173,7 +174,7 @@ class Scheduler:
             elif not (req.in_flight and req.is_landing):
                 decoding.append(req)
         known = [req.extend_len for req in decoding]
-        if (others or self.waiting) and (most := self.pace.rows(decoding)) < self.chunk:
+        if (others or self.waiting) and (most := min(rows or self.chunk, self.pace.rows(decoding))) < self.chunk:
             filling.limit(most)
         filling.decode(decoding, known, self.drafts.propose(decoding, self._spare_rows(known, others)) if self.drafts.setting != "off" else {})
         others = self._shared(others, filling)

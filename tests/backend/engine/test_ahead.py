@@ -465,3 +465,23 @@ def test_answers_are_told_while_others_go_on_on_a_device_that_never_waits():
     while core.turn():
         engine.check()
     assert long.results[0].done
+
+
+def test_a_device_with_nothing_to_do_gets_a_pass_that_is_launched_at_once():
+    """Prompts of 900 rows: the first passes are small, since launching more takes longer than the device has to do; those behind a long one are not."""
+
+    class Captured(FakeAheadRunner):
+        quick_rows = 64
+
+    engine, core = stepped(4096, runs=Captured, chunk=256, max_batch=64)
+    handles = [engine.submit(None, [Text((f"{i}" + "p" * 299,)), gen(20)]) for i in range(3)]
+    while core.turn():
+        engine.check()
+    late = engine.submit(None, [Text(("q" * 400,)), gen(2)])
+    while core.turn():
+        engine.check()
+    assert all(handle.results[0].done for handle in (*handles, late))
+    passes = core._runner.passes
+    assert passes[:4] == [64, 256, 256, 256], passes
+    at = next(i for i, rows in enumerate(passes) if i > 10 and rows > 3)
+    assert passes[at : at + 3] == [64, 256, 80], passes
