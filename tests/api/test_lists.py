@@ -8,7 +8,7 @@ import time
 import pytest
 
 import lmc
-from lmc.backend.api.sglang import SGLangStream
+from lmc.backend.api.sglang_bodies import SGLangStream
 from lmc.backend.base import Hints
 from lmc.segments import Gen, SamplingParams, Text
 from tests.api.conftest import QUICK

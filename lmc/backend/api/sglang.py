@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Sample, ServerReply
@@ -17,9 +16,20 @@ from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import keys_of
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
-from lmc.backend.api.reports import count_of
 from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
 from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.sglang_bodies import (
+    SGLangStream,
+    WatchedStream,
+    constrained,
+    items_of_reply,
+    listed_tokens,
+    pictures_of,
+    prompt_tokens_of,
+    usage_of,
+    usage_of_all,
+    written_params,
+)
 from lmc.backend.api.streams import Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
@@ -28,16 +38,12 @@ from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, UnsupportedOpError
 from lmc.fsm.sources import ebnf_of
-from lmc.images import data_url, digest
+from lmc.images import digest
 from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select, plain
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
 
-_PARAMS = (
-    "max_new_tokens", "min_new_tokens", "stop", "stop_token_ids", "stop_regex", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
-    "presence_penalty", "ignore_eos", "n",
-)  # fmt: skip
 _MAX_SEED = 1 << 31
 
 
@@ -127,7 +133,7 @@ class SGLang(RemoteBackend):
         if isinstance(ask, Gen) and ask.tools:
             super().check(ask)
         elif isinstance(ask, Gen) and ask.constraint is not None:
-            _constrained(ask.constraint)
+            constrained(ask.constraint)
 
     def enforces(self, constraint: Constraint) -> bool:
         return True
@@ -139,7 +145,7 @@ class SGLang(RemoteBackend):
             return
         request = self.reading(tokens.words.encode(("a",), at_start=True), {})
         try:
-            await self.client.call(lambda: request, _usage, _items, AttemptUsage())
+            await self.client.call(lambda: request, usage_of, items_of_reply, AttemptUsage())
         except Fault as fault:
             if fault.status not in (400, 404, 405, 422):
                 return  # not about the ids: the first real request will tell
@@ -158,14 +164,14 @@ class SGLang(RemoteBackend):
         if not place.has_images:
             return request
         known = "".join(digest(piece).hex() * _PICTURE if isinstance(piece, Image) else plain((piece,)) for piece in place.pieces())
-        return replace(request, body={**request.body, **_pictures(place)}, keys=keys_of(known), size=self._prompts.size(known))
+        return replace(request, body={**request.body, **pictures_of(place)}, keys=keys_of(known), size=self._prompts.size(known))
 
     def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
 
     @staticmethod
     def usage_of_reading(body: Body) -> Usage | None:
-        return _usage(body)
+        return usage_of(body)
 
     # -- gen
 
@@ -199,16 +205,16 @@ class SGLang(RemoteBackend):
         request = self._seeing(self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"]), place)
 
         def read(body: Body) -> ServerReply:
-            items = _items(body)
+            items = items_of_reply(body)
             if len(items) != ask.params.n:
                 raise Malformed(f"{len(items)} answers for n={ask.params.n}")
             return ServerReply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         if feed is None:
-            return await self.client.call(lambda: request, _usage, read, tally)
+            return await self.client.call(lambda: request, usage_of, read, tally)
         streamed = replace(request, body={**request.body, "stream": True})
         watch = Watch(feed)
-        return await self.client.stream(lambda: streamed, _usage, lambda: _WatchedStream(watch, read), tally)
+        return await self.client.stream(lambda: streamed, usage_of, lambda: WatchedStream(watch, read), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
         body = self._sampled_alike(ask, beyond, stops)
@@ -222,7 +228,7 @@ class SGLang(RemoteBackend):
         """Return the parameters without the seed. Stops of the template that are tokens are sent as such: for text, the
         server would decode the end of every answer after every token."""
         params = ask.params
-        body = dict(_written(params))
+        body = dict(written_params(params))
         body["max_new_tokens"] += 0 if beyond is None else beyond.tokens
         by_id = self._stop_tokens(ask) if beyond is None else {}
         body.pop("stop", None)
@@ -232,7 +238,7 @@ class SGLang(RemoteBackend):
             body["stop_token_ids"] = sorted({*params.stop_token_ids, *by_id.values()})
         if params.logit_bias:
             body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
-        return {**body, **(_constrained(ask.constraint) if ask.constraint is not None else {})}
+        return {**body, **(constrained(ask.constraint) if ask.constraint is not None else {})}
 
     # -- as one of a list: prompts and parameters of each, answered as events by index
 
@@ -267,10 +273,10 @@ class SGLang(RemoteBackend):
         return SGLangStream()
 
     def usage_in(self, body: Body) -> Usage | None:
-        return _usage_of_all(body)
+        return usage_of_all(body)
 
     def reply_to(self, member: Member, body: Body) -> ServerReply:
-        (item,) = _items(body)
+        (item,) = items_of_reply(body)
         return ServerReply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
 
     def learned(self, fault: Fault) -> bool:
@@ -294,7 +300,7 @@ class SGLang(RemoteBackend):
         ids: Any = item.get("output_ids")
         known = self._prompts.tokens.of(ids, text) if self._prompts.tokens is not None and isinstance(ids, list) else None
         extra = {k: meta[k] for k in ("input_token_logprobs", "input_top_logprobs", "output_top_logprobs") if meta.get(k)}
-        return Sample(text, finish, _listed(meta.get("output_token_logprobs")), None, known, extra)
+        return Sample(text, finish, listed_tokens(meta.get("output_token_logprobs")), None, known, extra)
 
     # -- select
 
@@ -330,7 +336,7 @@ class SGLang(RemoteBackend):
         request = self.request(body, prompt, headers)
 
         def read(body: Body) -> dict[int, float] | None:
-            listed: Any = _items(body)[0]["meta_info"].get("output_token_ids_logprobs")
+            listed: Any = items_of_reply(body)[0]["meta_info"].get("output_token_ids_logprobs")
             found = {row[1]: (row[0], row[2] or "") for row in (listed[0] if listed else ())}
             if not found.keys() >= set(wanted):
                 self._cannot.add("token_ids_logprob")
@@ -339,7 +345,7 @@ class SGLang(RemoteBackend):
             texts.update({token: text for token, (_, text) in found.items()})
             return {token: found[token][0] for token in wanted}
 
-        return await self.client.call(lambda: request, _usage, read, tally)
+        return await self.client.call(lambda: request, usage_of, read, tally)
 
     async def _score(
         self, scoring: Scoring, headers: Mapping[str, str], known: dict[ScoredRow, dict[int, float]], texts: dict[int, str], tally: AttemptUsage
@@ -362,11 +368,11 @@ class SGLang(RemoteBackend):
         request = self.request(body, list(scoring.prompt), headers)
 
         def read(body: Body) -> None:
-            items = _items(body)
+            items = items_of_reply(body)
             if len(items) != len(rows):
                 raise Malformed(f"{len(items)} answers for {len(rows)} prompts")
             for row, item in zip(rows, items, strict=True):
-                listed = _listed(item["meta_info"].get("input_token_logprobs")) or ()
+                listed = listed_tokens(item["meta_info"].get("input_token_logprobs")) or ()
                 own = listed[row.base - start :]
                 if tuple([token for _, token, _ in own]) != row.own:
                     raise Malformed("the answer has not the log-probabilities that were asked for")
@@ -376,13 +382,13 @@ class SGLang(RemoteBackend):
                         raise Malformed("the answer lacks a log-probability that was asked for")
                     known.setdefault(context, {})[token] = lp
 
-        await self.client.call(lambda: request, _usage_of_all, read, tally)
+        await self.client.call(lambda: request, usage_of_all, read, tally)
 
     async def _chosen_by_text(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
-        prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), _pictures(place)
+        prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), pictures_of(place)
         request = self._seeing(self.reading(prompt, headers), place)
-        known = await self.client.call(lambda: request, _usage, _prompt_tokens, tally)
+        known = await self.client.call(lambda: request, usage_of, prompt_tokens_of, tally)
         tail = 2  # tokens of the prompt that a choice may change: more if it does
         while True:
             start = max(known - tail, 0)
@@ -406,12 +412,12 @@ class SGLang(RemoteBackend):
         request = self.request(body, prompts[0], headers)
 
         def read(body: Body) -> list[Listed]:
-            rows = [_listed(item["meta_info"].get("input_token_logprobs")) or () for item in _items(body)]
+            rows = [listed_tokens(item["meta_info"].get("input_token_logprobs")) or () for item in items_of_reply(body)]
             if len(rows) != len(prompts) or not all(rows[1:] if start == 0 else rows):
                 raise Malformed("the answer has not the log-probabilities that were asked for")
             return rows
 
-        return await self.client.call(lambda: request, _usage_of_all, read, tally)
+        return await self.client.call(lambda: request, usage_of_all, read, tally)
 
 
 _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True}
@@ -419,27 +425,8 @@ _PICTURE = 64  # times that a picture's hash is repeated: as characters, those o
 _WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common prefix is prefilled
 
 
-class SGLangStream:
-    """Events of one answer. Each has the whole text so far, or, from a server that streams incrementally, the new part:
-    then it has fewer ids than its token count."""
-
-    def __init__(self) -> None:
-        self.text, self._ids = "", list[int]()
-
-    def add(self, body: Body) -> Body | None:
-        meta: Any = body.get("meta_info")
-        if not isinstance(meta, dict):
-            return body  # the reader reports the error
-        text, ids = body.get("text") or "", body.get("output_ids") or []
-        counted = meta.get("completion_tokens")
-        if self._ids and type(counted) is int and len(ids) < counted <= len(self._ids) + len(ids):
-            text, ids = self.text + text, [*self._ids, *ids]
-        self.text, self._ids = text, ids
-        return None if meta.get("finish_reason") is None else {**body, "text": text, "output_ids": ids}
-
-
-_READING = b'{"max_new_tokens":0,"temperature":0}'
 _WRITTEN = 1024  # parameters cached as JSON
+_READING = b'{"max_new_tokens":0,"temperature":0}'
 
 
 def _model(info: Mapping[str, Any]) -> str:
@@ -448,93 +435,3 @@ def _model(info: Mapping[str, Any]) -> str:
 
 def _prompt(prompt: str | list[int]) -> Body:
     return {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}
-
-
-def _pictures(place: PromptNode) -> Body:
-    """Return the pictures of a prompt, in order; nothing without any."""
-    urls = [data_url(piece) for piece in place.pieces() if isinstance(piece, Image)]
-    return {"image_data": urls} if urls else {}
-
-
-@lru_cache(maxsize=256)
-def _written(params: SamplingParams) -> Mapping[str, Any]:
-    """Return parameters that are not SGLang's defaults, by its names."""
-    default = SamplingParams()
-    body: Body = {"temperature": params.temperature}
-    for name in _PARAMS:
-        value = getattr(params, name)
-        if value != getattr(default, name) or name in ("max_new_tokens", "top_p"):
-            body[name] = list(value) if isinstance(value, tuple) else value
-    return body
-
-
-def _constrained(constraint: Constraint) -> Body:
-    if constraint.kind == "lark":
-        return {"ebnf": ebnf_of("lark", constraint.source)}
-    return {constraint.kind: constraint.source}
-
-
-def _items(body: Body) -> list[Body]:
-    """Return one answer or several. Raises Malformed for anything else."""
-    items: Any = body.get("items", [body])
-    for item in items:
-        if not isinstance(item, dict) or not isinstance(item.get("text"), str) or not isinstance(item.get("meta_info"), dict):
-            raise Malformed("the answer has no text or no meta_info")
-    return items
-
-
-def _metas(body: Body) -> list[Mapping[str, Any]]:
-    items: Any = body.get("items", [body])
-    return [item["meta_info"] for item in items if isinstance(item, dict) and isinstance(item.get("meta_info"), dict)]
-
-
-def _prompt_tokens(body: Body) -> int:
-    """Return how many tokens a prompt has; 0 if the server does not report it."""
-    try:
-        return max((count_of(meta.get("prompt_tokens")) for meta in _metas(body)), default=0)
-    except ValueError as error:
-        raise Malformed(f"the prompt has {error}") from None
-
-
-def _usage(body: Body) -> Usage | None:
-    """Return the usage of one prompt, whose n answers each report it."""
-    metas = _metas(body)
-    return (
-        replace(_usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens")))
-        if metas
-        else None
-    )
-
-
-def _usage_of_all(body: Body) -> Usage | None:
-    """Return the usage of several prompts."""
-    prompt = completion = cached = 0
-    metas = _metas(body)
-    for meta in metas:
-        prompt += count_of(meta.get("prompt_tokens"))
-        completion += count_of(meta.get("completion_tokens"))
-        cached += count_of(meta.get("cached_tokens"))
-    return Usage(prompt, completion, cached, 0, 1, 0) if metas else None
-
-
-def _listed(rows: Any) -> Listed | None:
-    """Return tokens as SGLang lists them: [log-probability, id, text]."""
-    return tuple((row[0], row[1], row[2] or "") for row in rows) if isinstance(rows, list) else None
-
-
-class _WatchedStream:
-    """The stream of an answer that is watched."""
-
-    def __init__(self, watch: Watch, read: Any) -> None:
-        self._watch, self._read = watch, read
-        self._part, self._whole = SGLangStream(), None
-
-    def add(self, body: Body) -> None:
-        (item,) = _items(body)
-        self._whole = self._part.add(item)
-        self._watch.grown(self._part.text)
-
-    def result(self) -> Any:
-        if self._whole is None:
-            raise Fault("the stream ended before the answer did")
-        return self._read(self._whole)
