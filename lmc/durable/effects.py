@@ -23,6 +23,7 @@ import inspect
 import io
 import os
 import pathlib
+import queue
 import random
 import re
 import string
@@ -145,14 +146,20 @@ def _is_made_by_the_run(cls: type) -> bool:
         post = getattr(cls, "__post_init__", None)
         return isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post)
     init = cls.__init__
-    return isinstance(init, types.FunctionType) and not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
+    if not isinstance(init, types.FunctionType):
+        return True  # a container's
+    return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
 
 def is_plain(cls: type) -> bool:
-    """Return whether a class is one of the user's whose instances are made as `type` and `object` make them."""
-    return type(cls) in (type, abc.ABCMeta) and cls.__new__ in (object.__new__, typing.Generic.__new__) and all(
-        base in _EMPTY_BASES or not from_library(base) for base in cls.__mro__
-    )  # fmt: skip
+    """Return whether a class is one of the user's whose instances are made as `type` and `object`, or a container, make
+    them."""
+    return (
+        type(cls) in (type, abc.ABCMeta)
+        and (isinstance(cls.__new__, types.BuiltinFunctionType) or cls.__new__ is typing.Generic.__new__)
+        and not from_library(cls)
+        and all(base in _EMPTY_BASES or base in _OWN_DATA or not from_library(base) for base in cls.__mro__)
+    )
 
 
 _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
@@ -195,7 +202,7 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.PASSES_ON
     if type(owner) in _IN_MEMORY:
         return CallKind.AGAIN
-    if type(owner) in _OWN_DATA and owner is not None:
+    if owner is not None and not _OWN_DATA.isdisjoint(type(owner).__mro__):
         return CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
     if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, type(_cached), *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
         return CallKind.AGAIN
@@ -226,7 +233,7 @@ _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "_
 """Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({
     asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
-    threading.Semaphore, threading.BoundedSemaphore, Future,
+    threading.Semaphore, threading.BoundedSemaphore, Future, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue,
 })  # fmt: skip
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
 _MADE_AGAIN = frozenset({
@@ -235,7 +242,7 @@ _MADE_AGAIN = frozenset({
     sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, random.Random, contextvars.copy_context,
     contextvars.ContextVar, types.SimpleNamespace, io.StringIO, io.BytesIO, csv.writer, csv.reader, ThreadPoolExecutor, *_TURNS,
 })  # fmt: skip
-_IN_MEMORY = frozenset({contextvars.ContextVar, io.StringIO, io.BytesIO, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
+_IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
 """Types of objects that a program makes again, with what it has done to them."""
 _RANDOM = frozenset({random.Random, random.SystemRandom})
 _CHANGE_NOTHING = frozenset({
@@ -277,6 +284,7 @@ _COMPUTE = frozenset(
         "_functools",
         "_hashlib",
         "abc",
+        "ast",
         "bisect",
         "cmath",
         "collections",
@@ -292,6 +300,8 @@ _COMPUTE = frozenset(
         "operator",
         "statistics",
         "typing",
+        "weakref",
+        "zoneinfo",
     }
 )
 """Modules whose functions and classes all do so, or define something."""

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import io
 import random
 import sys
 import threading
@@ -58,9 +59,9 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
-        if fn is random.Random:
-            return self._random
-        if kind is CallKind.EFFECT and isinstance(owner := getattr(fn, "__self__", None), random.Random) and self.journal.effects.has_made(owner):
+        if isinstance(fn, type) and fn in _KEPT:
+            return functools.partial(self._kept, fn)
+        if type(owner := getattr(fn, "__self__", None)) in _KEPT and self.journal.effects.has_made(owner):
             return fn
         if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
             kind = CallKind.OWN
@@ -71,10 +72,10 @@ class Recorder:
             self._callees[id(fn)] = fn, found
         return found
 
-    def _random(self, *seed: Any) -> random.Random:
-        """Make a generator of random numbers: one with a seed is made again, and draws the same."""
-        made = random.Random(*seed)
-        if seed and seed[0] is not None:
+    def _kept(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make an object of Python that lives in memory. Random numbers are the same again only if they have a seed."""
+        made = cls(*args, **kwargs)
+        if cls is not random.Random or (args and args[0] is not None):
             self.journal.effects.keep(made)
         return made
 
@@ -318,6 +319,7 @@ class _Call:
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_KEPT = frozenset({random.Random, io.StringIO, io.BytesIO})
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
 """Types none of whose methods call a function passed to them."""
 _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})

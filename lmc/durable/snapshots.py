@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import itertools
 import random
@@ -82,7 +81,7 @@ class CallSnapshot:
         self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
         near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
         self.states = [x for x in near if isinstance(x, State)]
-        self._watched = [(x, look, look(x)) for x in near if (look := _WATCHED.get(type(x)))]
+        self._watched = [(x, look, look(x)) for x in near if (look := _look(x, instances))]
         self._prompts = [state.ctx for state in self.states]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
@@ -200,9 +199,18 @@ class CallSnapshot:
 _WATCHED: Mapping[type, Callable[[Any], Any]] = {
     random.Random: random.Random.getstate,
     **dict.fromkeys((io.StringIO, io.BytesIO), lambda x: None if x.closed else (x.tell(), x.getvalue())),
-    type(hashlib.sha256()): lambda x: x.digest(8) if x.name.startswith("shake") else x.digest(),
 }
 """State of objects that the program makes again, and whose changes by a call cannot be repeated."""
+
+
+def _look(x: Any, instances: Mapping[int, Callable[[], Any]]) -> Callable[[Any], Any] | None:
+    """Return what gives the state of such an object, or the items of one of a class that is derived from a container's."""
+    if id(x) not in instances or instances[id(x)]() is not x:
+        return None
+    derived = isinstance(x, list | dict | set | deque)
+    return (lambda x: [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]) if derived else _WATCHED.get(type(x))
+
+
 _EMPTY = object()
 
 

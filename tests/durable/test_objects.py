@@ -8,6 +8,7 @@ import difflib
 import functools
 import hashlib
 import io
+import queue
 import random
 import sys
 import types
@@ -87,6 +88,14 @@ class Leaf:
         return self.children[-1]
 
 
+class Table(dict[str, Any]):
+    """A container with methods of its own."""
+
+    def put(self, name: str, value: Any) -> Table:
+        self[name] = value
+        return self
+
+
 class Grader:
     def __init__(self, scale: str) -> None:
         self.scale, self.given = scale, list[str]()
@@ -115,6 +124,19 @@ def remembers(s: Any) -> Any:
         made.add(counter.n)
     s += memory.text + other.text + made.text + lmc.gen("b", max_tokens=2)
     return memory.items, counter.n, other.items, made.items
+
+
+@lmc.function
+def fills_containers(s: Any) -> Any:
+    table, frontier, found = Table(a=1), queue.PriorityQueue[Any](), []
+    frontier.put((0, "q"))
+    while not frontier.empty() and len(found) < 3:
+        cost, text = frontier.get()
+        s += f"{table.put('b', cost)} {text}" + lmc.gen("x", max_tokens=2)
+        found.append(tool(s["x"]))
+        table.update(last=s["x"])
+        frontier.put((cost + 1, s["x"]))
+    return dict(table), found
 
 
 @lmc.function
@@ -207,7 +229,10 @@ def exits(s: Any) -> Any:
         return left.code, tool(s["a"])
 
 
-PROGRAMS = [remembers, grows_a_tree, calls_programs_of_its_objects, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits]
+PROGRAMS = [
+    remembers, fills_containers, grows_a_tree, calls_programs_of_its_objects, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads,
+    exits,
+]  # fmt: skip
 
 
 @pytest.mark.search
@@ -272,3 +297,18 @@ def test_what_a_tool_does_to_such_an_object_is_missed_by_nobody(call: Any, make:
         hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
     with pytest.raises(JournalError, match="cannot be resumed"):
         hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
+
+
+def test_what_a_tool_writes_to_an_outside_object_is_its_effect(tmp_path: Path) -> None:
+    out = io.StringIO()
+
+    @lmc.function
+    def prints(s: Any) -> Any:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        print(s["a"], file=out)
+        out.write("more\n")
+        return f"{s['a']}\nmore\n"
+
+    for _ in range(2):
+        assert out.getvalue() in ("", prints.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value)
+    assert out.getvalue().count("\n") == 2
