@@ -17,9 +17,9 @@ demo: $(VENV)/.model  ## a compiled program on the small model: answers, what th
 
 test: unit conformance model api  ## all tests that need neither a GPU nor an API key
 
-check: $(VENV)/.dev $(VENV)/.model  ## before each commit, some two minutes: style, unit tests, and of slower tests those of what the branch changed
+check: $(VENV)/.dev $(VENV)/.model  ## before each commit, within two minutes: style, unit tests, and of slower tests what the branch changed, as many as begin in 50 s
 	$(MAKE) style unit
-	files=$$($(PY) -m tests.changed model api); [ -z "$$files" ] || $(MODEL) $(PYTEST) -q -n 2 --dist loadfile -m "model or api" $$files
+	files=$$($(PY) -m tests.changed model api); [ -z "$$files" ] || $(MODEL) $(PYTEST) -q -n 2 --dist loadfile -m "model or api" --within 50 $$files
 
 unit: $(VENV)/.dev $(VENV)/.model  ## tests that need no model (about a minute), on all cores
 	$(PYTEST) -q -n auto -m unit

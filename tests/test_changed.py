@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import conftest
 from tests.changed import concerned
 
 TESTS = {
@@ -30,3 +31,13 @@ def test_a_change_concerns_tests_that_are_named_after_it(changed: str, tests: li
 
 def test_tiers_are_told_apart():
     assert concerned(TESTS, TESTS, ["api"]) == ["tests/serve/test_runs.py"]
+
+
+@pytest.mark.parametrize("within", [None, 0.0, 3600.0])
+def test_tests_that_have_not_begun_in_time_are_skipped(within: float | None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(request.config.option, "within", within)
+    if within == 0.0:
+        with pytest.raises(pytest.skip.Exception, match="not begun within 0 s"):
+            conftest.pytest_runtest_setup(request.node)
+    else:
+        conftest.pytest_runtest_setup(request.node)
