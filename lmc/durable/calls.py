@@ -328,7 +328,7 @@ class JournaledCalls(Answers):
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):
-                _warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
+                warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
         self.journal.put(self.item, ["r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
@@ -346,7 +346,8 @@ def _in_loop() -> bool:
 _warned: set[tuple[str, str]] = set()
 
 
-def _warn(message: str, loc: Loc | None) -> None:
+def warn(message: str, loc: Loc | None) -> None:
+    """Warn once of a place behind which a run cannot be resumed as it should."""
     place = loc or Loc("<unknown>", 1)
     if (message, str(place)) not in _warned:
         _warned.add((message, str(place)))

@@ -17,11 +17,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from typing import Any, get_origin
 
 from lmc import codec
+from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
 from lmc.durable.effects import MANAGERS, CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
-from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, is_of_lmc, reaches
+from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
@@ -218,12 +219,20 @@ class Recorder:
             return types.MethodType(self._wrapper(fn.__func__), fn.__self__)
         if not isinstance(fn, types.FunctionType):
             return fn
+        within = getattr(fn, "__wrapped__", None)
+        if isinstance(within, types.FunctionType) and all(x is not within for x in inside(fn)) and self._leaves_traces(within):
+            warn(f"a library's decorator hides {within.__qualname__}(): what it calls is called again when the run is resumed. Leave the decorator away, or "
+                 "mark what it calls @lmc.host, which records it wherever it is called", caller_loc())  # fmt: skip
         look = lambda x: self.callback(x) if x is not fn and reaches((x,)) else x
         closure = [cell if not (held := contents(cell)) or look(*held) is held[0] else types.CellType(look(*held)) for cell in fn.__closure__ or ()]
         made = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__ and tuple(map(look, fn.__defaults__)), tuple(closure))
         made.__kwdefaults__ = fn.__kwdefaults__ and {name: look(x) for name, x in fn.__kwdefaults__.items()}
         made.__qualname__ = fn.__qualname__
         return made
+
+    def _leaves_traces(self, fn: types.FunctionType) -> bool:
+        """Return whether a function of the program does more than compute."""
+        return names_language(fn) and not ComputingSearch(computes).only_computes(fn)
 
     # -- functions of the program's own
 

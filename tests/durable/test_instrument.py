@@ -534,6 +534,18 @@ def retry(fn):
     again.calls = 0
     return again
 
+class Validated:
+    def __init__(self, fn):
+        self.fn = fn
+
+    def __call__(self, *args):
+        return self.fn(*args)
+
+def validated(fn):
+    """As pydantic's validate_call: an object has the function."""
+    validator = Validated(fn)
+    return functools.wraps(fn)(lambda *args: validator(*args))
+
 def checked(fn):
     """As beartype: a generated function without source that has the one in it as a default."""
     made = {"fn": fn}
@@ -543,7 +555,7 @@ def checked(fn):
 
 DECORATED_BY_A_LIBRARY = '''
 import lmc
-from retrying_library import checked, retry
+from retrying_library import checked, retry, validated
 
 class Helper:
     @retry
@@ -583,6 +595,15 @@ def program(s):
     found = number(s, "q"), HELPER.ask(s, "c"), calls_a_program("p"), typed(s, "t"), tool_of_its_own("o")
     return found, number.calls > 0
 
+@validated
+def hidden(s, x):
+    s += x + lmc.gen("h", max_tokens=2)
+    return TOOL(s["h"])
+
+@lmc.function
+def calls_what_is_hidden(s):
+    return hidden(s, "q")
+
 @retry
 async def later(s, x):
     s += x + lmc.gen("l", max_tokens=2)
@@ -601,6 +622,8 @@ def test_helpers_behind_decorators_of_libraries_are_recorded_call_by_call(tmp_pa
     module = loaded(tmp_path / "decorated_by_a_library.py", DECORATED_BY_A_LIBRARY)
     assert runs_as_without(module.program, tmp_path / "j") == ["tool", "tool", "tool", "tool", "tool_of_its_own"]
     assert runs_as_without(module.awaits, tmp_path / "k") == ["tool"]
+    with pytest.warns(lmc.JournalWarning, match=r"a library's decorator hides hidden\(\).*@lmc.host"):
+        module.calls_what_is_hidden.run(backend=lmc.Mock(), journal=tmp_path / "l")
 
 
 def test_a_program_of_a_reloaded_module_goes_on_with_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
