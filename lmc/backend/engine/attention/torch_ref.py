@@ -199,8 +199,16 @@ class LonePlan:
     count: int
 
     def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
-        k, v = (store[self.first : self.first + self.count][None].transpose(1, 2) for store in (keys, values))
+        k, v = self._seen(keys), self._seen(values)
         return partial(q.view(1, k.shape[1], -1, k.shape[3]), k, v)[0].reshape(q.shape)
+
+    def _seen(self, store: Stored) -> Tensor:
+        """Return its slots' part of a store, [1, num_kv_heads, count, head_dim]."""
+        if isinstance(store, Fp8Rows):
+            return store[self.first : self.first + self.count][None].transpose(1, 2)
+        _, heads, dim = store.shape
+        slot, head, one = store.stride()
+        return store.as_strided((1, heads, self.count, dim), (0, head, slot, one), store.storage_offset() + self.first * slot)
 
 
 def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) -> None:
