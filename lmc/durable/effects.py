@@ -147,7 +147,7 @@ def _is_made_by_the_run(cls: type) -> bool:
         return isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post)
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
-        return True  # a container's
+        return any(init is base.__init__ for base in cls.__mro__ if base in _OWN_DATA)
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
 
@@ -156,7 +156,7 @@ def is_plain(cls: type) -> bool:
     them."""
     return (
         type(cls) in (type, abc.ABCMeta)
-        and (isinstance(cls.__new__, types.BuiltinFunctionType) or cls.__new__ is typing.Generic.__new__)
+        and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in _OWN_DATA)
         and not from_library(cls)
         and all(base in _EMPTY_BASES or base in _OWN_DATA or not from_library(base) for base in cls.__mro__)
     )
