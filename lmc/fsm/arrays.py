@@ -218,6 +218,7 @@ class LazyArrays:
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
         self.after, self.turns, self.turned = lazy.after, lazy.turns, lazy.turned
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
+        self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
         self.left_out = lazy.left_out

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -77,6 +77,10 @@ class Walk:
     def few(self, state: int) -> Mapping[int, int] | None:
         """Return `moves` by byte, where they are few."""
         return dict(self.moves(state)) if self.ways_at(state) <= FEW_WAYS else None
+
+    def heads(self, state: int) -> Iterable[int] | None:
+        """Return the bytes that may come next, where they are few."""
+        return self.few(state)
 
     def _of_row(self, row: int) -> list[tuple[int, int]]:
         """Return (byte, delta) for the legal bytes, ascending."""

@@ -18,7 +18,7 @@ import sys
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -30,7 +30,7 @@ from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.nodes import Chars, Node
 from lmc.fsm.spread import Above, Shapes
-from lmc.fsm.terms import Classes, Term, Terms
+from lmc.fsm.terms import Classes, Term, TermFrame, Terms
 from lmc.fsm.words import WordRange
 
 MOST_FORMS = 40_000  # visited in one step, if those before it have left as many: some 0.1 s
@@ -105,6 +105,7 @@ class LazyDFA:
         self.rows = _memory(MOST_ROWS * 256)
         self.rows[:256] = _NO_WAYS
         self._made = 1
+        self._windows: dict[tuple[int, frozenset[tuple[TermFrame, ...]]], int] = {}  # by length and frames, representatives
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
@@ -146,15 +147,40 @@ class LazyDFA:
 
     def step(self, state: int, text: bytes) -> int:
         """Return the state after `text`, DEAD if it leaves the language."""
-        places, rows = self.places, self.rows
-        for byte in text:
-            if state < 0:
-                return DEAD
-            if (at := places[state]) == UNMADE:
-                at = self.place(state)
+        places, rows, at, end = self.places, self.rows, 0, len(text)
+        while at < end and state >= 0:
+            if (place := places[state]) == UNMADE:
+                state, at = self._leap(state, text, at)
                 places = self.places
-            state = rows[at + byte]
+            else:
+                state = rows[place + text[at]]
+                at += 1
         return state
+
+    def _leap(self, state: int, text: bytes, at: int) -> tuple[int, int]:
+        """Return the state behind as much of a text as is soon seen, and where in the text that is: no state is made within a name."""
+        if at + 1 < len(text):
+            if (literal := self.literal(state)) is not None:
+                known, chars = literal
+                rest = text[at : at + len(known)]
+                if rest == known:
+                    return self.beyond(state, chars), at + len(known)
+                if not known.startswith(rest):
+                    return DEAD, len(text)
+                if known[len(rest)] & 0xC0 != 0x80:  # between two characters
+                    return self.beyond(state, len(rest.decode())), len(text)
+            elif names := self.names(state):
+                return self._along_names(names, text, at)
+        return self.rows[self.place(state) + text[at]], at + 1
+
+    def _along_names(self, names: Sequence[tuple[str, Term]], text: bytes, at: int) -> tuple[int, int]:
+        for depth, byte in enumerate(text[at:]):
+            names = [name for name in names if ord(name[0][depth]) == byte]
+            if not names:
+                return DEAD, len(text)
+            if len(names[0][0]) == depth + 1:  # the first one is the shortest
+                return self.behind_names(names, depth + 1), at + depth + 1
+        return self.behind_names(names, len(text) - at), len(text)
 
     def after(self, state: int, byte: int) -> int:
         """Step by one byte, from a state that is not DEAD."""
@@ -195,6 +221,14 @@ class LazyDFA:
             self._few[state] = dict(self.moves(state)) if self.ways_at(state) <= FEW_WAYS else None
         return self._few[state]
 
+    def heads(self, state: int) -> Iterable[int] | None:
+        """Return the bytes that may come next, where they are few: without a row where that is soon seen."""
+        if (literal := self.literal(state)) is not None:
+            return literal[0][:1]
+        if names := self.names(state):
+            return {ord(text[0]) for text, _ in names}
+        return self.few(state)
+
     def _ranges(self, state: int) -> _Ranges:
         if self.places[state] == UNMADE:
             self.place(state)
@@ -233,13 +267,23 @@ class LazyDFA:
             found = known[state] = state
         if found is None:
             with self._lock:
-                found = known[state] = self._capped(self._contents[state], length)
+                found = known[state] = self._represent(state, length)
         return found
 
-    def _capped(self, content: _Set | _Inner, length: int) -> int:
-        if isinstance(content, frozenset):
-            return self._number(self._terms.joined([self._terms.capped(term, length) for term in content]))
-        return self._number((content[0], tuple([self.representative(leaf, length) for leaf in content[1]])))
+    def _represent(self, state: int, length: int) -> int:
+        """Of those that allow the same texts the first one met is taken, if no count of it is out of reach, else one without such counts:
+        its states ahead would be as many as turns."""
+        content, terms = self._contents[state], self._terms
+        if not isinstance(content, frozenset):
+            return self._number((content[0], tuple([self.representative(leaf, length) for leaf in content[1]])))
+        near = {term: terms.near(term, length) for term in content}
+        key = length, frozenset(near.values())
+        found = self._windows.get(key)
+        if found is None:
+            is_near = all(terms.begins_with(*pair) for pair in near.items())
+            found = state if is_near else self._number(terms.joined(map(terms.stacked, near.values())))
+            self._windows[key] = found
+        return found
 
     def literal(self, state: int) -> tuple[bytes, int] | None:
         """Text that alone may follow for a while, and its characters, where that is seen without making the states within it: so a
@@ -402,7 +446,7 @@ class LazyDFA:
             return None
         marks = {term.mark for term in content}
         mark = marks.pop()
-        if marks or mark is None or any(term is mark for term in content):
+        if marks or mark is None or any(term is mark or not self._terms.may_return(term) for term in content):
             return None
         assert mark.rest is not None
         above = self._number(self._terms.joined(map(self._terms.above, content)))

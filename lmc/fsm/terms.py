@@ -59,13 +59,13 @@ class Term:
     kind    equal for terms whose frames have the same families
     """
 
-    __slots__ = ("above", "capped", "final", "forms", "frame", "kind", "least", "mark", "rest", "spans")
+    __slots__ = ("above", "final", "forms", "frame", "kind", "least", "mark", "near", "rest", "spans")
 
     def __init__(self, frame: TermFrame | None, rest: Term | None) -> None:
         self.frame, self.rest = frame, rest
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
-        self.capped: dict[int, Term] | None = None
+        self.near: dict[int, tuple[TermFrame, ...]] | None = None
         self.above: Term | None = None
         self.mark: Term | None = None
         self.kind: object = None
@@ -500,12 +500,12 @@ class Terms:
             term.final = at.frame is None
         return term.final
 
-    def capped(self, term: Term, length: int = LONG) -> Term:
-        """Return a term that allows the same texts of up to `length` bytes, and has few counters and frames."""
+    def near(self, term: Term, length: int = LONG) -> tuple[TermFrame, ...]:
+        """Return few frames with few counters that allow the same texts of up to `length` bytes as a term."""
         far = length + 1  # turns and bytes beyond the reach of such a text
-        if term.capped is None:
-            term.capped = {}
-        elif (known := term.capped.get(far)) is not None:
+        if term.near is None:
+            term.near = {}
+        elif (known := term.near.get(far)) is not None:
             return known
         kept: list[TermFrame] = []
         at, solid = term, 0
@@ -516,11 +516,28 @@ class Terms:
             solid += text if solid + text >= far else self._surely(frame)
             kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
             at = at.rest
-        found = self.end
-        for frame in reversed(kept):
-            found = self.push(frame, found)
-        term.capped[far] = found
+        found = term.near[far] = tuple(kept)
         return found
+
+    def begins_with(self, term: Term, frames: Sequence[TermFrame]) -> bool:
+        """Return whether a term has these frames first."""
+        for frame in frames:
+            if term.frame is not frame:
+                return False
+            assert term.rest is not None
+            term = term.rest
+        return True
+
+    def stacked(self, frames: Sequence[TermFrame]) -> Term:
+        """Return the term that has these frames alone."""
+        found = self.end
+        for frame in reversed(frames):
+            found = self.push(frame, found)
+        return found
+
+    def may_return(self, term: Term) -> bool:
+        """Return whether a text of up to LONG bytes may complete the rule that a term is in."""
+        return self._return in self.near(term)
 
     def _surely(self, frame: TermFrame) -> int:
         """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""
@@ -677,10 +694,7 @@ class Terms:
                 assert at.frame is not None and at.rest is not None
                 kept.append(at.frame)
                 at = at.rest
-            found = self.end
-            for frame in reversed(kept):
-                found = self.push(frame, found)
-            term.above = found
+            term.above = self.stacked(kept)
         return term.above
 
     def joined(self, terms: Iterable[Term]) -> frozenset[Term]:

@@ -218,7 +218,7 @@ class TokenAutomaton:
         window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
         self.dfa.begin()
         vocabulary, window = self.vocabulary, self.dfa.window_of(state)
-        long = self._long_allowed(state)
+        long = self._long_allowed(self.dfa.far(state, vocabulary.longest))
         ends = vocabulary.eos if self.is_final(state) else ()
         made = self._rows.get((window, long, ends))
         if made is None:
@@ -237,10 +237,7 @@ class TokenAutomaton:
             return self.known.setdefault(state, made)
 
     def _long_allowed(self, state: int) -> LongAllowed:
-        """Return the tokens above LONG bytes that are legal from a state: once for all that only longer texts tell from it, where many
-        may be."""
-        if self.dfa.few(state) is None:
-            state = self.dfa.far(state, self.vocabulary.longest)
+        """Return the tokens above LONG bytes that are legal from a state, or from all that only longer texts tell from it."""
         found = self._long.get(state)
         if found is None:
             found = self._long[state] = self.vocabulary.long_allowed(self.dfa, state)

@@ -332,12 +332,10 @@ class Vocabulary:
         """Return the tokens above LONG bytes that are legal from `state`."""
         if not self._long:
             return LongAllowed(None, ())
-        if (names := dfa.names(state)) and not any(ord(text[0]) in self._long for text, _ in names):
-            return LongAllowed(None, ())
         found: list[int] = []
         whole: ClassRun | None = None
-        if (few := dfa.few(state)) is not None:
-            todo = _of_bytes(self._long, state, few)
+        if (heads := dfa.heads(state)) is not None:
+            todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
             run = self.run(loop.again)
@@ -369,8 +367,8 @@ class Vocabulary:
             if (end := dfa.step(at, text)) >= 0:
                 found += ids
                 if edges:
-                    ways = dfa.few(end)
-                    todo += [(end, edge) for edge in edges.values()] if ways is None else _of_bytes(edges, end, ways)
+                    heads = dfa.heads(end)
+                    todo += [(end, edge) for edge in edges.values()] if heads is None else _of_bytes(edges, end, heads)
         return LongAllowed(whole, tuple(sorted(found)))
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
@@ -645,6 +643,6 @@ def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
     return out
 
 
-def _of_bytes(edges: Mapping[int, _Edge], state: int, ways: Iterable[int]) -> list[tuple[int, _Edge]]:
+def _of_bytes(edges: Mapping[int, _Edge], state: int, heads: Iterable[int]) -> list[tuple[int, _Edge]]:
     """Return the edges that begin with legal bytes."""
-    return [(state, edge) for byte in ways if (edge := edges.get(byte)) is not None]
+    return [(state, edge) for byte in heads if (edge := edges.get(byte)) is not None]
