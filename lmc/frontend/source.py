@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 
 from lmc.errors import Loc
 
@@ -26,15 +26,36 @@ class SourceFunction:
     node: FunctionNode
     class_name: str | None  # the class it is defined in, for names like `__private`
 
+    @property
+    def place(self) -> tuple[int, str]:
+        """Return the first line and the name of its code."""
+        return first_line(self.node), getattr(self.node, "name", "<lambda>")
+
 
 @dataclass(frozen=True)
 class _ParsedModule:
-    """The parsed and compiled source of a file: its functions and their code by first line and name."""
+    """The parsed source of a file. Only the statement that a function is in is looked through, and compiled."""
 
+    file: str
     text: str
     tree: ast.Module
-    functions: dict[tuple[int, str], list[SourceFunction]]
-    codes: dict[tuple[int, str], list[types.CodeType]]
+
+    def at(self, line: int) -> list[ast.stmt]:
+        """Return the statements of the module that cover a line."""
+        return [node for node in self.tree.body if min(node.lineno, first_line(node)) <= line <= (node.end_lineno or line)]
+
+    def compiled(self, statements: list[ast.stmt]) -> Iterator[types.CodeType]:
+        """Yield the code in some statements: compiled by themselves, as notebooks do, then with the file. Calls of what an import beside them names
+        differ, and what a future import changes."""
+        with parsing:
+            alone = compile(ast.Module(statements, []), self.file, "exec", _FLAGS, dont_inherit=True)
+        yield from codes(alone)
+        yield from self._codes
+
+    @cached_property
+    def _codes(self) -> tuple[types.CodeType, ...]:
+        with parsing:
+            return tuple(codes(compile(self.tree, self.file, "exec", _FLAGS, dont_inherit=True)))
 
 
 _modules: dict[str, _ParsedModule] = {}
@@ -64,8 +85,9 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     if module is None:
         raise NoSource(f"{fn.__qualname__} has no readable source ({where})")
     place = (code.co_firstlineno, code.co_name)
-    nodes = module.functions.get(place, [])
-    if not nodes or not any(_same_code(code, c) for c in chain(module.codes.get(place, ()), _of_statement(module, code))):
+    statements = module.at(code.co_firstlineno)
+    nodes = [found for found in _functions(ast.Module(statements, [])) if found.place == place]
+    if not nodes or not any((c.co_firstlineno, c.co_name) == place and _same_code(code, c) for c in module.compiled(statements)):
         raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
         nodes = [found for found in nodes if isinstance(found.node, ast.Lambda) and _span(found.node.body) == _covered(code)]
@@ -87,16 +109,6 @@ def _covered(code: types.CodeType) -> _Span | None:
     return (min((p[0] or 0, p[2] or 0) for p in found), max((p[1] or 0, p[3] or 0) for p in found)) if found else None
 
 
-def _of_statement(module: _ParsedModule, code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code at the place of `code` if its statement is compiled by itself, as notebooks do: calls of what an import beside it names differ then."""
-    line = code.co_firstlineno
-    for node in module.tree.body:
-        if min(node.lineno, first_line(node)) <= line <= (node.end_lineno or line):
-            with parsing:
-                compiled = compile(ast.Module([node], []), code.co_filename, "exec", _FLAGS, dont_inherit=True)
-            yield from (c for c in codes(compiled) if (c.co_firstlineno, c.co_name) == (line, code.co_name))
-
-
 def _module(file: str) -> _ParsedModule | None:
     """Return the source of a file, cached while the text stays the same."""
     text = "".join(linecache.getlines(file))
@@ -106,14 +118,9 @@ def _module(file: str) -> _ParsedModule | None:
     if cached is None or cached.text != text:
         try:
             with parsing:
-                tree, compiled = ast.parse(text, file), compile(text, file, "exec", _FLAGS, dont_inherit=True)
+                cached = _modules[file] = _ParsedModule(file, text, ast.parse(text, file))
         except SyntaxError:
             return None
-        cached = _modules[file] = _ParsedModule(text, tree, {}, {})
-        for found in _functions(tree):
-            cached.functions.setdefault((first_line(found.node), getattr(found.node, "name", "<lambda>")), []).append(found)
-        for code in codes(compiled):
-            cached.codes.setdefault((code.co_firstlineno, code.co_name), []).append(code)
     return cached
 
 

@@ -20,6 +20,19 @@ def test_lambdas_on_one_line_are_told_apart():
     assert [ast.unparse(body) for body in bodies] == ["[a, lambda: a]", "b + 1", "b * 2", "a"]
 
 
+def test_a_function_is_found_whose_code_differs_without_the_rest_of_its_file():
+    """By `from __future__ import annotations` at the head of this one."""
+
+    def outer() -> Any:
+        def inner(x: int) -> int:
+            return x
+
+        return inner
+
+    assert ast.unparse(find(outer).node.body[-1]) == "return inner"
+    assert find(outer()).node.lineno == find(outer).node.lineno + 1
+
+
 def test_a_module_in_a_zip_archive_has_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with zipfile.ZipFile(tmp_path / "programs.zip", "w") as archive:
         archive.writestr("zipped_program.py", "import lmc\n\n@lmc.function\ndef program(s, q):\n    s += q + lmc.gen('x', max_tokens=2)\n    return s['x']\n")
