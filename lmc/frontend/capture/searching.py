@@ -1,5 +1,5 @@
-"""Searches with regular expressions, by a matcher that can be interrupted: `re` holds the interpreter until it is done, and so the answer that
-its program waits for."""
+"""Searches with regular expressions that may take long, by a matcher that can be interrupted: `re` holds the interpreter until it is done, and so
+the answer that its program waits for."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ _POSITIONAL = {"split": 2, "sub": 3, "subn": 3}
 _OTHERWISE = re.compile(r"\[\[|--|&&|~~|\|\||(?<!\\)\{[\d\s]*[idse<]")
 """In a pattern: nested sets, of which `re` warns, and `a{i<2}`, which means something else to the matcher."""
 _COUNTS = re.compile(r"\{(?:\d*,)?(\d+)\}")
+_REPEATED_GROUP = re.compile(r"\)\s*[*+?{]|\(\?[a-z]*x")
+"""In a pattern: a group that is repeated, or that may hold comments."""
+_CHOICES = re.compile(r"[*+?{|]")
+MOST_STEPS = 1_000_000
+"""Steps of `re` that take no longer than a matcher of its own takes to load."""
 MOST_REPEATED = 10_000
 """Product of the counts of repetitions: the matcher writes them out as it compiles a pattern."""
 
@@ -42,16 +47,28 @@ def search(fn: Callable[..., Any], how: str, args: Sequence[Any], kwargs: Mappin
         pattern, args = op.native(re.compile, given, flags), ()
     if how == "compile":
         return pattern
+    sizes = [len(x) for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes))]
     if how in ("sub", "subn"):
-        op.fits(math.prod([len(x) for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes))]))
+        op.fits(math.prod(sizes))
     try:
-        found = op.native(getattr(_interruptible(pattern), how), *args, **kwargs, timeout=LONGEST)
+        if _is_quick(pattern, sum(sizes)):
+            found = op.native(getattr(pattern, how), *args, **kwargs)
+        else:
+            found = op.native(getattr(_interruptible(pattern), how), *args, **kwargs, timeout=LONGEST)
     except Raised:
         raise Undecided(None) from None
     return iter(list(found)) if how == "finditer" else found
 
 
 _signature = lru_cache(signature)
+
+
+def _is_quick(pattern: re.Pattern[Any], size: int) -> bool:
+    """Return whether `re` takes few steps on a text of a size, even if it tries each choice at each character."""
+    written = str(pattern.pattern)
+    if pattern.flags & re.VERBOSE or _REPEATED_GROUP.search(written):
+        return False
+    return (size + 1) ** (1 + len(_CHOICES.findall(written))) <= MOST_STEPS
 
 
 def _reads_alike(pattern: Any) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.frontend.capture import searching
 from lmc.frontend.capture.searching import search
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.unit
 
 CATASTROPHES = [
     r"(a|a)*b", r"(a+)+b", r"(a|aa)+$b", r"(?:a*)*b", r"(?:\w+\s*)+:", r"(?:a?){60}b", r"(x+x+)+y|(?:a+a+)+b", r"(?:(?:a+)?)+b", r"(?i)(?:A|aa)+B",
-    r"^(?:a+)*$(?<=b)", r"(?=(a+)+b)", r"(?:(?:(?=a)){0,3}a)+b",
+    r"^(?:a+)*$(?<=b)", r"(?=(a+)+b)", r"(?:(?:(?=a)){0,3}a)+b", "(?x:(a+) # again\n +b)", r"(?x)(a|a) *b", "a?" * 60 + "a" * 60 + "b", "a*" * 20 + "b",
+    "(a|a)" * 50 + "b",
 ]  # fmt: skip
 
 
@@ -52,6 +54,14 @@ USUAL = [
     (r"(?P<day>\d{4}-\d{2}-\d{2})T?(?P<time>\d{2}:\d{2})?", PROSE), (r"[^\w\s]", PROSE), (r"^(yes|no)\b", "yes, of course"), (r"\W+", PROSE),
 ]  # fmt: skip
 
+
+
+def test_short_searches_need_no_matcher_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer to load than they take."""
+    monkeypatch.setattr(searching, "_interruptible", None)
+    assert search(re.sub, "sub", [r"^\d+\.\s*", "", "1. a step"], {}) == "a step"
+    assert search(re.fullmatch, "fullmatch", [r"\d{4}-\d\d-\d\d", "2024-01-11"], {}).span() == (0, 10)
+    assert search(re.findall, "findall", [r"\w+", "so " * 100], {}) == ["so"] * 100
 
 
 @pytest.mark.parametrize("pattern, text", USUAL)
