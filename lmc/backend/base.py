@@ -339,7 +339,7 @@ class Result:
         self._watchers: list[Callable[[Result], None]] | None = None  # of these, for each delta, too
         self._deltas: list[str] | None = None
         self._scored: list[Scored] | None = None
-        self._heard: list[tuple[str, Mapping[str, Any]]] = []  # calls of tools, while the answer grows
+        self._heard: tuple[tuple[str, Mapping[str, Any]], ...] = ()  # calls of tools, while the answer grows
         self._told: Callable[[str, Mapping[str, Any]], None] | None = None
 
     # backend side
@@ -360,7 +360,7 @@ class Result:
     def heard(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Report a complete tool call in the growing answer."""
         with _lock:
-            self._heard.append((name, arguments))
+            self._heard += ((name, arguments),)
             told = self._told
         if told is not None:
             told(name, arguments)
@@ -443,7 +443,7 @@ class Result:
     def on_call(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
         """Call `told` with each tool call that completes before the answer; at once for those that already have."""
         with _lock:
-            heard, self._told = list(self._heard), told
+            heard, self._told = self._heard, told
         for name, arguments in heard:
             told(name, arguments)
 

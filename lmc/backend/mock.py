@@ -243,6 +243,31 @@ class MockHandle:
         self._backend._cancel(self)
 
 
+class _Coming:
+    """An answer on its way: its text comes in three deltas, the last of which with the answer."""
+
+    __slots__ = ("_after", "_began", "_delay", "_handle", "_mock", "_output", "_result", "_shown")
+
+    def __init__(self, mock: Mock, handle: MockHandle, result: Result, output: Output, after: MockNode, delay: float) -> None:
+        self._mock, self._handle, self._result, self._output, self._after = mock, handle, result, output, after
+        self._began, self._delay, self._shown = timer.monotonic(), delay, 0 if len(output.texts[0]) >= 3 else 2
+
+    def next(self) -> None:
+        """Go on when the next third is due."""
+        self._shown += 1
+        timer.at(self._began + self._delay * self._shown / 3, self._show if self._shown < 3 else self._end)
+
+    def _show(self) -> None:
+        text, result = self._output.texts[0], self._result
+        if not (result.done or self._mock._closed):
+            start, end = [len(text) // 3 * n for n in (self._shown - 1, self._shown)]
+            result.feed(text[start:end], Scored.of(self._output.metas[0]).cut(len(tokens_of(text[:start])), len(tokens_of(text[:end]))))
+            self.next()
+
+    def _end(self) -> None:
+        self._mock._arrive(self._handle, self._result, self._output, self._after)
+
+
 class Mock:
     """A backend whose answers are computed: `f(hash of prompt tokens, parameters, seed if temperature > 0)`, or scripted.
 
@@ -427,30 +452,16 @@ class Mock:
         return node
 
     def _later(self, handle: MockHandle, result: Result, output: Output, after: MockNode, delay: float) -> None:
-        """Stream the first text in three deltas, the last of which comes with the answer."""
-        now, text = timer.monotonic(), output.texts[0]
-        third = len(text) // 3
-        scored = Scored.of(output.metas[0])
+        _Coming(self, handle, result, output, after, delay).next()
 
-        def show(start: int, end: int) -> None:
-            if not (result.done or self._closed):
-                tokens = scored.cut(len(tokens_of(text[:start])), len(tokens_of(text[:end])))
-                result.feed(text[start:end], tokens)
-
-        if third:
-            timer.at(now + delay / 3, lambda: show(0, third))
-            timer.at(now + delay * 2 / 3, lambda: show(third, 2 * third))
-
-        def arrive() -> None:
-            with self._lock:
-                if handle.error is not None or self._closed:
-                    return
-                handle.prompt = 0
-            charge(handle.account, output.usage)
-            result.finish(output)
-            self._go(handle, after)
-
-        timer.at(now + delay, arrive)
+    def _arrive(self, handle: MockHandle, result: Result, output: Output, after: MockNode) -> None:
+        with self._lock:
+            if handle.error is not None or self._closed:
+                return
+            handle.prompt = 0
+        charge(handle.account, output.usage)
+        result.finish(output)
+        self._go(handle, after)
 
     def _complete(self, handle: MockHandle, end: MockNode) -> list[MockHandle]:
         with self._lock:

@@ -53,7 +53,7 @@ class Mirror(Progress):
         for name, held in tuple(own.variables.items()):
             if self._held.get(name, own) is not held:
                 self._held[name] = watched.variables[name] = held
-        watched.scopes = {name: [*open_] for name, open_ in tuple(own.scopes.items())}
+        watched.scopes, watched.types = own.scopes, own.types
 
 
 def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
@@ -71,7 +71,6 @@ def on_abandoned(watched: State, stop: Callable[[], None]) -> None:
 def watch(own: State) -> tuple[State, Mirror]:
     """Return a state that mirrors `own` while its program runs on another thread, and the object that updates it."""
     state = State(own.emitter, own.ctx, stream=own.stream, asked=own.asked, name=own.name)
-    state.types = own.types
     state.progress = Progress()
     mirror = own.progress = Mirror(own, weakref.ref(state))
     return state, mirror

@@ -48,8 +48,11 @@ from lmc.segments import Special
 from lmc.tracebacks import AnswersByName, hide, users_frames
 
 V = TypeVar("V")
+Name = TypeVar("Name")
 
 _NO_TASKS: Mapping[str, int] = {}
+_NO_TYPES: Mapping[str | None, Any] = {}
+_NO_SCOPES: Mapping[str, tuple[Scoped, ...]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +102,8 @@ class State(AnswersByName, Generic[R]):
         self.role: str | None = role
         self.previous: str | None = previous
         self.asked: list[Any] = [] if asked is None else asked
-        self.types: dict[str | None, Any] = {}  # requested types of typed answers, by name
-        self.scopes: dict[str, list[Scoped]] = {}  # open scopes of each name, innermost last
+        self.types: Mapping[str | None, Any] = _NO_TYPES  # requested types of typed answers, by name; replaced, never changed
+        self.scopes: Mapping[str, tuple[Scoped, ...]] = _NO_SCOPES  # open scopes of each name, innermost last; likewise
         self.progress: streaming.Progress | None = None  # of a run with stream=True
         self.failure: BaseException | None = None  # of a batch item whose program raised
         self.name = name
@@ -209,8 +212,9 @@ class State(AnswersByName, Generic[R]):
             previous=self.previous,
             name=self.name,
         )
-        child.types = dict(self.types)
-        child.scopes = {name: [Scoped(scope.since) for scope in open_] for name, open_ in self.scopes.items()}
+        child.types = self.types
+        if self.scopes:
+            child.scopes = {name: tuple([Scoped(scope.since) for scope in open_]) for name, open_ in self.scopes.items()}
         self.asked.append(child.asked)
         return child
 
@@ -273,7 +277,7 @@ class State(AnswersByName, Generic[R]):
     def __setitem__(self, name: str, value: Any) -> None:
         held: Any = self.variables.get(name)
         self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
-        self.types.pop(name, None)
+        self.types = _without(self.types, name)
 
     def __delitem__(self, name: str | None) -> None:
         raise ArgumentError(f"a state's variables cannot be deleted; to clear one write s[{name!r}] = None", loc=caller_loc())
@@ -494,6 +498,11 @@ def _candidates(s: State, expr: GenExpr) -> None:
     _hold(s, expr.name, answer, Taken(answer, _no_text))
 
 
+def _without(held: Mapping[Name, V], name: Name) -> Mapping[Name, V]:
+    """Return a mapping without a name; the same one if it does not have it."""
+    return {other: x for other, x in held.items() if other != name} if name in held else held
+
+
 def _no_text(_: str) -> str:
     return ""
 
@@ -508,9 +517,9 @@ def _hold(s: State, name: str | None, answer: Answer, held: Taken | None = None,
     s.asked.append(answer)
     s.variables[name] = answer if held is None else held
     if asked is not None:
-        s.types[name] = asked
-    elif s.types:
-        s.types.pop(name, None)
+        s.types = {**s.types, name: asked}
+    else:
+        s.types = _without(s.types, name)
 
 
 def _image(s: State, expr: ImageExpr) -> None:
@@ -543,15 +552,14 @@ def _role_end(s: State, expr: RoleEnd) -> None:
 
 
 def _scope_begin(s: State, expr: VarScopeBegin) -> None:
-    s.scopes.setdefault(expr.name, []).append(Scoped(s.ctx))
+    s.scopes = {**s.scopes, expr.name: (*s.scopes.get(expr.name, ()), Scoped(s.ctx))}
 
 
 def _scope_end(s: State, expr: VarScopeEnd) -> None:
     if expr.name not in s.scopes:
         raise ProgramError(f"cannot close the scope {expr.name!r}: it is not open", loc=caller_loc())
-    scope = s.scopes[expr.name].pop()
-    if not s.scopes[expr.name]:
-        del s.scopes[expr.name]
+    *outer, scope = s.scopes[expr.name]
+    s.scopes = {**s.scopes, expr.name: tuple(outer)} if outer else _without(s.scopes, expr.name)
     scope.until = s.ctx
     s.variables[expr.name] = scope
 
@@ -686,7 +694,7 @@ class StateGroup:
                 if name not in self.parent.variables:
                     found.setdefault(name, []).append(held)
                     if name in child.types:
-                        self.parent.types[name] = child.types[name]
+                        self.parent.types = {**self.parent.types, name: child.types[name]}
         for name, items in found.items():
             self.parent.variables[name] = GatheredAnswers(tuple(items))
 

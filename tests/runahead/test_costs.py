@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -209,6 +211,26 @@ def test_an_evaluation_that_has_to_stop_is_continued_where_it_stopped(monkeypatc
     assert told[0] is None and len(begun) == 1 < len(told)
     assert (state.usage.ahead_used, len(backend.call_log)) == (2, 3)
     assert state.ret_value == questions.run("x", backend=backend).ret_value
+
+
+def test_nothing_of_an_evaluation_is_kept_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of programs that wait would hold one each."""
+    honest, run, begun, kept = ProgramSource.evaluate, Evaluation.run, list[Any](), list[int]()
+    monkeypatch.setattr(ProgramSource, "evaluate", lambda self, ledger, run, _: honest(self, ledger, run, lambda: False))
+    monkeypatch.setattr(Evaluation, "run", lambda self: begun.append(weakref.ref(self)) or run(self))
+
+    def look() -> None:
+        gc.collect()
+        kept.append(sum(evaluation() is not None for evaluation in begun))
+
+    @lmc.function
+    def fn(s, q):
+        s += q + lmc.gen("a", max_tokens=4)
+        s["a"]
+        look()
+
+    eager(lmc.compile(fn))("x", backend=Mock(latency=0.05))
+    assert begun and kept == [0]
 
 
 def test_an_evaluation_that_is_not_continued_is_ended_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

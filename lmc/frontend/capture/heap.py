@@ -16,7 +16,7 @@ from lmc.frontend.state import State, StateGroup
 
 MISSING = object()
 _NUMBERS = ("forks", "calls", "tasks")
-_BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "_value")
+_BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "types", "scopes", "_value")
 """Attributes of a state that change as it goes on; those of a task."""
 
 
@@ -38,7 +38,7 @@ class Heap:
         match x:
             case State():
                 self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS}
-                yield from (x.variables, x.scopes, x._value)
+                yield from (x.variables, *x.scopes.values(), x._value)
             case TaskOfRun():
                 self.held[id(x)] = x, {name: getattr(x, name) for name in _NUMBERS}
             case dict():

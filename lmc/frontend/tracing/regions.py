@@ -31,7 +31,7 @@ TURNS = 4
 DEEPEST = 12
 """Depth of nested regions; undecided code nested deeper is skipped."""
 _OBJECTS = (State, StateGroup, list, dict, set)
-_BOOKS = frozenset({"ordinal", "forks", "calls", "tasks", "role", "previous"})
+_BOOKS = frozenset({"ordinal", "forks", "calls", "tasks", "role", "previous", "types", "scopes"})
 """Attributes of a state or a task that are not values of the graph."""
 _COUNTS = frozenset({"ordinal", "forks", "calls", "tasks"})
 
