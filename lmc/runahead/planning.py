@@ -91,10 +91,14 @@ class Planner:
                 except Exception as fault:
                     if interrupts(fault):
                         raise
-                    _log.warning("a bug in lmc, which costs only time: %s runs without a plan; please report it", self.function.name, exc_info=fault)
+                    self.fault(fault)
                 self._annotations[key] = found
                 self._templates.append(template)  # so that its id stays its own
         return found
+
+    def fault(self, error: Exception) -> None:
+        """Log a plan that failed by a bug in lmc."""
+        _log.warning("a bug in lmc, which costs only time: %s runs without a plan; please report it", self.function.name, exc_info=error)
 
     def _moves(self, target: Target) -> Mapping[Place, Move]:
         """Return the moves of the aggressive pass, if it is in the pipeline."""

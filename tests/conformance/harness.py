@@ -223,13 +223,13 @@ def eager(program: Program, planner: Planner | None = None) -> Program:
     profile = program.profile
     profile.cost = 0.0
     profile.evaluated = lambda *_: None  # type: ignore[method-assign]
-    profile.fault = _raised  # type: ignore[method-assign]
+    profile.fault = program.planner.fault = _raised  # type: ignore[method-assign]
     return program
 
 
 def _raised(fault: Exception) -> None:
-    """Faults of the evaluator fail a test."""
-    raise AssertionError("a fault of the evaluator") from fault
+    """Faults of the evaluator and of passes fail a test."""
+    raise AssertionError("a fault of the evaluator or of a pass") from fault
 
 
 def lying(program: Any, choose: random.Random, planner: Planner | None = None) -> Callable[..., Any]:
