@@ -153,9 +153,9 @@ class Annotations:
 
     def at(self, stream: str, ordinal: int, loc: Loc | None = None) -> Annotation:
         """Return the annotation of a request at an address that the program makes at `loc`."""
-        found = self.by_address.get((stream, ordinal), ())
-        for annotation in found:
-            if loc is None or annotation.loc is None or _line(annotation.loc) == _line(loc):
+        for annotation in self.by_address.get((stream, ordinal), ()):
+            own = annotation.loc
+            if loc is None or own is None or (own.line == loc.line and own.file == loc.file):
                 return annotation
         return NOTHING if loc is None else self.by_line.get(_line(loc), NOTHING)
 

@@ -140,7 +140,8 @@ class Ledger:
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
             annotation = self.plan.at(address, ask, run)
-            after = self._merged(annotation, address, before, ask) or self.plan.submit(annotation, before, ask, run)
+            merged = None if annotation.same_as is None else self._merged(annotation, address, before, ask)
+            after = merged or self.plan.submit(annotation, before, ask, run)
             self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
         else:
             after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -348,7 +349,7 @@ class Ledger:
         if not awaited:
             return
         began = perf_counter()
-        lines = self._lines(awaited[0]) if not self._is_off() and (self.worth() or self.guesses or self.calls) else ()
+        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
         if lines and not self.profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not self.profile.affords(FIRST_PLAN)):
@@ -373,11 +374,16 @@ class Ledger:
     def _is_off(self) -> bool:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
-    def _wait(self, awaited: Sequence[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
+    def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
         patience = self.profile.patience
         left: float | None = patience
-        there = lambda: all(result.done for result in awaited)
+
+        def there() -> bool:
+            while awaited and awaited[-1].done:
+                awaited.pop()
+            return not awaited
+
         while not there():
             spare = not event.wait(left)  # no other program is left that could run
             event.clear()

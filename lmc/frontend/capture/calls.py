@@ -244,7 +244,8 @@ def _program_method(ev: Evaluator, fn: Function, name: str, args: list[Any], kwa
 
 def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     atoms = op.ATOMS
-    args, kwargs = [x if type(x) in atoms else _said(ev, x) for x in args], {k: x if type(x) in atoms else _said(ev, x) for k, x in kwargs.items()}
+    args = [x if type(x) in atoms else _said(ev, x) for x in args]
+    kwargs = {k: x if type(x) in atoms else _said(ev, x) for k, x in kwargs.items()} if kwargs else kwargs
     if id(fn) in table.ASKS:
         name = args[0] if args else kwargs.get("name")
         if isinstance(name, Unknown):  # a variable of the state

@@ -136,18 +136,22 @@ class Frame:
 
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
-        for frame in self.around():
+        frame: Frame | None = self
+        while frame is not None:
             if name in frame.vars:
                 return frame.vars[name]
+            frame = frame.outer
         try:
             return self.ev.global_value(self.module, name)
         except Raised:
             return None
 
     def outer_value(self, name: str) -> Any:
-        for frame in self.outer.around() if self.outer is not None else ():
+        frame: Frame | None = self.outer
+        while frame is not None:
             if name in frame.vars:
                 return frame.vars[name]
+            frame = frame.outer
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
 
     def store(self, name: str, x: Any, kind: str) -> None:
@@ -193,7 +197,9 @@ class Evaluator(Protocol):
     """An evaluation, as the rules of the language see it (evaluation.py)."""
 
     certain: bool
+    check_at: int
     shifted: bool
+    steps: int
     current: State | None
     depth: int
     domain: Any
@@ -203,6 +209,7 @@ class Evaluator(Protocol):
     forked: dict[int, Deps]
     frames: Mapping[Any, Any]
     generators: list[Any]
+    globals: dict[tuple[int, str], Any]
     handled: list[Any]
     loc: Loc
     locals: Any
@@ -217,7 +224,6 @@ class Evaluator(Protocol):
     tries: int
     _asks: dict[int, bool]
     _functions: dict[int, Any]
-    _globals: dict[tuple[int, str], Any]
 
     @property
     def stops(self) -> bool: ...
@@ -231,6 +237,7 @@ class Evaluator(Protocol):
     def call_with_unknown(self, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any: ...
     def catches(self, kinds: Any, value: Any) -> bool: ...
     def changes(self, x: Any) -> None: ...
+    def check(self) -> None: ...
     def class_of(self, x: Any) -> Any: ...
     def count(self, n: int) -> None: ...
     def global_value(self, module: dict[str, Any], name: str) -> Any: ...

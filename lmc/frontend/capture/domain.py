@@ -122,7 +122,7 @@ class Domain:
         """If likely requests are wanted, make the requests of an arm, and undo all its other effects."""
         if not evaluation.explores or evaluation.exploring >= DEEPEST_ARM or not evaluation.may_ask(frame, arm.effects):
             return
-        before, changed, names, tasks = Heap(evaluation, frame), set(evaluation.snapshot.changed), dict(evaluation._globals), [*evaluation.tasks]
+        before, changed, names, tasks = Heap(evaluation, frame), set(evaluation.snapshot.changed), dict(evaluation.globals), [*evaluation.tasks]
         flags = evaluation.certain, evaluation.shifted, frame.result, frame.undecided
         evaluation.exploring += 1
         evaluation.certain = False
@@ -137,7 +137,7 @@ class Domain:
             evaluation.exploring -= 1
             before.restore()
             evaluation.snapshot.changed.intersection_update(changed)
-            evaluation._globals, evaluation.tasks = names, tasks
+            evaluation.globals, evaluation.tasks = names, tasks
             evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:

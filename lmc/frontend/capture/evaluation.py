@@ -64,9 +64,9 @@ class Evaluation:
         self.tasks: list[Any] = []
         self.made_tasks: list[TaskOfRun] = []
         self.generators: list[Any] = []
-        self._budget, self._check_at = budget, 64
+        self._budget, self.check_at = budget, 64
         self._kept: list[Any] = []
-        self._globals: dict[tuple[int, str], Any] = {}
+        self.globals: dict[tuple[int, str], Any] = {}
         self._functions: dict[int, Any] = {}
         self._asks: dict[int, bool] = {}
 
@@ -116,13 +116,17 @@ class Evaluation:
     def count(self, n: int) -> None:
         """Spend steps of the budget."""
         self.steps += n
-        if self.steps >= self._check_at:
-            self._check_at = self.steps + 64
-            if self.steps > self._budget:
-                raise Stop(f"{self._budget} steps")
-            if self.paused():
-                self.outcome.paused = True
-                raise Stop("paused")
+        if self.steps >= self.check_at:
+            self.check()
+
+    def check(self) -> None:
+        """Stop if the budget is spent, or on request."""
+        self.check_at = self.steps + 64
+        if self.steps > self._budget:
+            raise Stop(f"{self._budget} steps")
+        if self.paused():
+            self.outcome.paused = True
+            raise Stop("paused")
 
     def blocked(self, deps: Deps) -> None:
         """Record that these answers would let the evaluation see more: certain requests, their addresses, or a whole prompt."""
@@ -186,7 +190,7 @@ class Evaluation:
 
     def global_value(self, module: dict[str, Any], name: str) -> Any:
         key = (id(module), name)
-        found = self._globals.get(key, _MISSING)
+        found = self.globals.get(key, _MISSING)
         if found is not _MISSING:
             return found
         if name in module:
@@ -196,12 +200,12 @@ class Evaluation:
             found = getattr(builtins, name)
         else:
             raise Raised(NameError(f"name '{name}' is not defined"))
-        self._globals[key] = found
+        self.globals[key] = found
         return found
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.snapshot.changed.add((id(module), name))
-        self._globals[id(module), name] = x
+        self.globals[id(module), name] = x
 
 
 SAFE = frozenset({

@@ -42,17 +42,25 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
         return local
     if kind == "outer":
         return lambda frame: frame.outer_value(name)
-    return lambda frame: frame.ev.global_value(frame.module, name)
+
+    def of_module(frame: Frame) -> Any:
+        found = frame.ev.globals.get((id(frame.module), name), _MISSING)
+        return frame.ev.global_value(frame.module, name) if found is _MISSING else found
+
+    return of_module
+
+
+_MISSING = object()
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
 def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
-    parts = [_part(part, scope) for part in node.values]
+    parts: list[Any] = [part.value if isinstance(part, ast.Constant) else _part(part, scope) for part in node.values]
 
     def run(frame: Frame) -> Any:
-        found = [part(frame) for part in parts]
+        found = [part if part.__class__ is str else part(frame) for part in parts]
         unknown = [text.deps for text in found if text.__class__ is not str]
         if unknown:
             return frame.ev.operation("fstring", found, join(*unknown))
@@ -63,12 +71,17 @@ def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
     return run
 
 
-def _part(part: ast.expr, scope: Scope) -> Eval:
-    if not isinstance(part, ast.FormattedValue):
-        return expression(part, scope)
+def _part(part: Any, scope: Scope) -> Eval:
     value, conversion = expression(part.value, scope), chr(part.conversion) if part.conversion > 0 else ""
-    how = expression(part.format_spec or ast.Constant(""), scope)
-    return lambda frame: op.formatted(frame.ev, value(frame), conversion, how(frame))
+    if part.format_spec is not None:
+        how = expression(part.format_spec, scope)
+        return lambda frame: op.formatted(frame.ev, value(frame), conversion, how(frame))
+
+    def run(frame: Frame) -> Any:
+        x = value(frame)
+        return x if x.__class__ is str and not conversion else op.formatted(frame.ev, x, conversion, "")
+
+    return run
 
 
 # -- operators -------------------------------------------------------------------------------------------------------
@@ -384,7 +397,13 @@ def target(node: ast.expr, scope: Scope) -> Bind:
 
 
 def bind_name(name: str, kind: str) -> Bind:
-    return lambda frame, x: frame.store(name, x, kind)
+    def bind(frame: Frame, x: Any) -> None:
+        if kind == "local" and frame.live is None:
+            frame.vars[name] = x
+        else:
+            frame.store(name, x, kind)
+
+    return bind
 
 
 def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:

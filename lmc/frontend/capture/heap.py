@@ -25,7 +25,7 @@ class Heap:
 
     def __init__(self, evaluation: Evaluator, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
-        todo: list[Any] = [evaluation.states, evaluation.lost, [each.vars for each in frame.around()], tuple(evaluation._globals.values())]
+        todo: list[Any] = [evaluation.states, evaluation.lost, [each.vars for each in frame.around()], tuple(evaluation.globals.values())]
         todo += evaluation.made_tasks
         while todo:
             x = todo.pop()

@@ -88,7 +88,7 @@ def interrupts(error: BaseException) -> bool:
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`; an operation where something unknown matters to it."""
     for x in args:
-        if (deps := known(ev, x)) is None or deps:
+        if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
@@ -262,7 +262,9 @@ def all_of(ev: Evaluator, x: Any) -> list[Any]:
 def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
     i = 0
     while i < len(x):
-        ev.count(1)
+        ev.steps += 1
+        if ev.steps >= ev.check_at:
+            ev.check()
         if ev.lost and id(x) in ev.lost:
             raise Undecided(ev.lost[id(x)])
         yield x[i]

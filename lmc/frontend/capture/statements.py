@@ -23,9 +23,11 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
     steps = [statement(n, scope) for n in nodes]
 
     def run(frame: Frame) -> Any:
-        count = frame.ev.count
+        ev = frame.ev
         for step in steps:
-            count(1)
+            ev.steps += 1
+            if ev.steps >= ev.check_at:
+                ev.check()
             signal = step(frame)
             if signal is not None:
                 return signal
