@@ -249,12 +249,12 @@ def test_engines_stream_what_they_complete():
     fields = [{"name": "a", "kind": "text", "source": ""}, {"name": "n", "kind": "json_schema", "source": '{"type": "array", "items": {"type": "integer"}}'}]
     config = dspy.lm15.Config(max_tokens=8, temperature=0, extensions={"lmc_fields": fields})
     request = dspy.lm15.Request("lmc/mock", (dspy.lm15.Message.user("Hi"),), config=config)
-    whole = lmc.dspy.Engine(mock).complete(request)
+    whole = lmc.dspy.RequestEngine(mock).complete(request)
 
     async def streamed():
-        return [event async for event in lmc.dspy.AsyncEngine(mock).stream(request)]
+        return [event async for event in lmc.dspy.AsyncRequestEngine(mock).stream(request)]
 
-    for events in (list(lmc.dspy.Engine(mock).stream(request)), asyncio.run(streamed())):
+    for events in (list(lmc.dspy.RequestEngine(mock).stream(request)), asyncio.run(streamed())):
         assert (events[0].type, events[-1].type) == ("start", "end")
         assert "".join(e.delta.text for e in events[1:-1]) == whole.text
         assert events[-1].finish_reason == whole.finish_reason
@@ -355,14 +355,14 @@ def test_streams_on_an_event_loop():
 def test_a_stream_that_is_left_is_cancelled():
     mock = lmc.Mock(latency=60)
     request = dspy.lm15.Request("lmc/mock", (dspy.lm15.Message.user("Hi"),), config=dspy.lm15.Config())
-    stream = lmc.dspy.Engine(mock).stream(request)
+    stream = lmc.dspy.RequestEngine(mock).stream(request)
     assert next(stream).type == "start"
     assert mock._pending
     stream.close()
     assert not mock._pending
 
     async def left():
-        waiting = asyncio.ensure_future(lmc.dspy.AsyncEngine(mock).complete(request))
+        waiting = asyncio.ensure_future(lmc.dspy.AsyncRequestEngine(mock).complete(request))
         while not mock._pending:
             await asyncio.sleep(0.001)
         waiting.cancel()

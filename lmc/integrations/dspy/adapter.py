@@ -9,8 +9,9 @@ import dspy
 from dspy import lm15
 
 from lmc.errors import ConstraintError
-from lmc.integrations.dspy.engine import EXTENSION, OnBackend, several
+from lmc.integrations.dspy.engine import OnBackend, several
 from lmc.integrations.dspy.fields import fields_of
+from lmc.integrations.dspy.requests import EXTENSION
 
 
 class ChatAdapter(dspy.ChatAdapter):  # DSPy's stream listeners know a format by the name of its class

@@ -21,7 +21,7 @@ from lmc.frontend.capture import outside
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
-from lmc.integrations.dspy.engine import Engine, OnBackend, running, spec_of
+from lmc.integrations.dspy.engine import OnBackend, RequestEngine, running, spec_of
 from lmc.runahead.evaluating import ProgramSource
 
 outside.FOLLOWED.add(followed.__file__)
@@ -257,7 +257,7 @@ class _Probed(BaseException):
         self.request = request
 
 
-class _SilentEngine(Engine):
+class _SilentEngine(RequestEngine):
     """An engine that makes no requests."""
 
     def __init__(self, engine: OnBackend) -> None:

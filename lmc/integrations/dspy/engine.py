@@ -7,7 +7,6 @@ once.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -18,24 +17,17 @@ from typing import Any, Literal
 
 from dspy import lm15
 
-from lmc import images, observing
+from lmc import observing
 from lmc.backend.base import Backend, Handle, Hints, Output, Result, Usage, seed_of
-from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.constraints import make_constraint
-from lmc.errors import ConstraintError, LmcError, ParameterError, PromptTooLongError, UnsupportedOpError
 from lmc.frontend.state import State
 from lmc.integrations.dspy.fields import COMPLETED, HEADER, STOPS, Field
 from lmc.integrations.dspy.followed import ask
+from lmc.integrations.dspy.requests import EXTENSION, as_dspy_errors, constraint_of, given_of, params_of, prompt_of
 from lmc.parameters import sampling
 from lmc.prompt import Prompt, segments_of
 from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, derive_seed
-
-MAX_TOKENS = 1024
-"""Default token limit of an answer, or of each output field."""
-
-EXTENSION = "lmc_fields"
-"""The entry of `Config.extensions` that holds the fields of an answer's template."""
 
 _SUPPORTED = frozenset(
     "temperature max_tokens max_completion_tokens top_p top_k stop seed logprobs top_logprobs frequency_penalty presence_penalty "
@@ -82,10 +74,10 @@ class _PendingAnswer:
 
     def __init__(self, backend: Backend, request: Any, seed: int, hints: Hints | None) -> None:
         self._backend, self._request, self._seed, self._hints = backend, request, seed, hints
-        self._prompt, self._params = _prompt_of(request, backend), _params_of(request)
+        self._prompt, self._params = prompt_of(request, backend), params_of(request)
         given: Any = (request.config.extensions or {}).get(EXTENSION)
         self._fields: list[Field] | None = None if given is None else [Field(**each) for each in given]
-        self._constraint = None if self._fields is not None else _constraint_of(request)
+        self._constraint = None if self._fields is not None else constraint_of(request)
         self.text = ""  # of the fields that are complete, headers included
         self.outputs: list[Output] = []
         self._texts: dict[str, str] = {}  # of the fields that are complete
@@ -262,9 +254,9 @@ def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | Non
     if request.tools or any(content is None or role not in ("system", "user", "assistant") for role, content in said):
         return None
     given: Any = (request.config.extensions or {}).get(EXTENSION)
-    params = _given_of(request)
+    params = given_of(request)
     if given is None:
-        constraint = _constraint_of(request)
+        constraint = constraint_of(request)
         own = {} if constraint is None else {constraint.kind: constraint.source}
         return {"turns": said, "begun": "", "fields": [{"name": "answer", "header": "", "given": params | own}], "closing": "", "whole": True}
     fields, begun, waits = list[dict[str, Any]](), "", False
@@ -285,89 +277,6 @@ def spec_of(request: Any, texts: Mapping[str, str] = {}) -> dict[str, Any] | Non
 def _text_of(parts: Any) -> str | None:
     """Return the text of a message; None if it has other parts."""
     return "".join(part.text for part in parts) if all(isinstance(part, lm15.TextPart) for part in parts) else None
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
-def _prompt_of(request: Any, backend: Backend) -> tuple[Part | Image, ...]:
-    if request.tools:
-        raise lm15.UnsupportedFeatureError("tools: this engine writes no tool calls of its own; dspy.ReAct needs none")
-    turns = [] if request.system is None else [("system", _content(request.system))]
-    turns += [("system" if m.role == "developer" else m.role, _content(m.parts)) for m in request.messages]
-    return conversation(backend.chat_template, turns)
-
-
-def _content(parts: Any) -> list[str | Image]:
-    return [parts] if isinstance(parts, str) else [_piece(part) for part in parts]
-
-
-def _piece(part: Any) -> str | Image:
-    """Return text as it is, an image read. Raises its errors."""
-    if isinstance(part, lm15.TextPart):
-        return part.text
-    if not isinstance(part, lm15.ImagePart) or part.file_id is not None:
-        what = "image of an API's file store" if isinstance(part, lm15.ImagePart) else f"part of the type {part.type}"
-        raise lm15.UnsupportedFeatureError(f"a message has a {what}; this engine takes text and images")
-    source = part.url or part.path or part.bytes
-    return images.read(Image(source, detail=part.detail or "auto"))
-
-
-def _params_of(request: Any) -> SamplingParams:
-    config = request.config
-    for name in ("tool_choice", "reasoning", "probabilities"):
-        if getattr(config, name, None) is not None:
-            raise lm15.UnsupportedFeatureError(f"Config.{name}: this engine does not support it")
-    if unknown := set(config.extensions or {}) - {EXTENSION}:
-        raise lm15.UnsupportedFeatureError(f"Config.extensions: this engine does not know {', '.join(sorted(unknown))}")
-    return sampling(SamplingParams(), {name: value for name, value in _given_of(request).items() if name != "seed"})  # that is _seed's
-
-
-def _given_of(request: Any) -> dict[str, Any]:
-    """Return its given sampling parameters."""
-    config = request.config
-    scored = config.logprobs is not None
-    given = {
-        "max_tokens": MAX_TOKENS if config.max_tokens is None else config.max_tokens,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "stop": config.stop or None,
-        "frequency_penalty": config.frequency_penalty,
-        "presence_penalty": config.presence_penalty,
-        "return_logprob": scored or None,
-        "return_text_in_logprobs": scored or None,
-        "top_logprobs_num": config.logprobs or None,
-        "seed": None if config.seed is None else derive_seed(config.seed % (1 << 63), 0, "dspy", 0),  # as outside of a compiled module
-    }
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _constraint_of(request: Any) -> Constraint | None:
-    wanted: Mapping[str, Any] | None = request.config.response_format
-    if wanted is None or wanted.get("type") == "text":
-        return None
-    if wanted.get("type") == "json_object":
-        return make_constraint("json_schema", {"type": "object"})
-    schema = wanted.get("schema") or (wanted.get("json_schema") or {}).get("schema")
-    if wanted.get("type") != "json_schema" or schema is None:
-        raise lm15.UnsupportedFeatureError(f"response_format {json.dumps(dict(wanted))[:80]}: this engine takes a json_schema")
-    return make_constraint("json_schema", schema)
-
-
-@contextmanager
-def _as_dspy() -> Iterator[None]:
-    """Translate lmc's errors to DSPy's: it retries transient ones, and raises the rest."""
-    try:
-        yield
-    except PromptTooLongError as error:
-        raise lm15.ContextLengthError(str(error)) from error
-    except UnsupportedOpError as error:
-        raise lm15.UnsupportedFeatureError(str(error)) from error
-    except (ConstraintError, ParameterError) as error:
-        raise lm15.InvalidRequestError(str(error)) from error
-    except LmcError as error:
-        raise lm15.ServerError(str(error)) from error
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------
@@ -408,7 +317,7 @@ class OnBackend:
     @contextmanager
     def _asked(self, request: Any) -> Iterator[_PendingAnswer]:
         """Submit the request for the block; what is incomplete at its end is cancelled. Raises dspy.lm15's errors."""
-        with _as_dspy():
+        with as_dspy_errors():
             run = self._begin(request)
             try:
                 yield run
@@ -436,7 +345,7 @@ class OnBackend:
         return _PendingAnswer(self.backend, request, derive_seed(seed, i, "dspy", 0), hints)
 
 
-class Engine(OnBackend):
+class RequestEngine(OnBackend):
     """Answers DSPy's requests on a backend; many threads may use it concurrently, and share prefixes and batches."""
 
     def complete(self, request: Any) -> Any:
@@ -462,7 +371,7 @@ class Engine(OnBackend):
         """Do nothing: the backend is borrowed and stays open."""
 
 
-class AsyncEngine(OnBackend):
+class AsyncRequestEngine(OnBackend):
     """The same for `acall`: holds neither the event loop nor a thread while it waits."""
 
     async def complete(self, request: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import dspy
 
 from lmc.backend.base import Backend
-from lmc.integrations.dspy.engine import AsyncEngine, Engine, several
+from lmc.integrations.dspy.engine import AsyncRequestEngine, RequestEngine, several
 
 
 class LM(dspy.LM):
@@ -19,7 +19,7 @@ class LM(dspy.LM):
 
     def __init__(self, backend: Backend | None = None, *, model: str | None = None, **options: Any) -> None:
         if "engine" not in options:
-            options |= {"engine": Engine(backend), "async_engine": AsyncEngine(backend)}
+            options |= {"engine": RequestEngine(backend), "async_engine": AsyncRequestEngine(backend)}
         super().__init__(model or _name(options["engine"]), **options)
 
     def __call__(self, prompt: Any = None, **kwargs: Any) -> Any:
@@ -35,5 +35,5 @@ class LM(dspy.LM):
         return n if isinstance(n, int) else 1  # DSPy refuses anything else
 
 
-def _name(engine: Engine) -> str:
+def _name(engine: RequestEngine) -> str:
     return f"lmc/{engine.backend.capabilities.name}"
