@@ -120,6 +120,15 @@ class Prompt:
             if node.result is not None:
                 yield node.result.output().text
 
+    def answers(self, since: Prompt | None = None) -> Iterator[Result]:
+        """Yield the answers in it, in order, including those of which it keeps an excerpt. With `since`, only what follows it."""
+        for node in self.nodes_after(since):
+            for part in node.parts:
+                if isinstance(part, Excerpt):
+                    yield part.result
+            if node.result is not None:
+                yield node.result
+
     def text(self, since: Prompt | None = None) -> str:
         """Return the text from the root (or from `since`) to here; waits for the answers in it."""
         return plain(list(self.pieces(since)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmc.backend.base import Result
 from lmc.errors import ProgramError
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Taken
-from lmc.prompt import Excerpt, Prompt
+from lmc.prompt import Prompt
 from lmc.waiting import Signal, is_set
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ def unanswered(state: StateView, name: Any) -> list[Result]:
 
 def unanswered_in(ctx: Any) -> list[Result]:
     """Return the answers that reading a prompt would wait for; nothing while tracing."""
-    return [answer for answer in _answers_after(ctx, None) if not answer.done] if isinstance(ctx, Prompt) else []
+    return [answer for answer in ctx.answers() if not answer.done] if isinstance(ctx, Prompt) else []
 
 
 def _answers(held: Any, end: Any) -> Iterator[Result]:
@@ -75,18 +75,9 @@ def _answers(held: Any, end: Any) -> Iterator[Result]:
             for item in held.items:
                 yield from _answers(item, end)
         case Scoped(since=Prompt() as since):
-            yield from _answers_after(held.until or end, since)
+            yield from (held.until or end).answers(since)
         case _:
             return
-
-
-def _answers_after(end: Prompt, since: Prompt | None) -> Iterator[Result]:
-    for node in end.nodes_after(since):
-        for part in node.parts:
-            if isinstance(part, Excerpt):
-                yield part.result
-        if node.result is not None:
-            yield node.result
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

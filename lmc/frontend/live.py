@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -247,19 +247,19 @@ class LiveEmitter:
         return meta if self.run.journal is None else copy.deepcopy(meta)  # a journal writes it later
 
     def text(self, ctx: Prompt, since: Prompt | None = None) -> str:
-        self._wait([*_answers(ctx, since)])
+        self._wait([*ctx.answers(since)])
         return ctx.text(since)
 
     def messages(self, ctx: Prompt) -> list[dict[str, str]]:
-        self._wait([*_answers(ctx)])
+        self._wait([*ctx.answers()])
         return ctx.messages()
 
     def wait(self, ctx: Prompt) -> None:
-        self._wait([*filter(is_asked, _answers(ctx))])
+        self._wait([*filter(is_asked, ctx.answers())])
 
     def error(self, ctx: Prompt) -> BaseException | None:
         self.wait(ctx)
-        failed = next((answer for answer in _answers(ctx) if answer.error is not None), None)  # of the requests
+        failed = next((answer for answer in ctx.answers() if answer.error is not None), None)  # of the requests
         if failed is None:
             return None
         failed.raised = True
@@ -268,7 +268,7 @@ class LiveEmitter:
     def unread_error(self, ctx: Prompt) -> BaseException | None:
         """Return the first error of a prompt's answers, if none of their errors has been raised to a reader. Does not
         wait."""
-        failed = [answer for answer in _answers(ctx) if answer.error is not None]
+        failed = [answer for answer in ctx.answers() if answer.error is not None]
         return failed[0].error if failed and not any(answer.raised for answer in failed) else None
 
     def usage(self, answers: Iterable[Result], stream: str = "") -> Usage:
@@ -288,13 +288,3 @@ def file_of(path: str, kind: str) -> bytes:
     """Return the file of a picture or a video, for journals that hold them: an effect, so that a resumed or replayed
     run reads it from there."""
     return bytes_of_file(Path(path), kind, MOST_OF_VIDEO if kind == "video" else MOST_BYTES, None)
-
-
-def _answers(ctx: Prompt, since: Prompt | None = None) -> Iterator[Result]:
-    """Return the answers that a prompt contains after `since`, including those of which it keeps an excerpt."""
-    for node in ctx.nodes_after(since):
-        for part in node.parts:
-            if isinstance(part, Excerpt):
-                yield part.result
-        if node.result is not None:
-            yield node.result

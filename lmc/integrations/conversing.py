@@ -14,6 +14,8 @@ from lmc.errors import ParameterError
 from lmc.images import is_path
 
 NAME = "answer"
+WRITTEN = "lmc_text"
+"""Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue it token by token."""
 
 
 class MessageImage(NamedTuple):

@@ -18,6 +18,7 @@ from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
 from lmc.integrations.conversing import (
+    WRITTEN,
     ConversationReply,
     ConversationTurn,
     MessageImage,
@@ -30,10 +31,6 @@ from lmc.integrations.conversing import (
     stream,
 )
 from lmc.segments import Special
-
-_WRITTEN = "lmc_text"
-"""Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue
-it token by token."""
 
 
 class Chat(BaseChatModel):
@@ -176,7 +173,7 @@ def turns(messages: Sequence[BaseMessage]) -> list[ConversationTurn]:
             found.append(ConversationTurn("tool", _text(message), calls[message.tool_call_id]))
         elif isinstance(message, AIMessage):
             calls |= {str(call["id"]): {"id": str(call["id"]), "name": call["name"], "arguments": call["args"]} for call in message.tool_calls}
-            found.append(ConversationTurn("assistant", message.response_metadata.get(_WRITTEN) or _text(message)))
+            found.append(ConversationTurn("assistant", message.response_metadata.get(WRITTEN) or _text(message)))
         elif message.type in ("human", "system"):
             found.append(ConversationTurn("system" if isinstance(message, SystemMessage) else "user", _content(message)))
         else:
@@ -221,7 +218,7 @@ def _message(found: ConversationReply) -> dict[str, Any]:
     )
     known = [(call, arguments_of(call)) for call in found.calls]
     return {
-        "usage_metadata": usage, "response_metadata": {"finish_reason": "tool_calls" if found.calls else found.finish, _WRITTEN: found.text},
+        "usage_metadata": usage, "response_metadata": {"finish_reason": "tool_calls" if found.calls else found.finish, WRITTEN: found.text},
         "tool_calls": [{"id": call["id"], "name": call["name"], "args": args, "type": "tool_call"} for call, args in known if args is not None],
         "invalid_tool_calls": [
             {"id": call["id"], "name": call["name"], "args": str(call["arguments"]), "error": "not a JSON object", "type": "invalid_tool_call"}

@@ -24,6 +24,7 @@ from pydantic import ConfigDict, Field
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
 from lmc.integrations.conversing import (
+    WRITTEN,
     ConversationReply,
     ConversationTurn,
     MessageImage,
@@ -40,9 +41,6 @@ _ROLES = {
     MessageRole.SYSTEM: "system", MessageRole.DEVELOPER: "system", MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant", MessageRole.MODEL: "assistant",
     MessageRole.CHATBOT: "assistant",
 }  # fmt: skip
-_WRITTEN = "lmc_text"
-"""Key under which an answer's message keeps the model's text, including calls of tools, so that later prompts continue
-it token by token."""
 
 
 class Chat(FunctionCallingLLM):
@@ -210,7 +208,7 @@ def turns(messages: Sequence[ChatMessage]) -> list[ConversationTurn]:
                 calls[block.tool_call_id or ""] = {"id": block.tool_call_id or "", "name": block.tool_name, "arguments": _arguments(block)}
             else:
                 raise ArgumentError(f"a message has a {type(block).__name__}; only text, images and calls of tools are supported")
-        written = message.additional_kwargs.get(_WRITTEN) or ("".join(content) if all(isinstance(part, str) for part in content) else content)
+        written = message.additional_kwargs.get(WRITTEN) or ("".join(content) if all(isinstance(part, str) for part in content) else content)
         found.append(ConversationTurn(_ROLES[message.role], written))
     return found
 
@@ -232,7 +230,7 @@ def _message(found: ConversationReply) -> ChatMessage:
     return ChatMessage(
         role=MessageRole.ASSISTANT,
         blocks=[*([TextBlock(text=found.said)] if found.said or not calls else []), *calls],
-        additional_kwargs={_WRITTEN: found.text},
+        additional_kwargs={WRITTEN: found.text},
     )
 
 
