@@ -64,7 +64,19 @@ class _Hashed:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_Hashed):
-    """Sampling parameters of one answer. Names and defaults are SGLang's; `top_k=-1` means the whole vocabulary."""
+    """Sampling parameters of one answer. Names and defaults are SGLang's.
+
+    max_new_tokens, min_new_tokens  tokens of an answer, at most and at least
+    n            answers to one prompt
+    stop, stop_token_ids, stop_regex  what an answer ends before: texts, tokens, texts that match; `ignore_eos`: not at the model's end of text
+    temperature  divides logits; 0 takes the likeliest token
+    top_p, top_k, min_p  tokens that are sampled from: the likeliest with this probability together, this many of them (-1: all), those with at least
+                 this part of the likeliest one's probability
+    frequency_penalty, presence_penalty  taken from the logits of tokens of the answer: for each occurrence, once
+    logit_bias   added to the logits of tokens
+    return_logprob, top_logprobs_num, logprob_start_len  log-probabilities in the meta info: of the answer's tokens, of so many candidates for each, and of
+                 the prompt's tokens from this index on; `return_text_in_logprobs`: with the tokens' texts
+    """
 
     max_new_tokens: int = 128
     min_new_tokens: int = 0

@@ -79,7 +79,8 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """An answer of the model, stored under `name`.
 
-    Parameters that are not given come from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
+    Where it ends, how it is sampled and which log-probabilities it has is said by the fields of `lmc.SamplingParams` (`max_tokens` and `min_tokens` limit new
+    tokens); what is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
     `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
     `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
     would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
@@ -159,7 +160,7 @@ def gen_int(
     return_text_in_logprobs: bool | None = None,
     **unknown: Never,
 ) -> GenExpr:
-    """`gen(dtype=int)`: the answer is the text of an integer."""
+    """`gen(dtype=int)`, with the same parameters: the answer is the text of an integer."""
     given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
     if unknown:
         _refuse_unknown("gen_int", unknown)
@@ -187,7 +188,7 @@ def gen_string(
     return_text_in_logprobs: bool | None = None,
     **unknown: Never,
 ) -> GenExpr:
-    """`gen(dtype=str)`: the answer is a quoted string."""
+    """`gen(dtype=str)`, with the same parameters: the answer is a quoted string."""
     given = {k: v for k, v in locals().items() if v is not None and k not in _NOT_PARAMETERS}
     if unknown:
         _refuse_unknown("gen_string", unknown)
@@ -203,7 +204,8 @@ def select(
     adapter: str | None = None,
     **unknown: Never,
 ) -> SelectExpr:
-    """The choice that the model finds most likely here, stored under `name`. `adapter`: as in `gen`."""
+    """The choice that the model finds most likely here, stored under `name`: by the log-probabilities of `choices`, as `choices_method` compares
+    them. `adapter`: as in `gen`. Raises `ParameterError` at its line for arguments that no run could accept, as `gen` does."""
     if unknown:
         _refuse_unknown("select", unknown)
     return _select("select", name, choices, temperature, choices_method, adapter)

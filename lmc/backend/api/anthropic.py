@@ -50,6 +50,9 @@ class Anthropic(ApiBackend):
     prices   for a million tokens: `lmc.Prices(prompt, completion)`; the cache's are Anthropic's multiples of them
     cache    lifetime of marked prompts in the cache, "5m" or "1h"; "auto": an hour where they recur only after
              five minutes; "off"
+    concurrency  most requests at once
+    retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
+    speculate  whether one request may cover several gens and the text between them
     on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
 
     Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: the answer's limit

@@ -26,6 +26,9 @@ class LiteLLM(Completions):
 
     api_key, base_url, …  passed to `litellm.acompletion` with every request; LiteLLM reads the environment itself
     prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
+    concurrency           most requests at once
+    retries, timeout      attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
+    speculate             whether one request may cover several gens and the text between them
     cache                 "auto": Claude's messages are marked to be cached as by `lmc.Anthropic`, and for Gemini,
                           OpenAI and DeepSeek, whose caches need no marks, the first of prompts with a common prefix
                           goes ahead; "5m", "1h": marks with that lifetime, for Claude and Gemini; "off"

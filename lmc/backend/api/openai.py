@@ -60,6 +60,10 @@ class OpenAI(Completions):
                    that they find it in the server's cache; None: where the server is "openai"
     prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     served_as      the model's name as answers have it, if it is not the model's own; "*": any
+    concurrency    most requests at once
+    retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
+    speculate      whether one request may cover several gens and the text between them
+    extra_body     further fields of each request's body
     on_refusal     "raise": a refusal raises `Refused`, a filtered answer `Filtered`; "return": they are answers, marked
                    in their meta info
 

@@ -54,6 +54,9 @@ class SGLang(RemoteBackend):
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
+    concurrency    most requests at once
+    retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
+    speculate      whether one request may cover several gens and the text between them
     verify         accepted for SGLang's programs; True only
     router         whether a router is in front, so that only requests with the same beginning share a list; None: query
                    the URL
