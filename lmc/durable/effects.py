@@ -347,12 +347,14 @@ def _only_makes_data(fn: Any) -> bool:
 
 
 def _is_of_pydantic(fn: Any) -> bool:
-    """Return whether it validates, copies or shows data as pydantic does; a program's own validators run again."""
-    cls = fn if isinstance(fn, type) else None
-    if cls is not None:
-        init = getattr(cls.__init__, "__module__", "")
-        return init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(cls, "__pydantic_fields__"))
-    return getattr(fn, "__module__", None) in ("pydantic.main", "pydantic.type_adapter")
+    """Return whether it defines, validates, copies or shows data as pydantic does; a program's own validators run again."""
+    if isinstance(fn, type):
+        init = getattr(fn.__init__, "__module__", "")
+        return fn.__module__ in _PYDANTIC or init == "pydantic.type_adapter" or (init == "pydantic.main" and hasattr(fn, "__pydantic_fields__"))
+    return getattr(fn, "__module__", None) in _PYDANTIC
+
+
+_PYDANTIC = frozenset(f"pydantic.{name}" for name in "main type_adapter fields config types functional_validators functional_serializers".split())
 
 
 def refuse_unseen_calls(cls: type) -> None:

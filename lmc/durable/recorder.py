@@ -289,7 +289,7 @@ class Recorder:
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)
-        if not own or not (class_names_language(cls) or holds_language(x)):
+        if not own or not (class_names_language(cls) or holds_language(x) or self.journal.effects.has_made(x)):
             return x
         enter, leave = [types.MethodType(self._twin(m), x) for m in methods]
         return type("Managed", (), dict(zip(names, (lambda _: enter(), lambda _, *error: leave(*error)), strict=True)))()

@@ -15,8 +15,9 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pydantic
 import pytest
 
 import lmc
@@ -96,6 +97,21 @@ class Table(dict[str, Any]):
         return self
 
 
+class Limit:
+    """A manager whose end is a tool's call."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __enter__(self) -> Limit:
+        self.left -= 1
+        return self
+
+    def __exit__(self, kind: Any, error: Any, _: Any) -> bool:
+        tool(self.left)
+        return kind is ValueError
+
+
 class Grader:
     def __init__(self, scale: str) -> None:
         self.scale, self.given = scale, list[str]()
@@ -140,6 +156,17 @@ def fills_containers(s: Any) -> Any:
 
 
 @lmc.function
+def enters_and_leaves(s: Any) -> Any:
+    limit = Limit(3)
+    while limit.left:
+        with limit:
+            s += f"{limit.left}" + lmc.gen("x", max_tokens=2)
+            if limit.left == 1:
+                raise ValueError(s["x"])
+    return s["x"]
+
+
+@lmc.function
 def grows_a_tree(s: Any) -> Any:
     root, leaf = Node(s), Leaf()
     for i, f in enumerate(s.fork(2)):
@@ -157,6 +184,24 @@ def calls_programs_of_its_objects(s: Any) -> Any:
     found = [grader.grade(x).ret_value for x in "ab"]
     s += "".join(grader.given) + tool(found[0]) + lmc.gen("z", max_tokens=2)
     return grader.given == found
+
+
+@lmc.function
+def defines_a_model(s: Any) -> Any:
+    class Found(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(extra="forbid")
+        kind: Literal["person", "place"] = pydantic.Field(description="what it is")
+        tags: list[str] = pydantic.Field(default_factory=list, max_length=1)
+
+        @pydantic.field_validator("kind")
+        @classmethod
+        def checked(cls, kind: str) -> str:
+            return kind.lower()
+
+    s += "q" + lmc.gen("found", dtype=Found, max_tokens=60)
+    found = s.parsed("found", Found)
+    s += tool(found.kind) + lmc.gen("z", max_tokens=2)
+    return found.kind, Found(kind="place").model_dump()
 
 
 # -- objects of Python that live in memory ----------------------------------------------------------------------------
@@ -230,8 +275,8 @@ def exits(s: Any) -> Any:
 
 
 PROGRAMS = [
-    remembers, fills_containers, grows_a_tree, calls_programs_of_its_objects, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads,
-    exits,
+    remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, defines_a_model, draws_by_a_seed, writes_in_memory,
+    sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
