@@ -59,7 +59,9 @@ def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, de
                         ev.lose(frame.peek(arg.id), deps)
             continue
         code, inner = callee
-        first = [call.func.value] if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else [call.func] if isinstance(fn, type) else []
+        first = [call.func] if isinstance(fn, (type, Object)) else []
+        if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute):
+            first = [call.func.value]
         given = [*zip(code.positional, [*first, *call.args], strict=False), *((k.arg, k.value) for k in call.keywords if k.arg)]
         for parameter, arg in given:
             inner.vars[parameter] = _resolved(ev, frame, arg)
@@ -113,6 +115,8 @@ def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
         fn = fn.__wrapped__
     elif isinstance(fn, BoundMethod):
         fn = fn.function
+    elif isinstance(fn, Object):
+        fn = class_attribute(ev, fn.cls, "__call__")
     elif isinstance(fn, type) and is_plain(fn):
         fn = class_attribute(ev, fn, "__init__")
     if type(fn) is types.FunctionType and not is_known(fn):

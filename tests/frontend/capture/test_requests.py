@@ -78,6 +78,27 @@ def test_addresses_behind_an_arm_that_may_ask_are_shifted():
     assert [(a.name, a.certain, a.shifted, a.prompt is None) for a in asked] == [("date", True, False, False), ("x", True, True, True)]
 
 
+class Writer:
+    def __init__(self, s):
+        self.s = s
+
+    def __call__(self, line):
+        self.s += line + lmc.gen("line", max_tokens=8)
+
+
+@lmc.function
+def written(s, q):
+    write = Writer(s)
+    s += q + lmc.gen("lines", max_tokens=8)
+    for line in s["lines"].splitlines():
+        write(line)
+
+
+def test_an_answer_by_which_an_object_of_the_programs_asks_is_waited_for():
+    asked, outcome = evaluate(written, q="q")
+    assert [a.name for a in asked] == ["lines"] and len(outcome.waits) == 1
+
+
 @lmc.function
 def checked(s, qs):
     for q in qs:
