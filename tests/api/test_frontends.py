@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 
 import pytest
 
@@ -14,6 +15,16 @@ from tests.api.sglang_server import TokenModel
 pytestmark = [pytest.mark.api, pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="needs SGLang's frontend: make clients")]
 
 ITEMS = 4
+
+
+@pytest.fixture(autouse=True)
+def modules():
+    """Leave none of SGLang's modules behind: the package's own is not executed, and has no more than its folder."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "sglang":
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("workload", figures(Size(0.1)), ids=lambda w: w.name)
