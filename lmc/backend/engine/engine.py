@@ -532,8 +532,7 @@ class EngineCore:
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
-        hurries = self._flying is None or self._flying[0].rows < self._quick // 2  # the device has little to do, or nothing
-        work = self.scheduler.schedule(self._quick if hurries else None)
+        work = self.scheduler.schedule(self._quick if self._hurries else None)
         if work is None:
             return None, None
         if config.logs("engine"):
@@ -545,6 +544,12 @@ class EngineCore:
             req.in_flight += 1
         launch = self._launch
         return work, None if launch is None else self._compute(lambda: launch(work))
+
+    @property
+    def _hurries(self) -> bool:
+        """Return whether the device has little to do, or nothing, and answers that ended have prompts for it. Not while a
+        batch arrives, since its passes would be small ones."""
+        return bool(self._unreported) if self._flying is None else self._flying[0].rows < self._quick // 2
 
     def _compute(self, act: Callable[[], _T]) -> _T:
         """Run part of a pass, for which `close` waits."""

@@ -467,21 +467,21 @@ def test_answers_are_told_while_others_go_on_on_a_device_that_never_waits():
     assert long.results[0].done
 
 
-def test_a_device_with_nothing_to_do_gets_a_pass_that_is_launched_at_once():
-    """Prompts of 900 rows: the first passes are small, since launching more takes longer than the device has to do; those behind a long one are not."""
+def test_prompts_behind_a_short_pass_begin_in_one_that_is_launched_at_once():
+    """Launching more rows than are captured takes longer than the device needs for three answers; a longer pass leaves the time."""
 
     class Captured(FakeAheadRunner):
         quick_rows = 64
 
     engine, core = stepped(4096, runs=Captured, chunk=256, max_batch=64)
-    handles = [engine.submit(None, [Text((f"{i}" + "p" * 299,)), gen(20)]) for i in range(3)]
-    while core.turn():
-        engine.check()
-    late = engine.submit(None, [Text(("q" * 400,)), gen(2)])
-    while core.turn():
-        engine.check()
-    assert all(handle.results[0].done for handle in (*handles, late))
+    handles = [engine.submit(None, [Text((f"{i}" + "p" * 99,)), gen(40, ignore_eos=True)]) for i in range(3)]
+    for _ in range(8):
+        core.turn()
     passes = core._runner.passes
-    assert passes[:4] == [64, 256, 256, 256], passes
-    at = next(i for i, rows in enumerate(passes) if i > 10 and rows > 3)
-    assert passes[at : at + 3] == [64, 256, 80], passes
+    assert passes[0] == 256 and passes[-1] == 3, passes  # a batch begins with long ones
+    handles.append(engine.submit(None, [Text(("q" * 500,)), gen(2)]))
+    while core.turn():
+        engine.check()
+    assert all(handle.results[0].done for handle in handles)
+    at = next(i for i in range(5, len(passes)) if passes[i] > 3)
+    assert passes[at] <= 64 < passes[at + 1], passes[at:]
