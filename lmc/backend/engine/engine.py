@@ -456,6 +456,8 @@ class EngineCore:
                 action = self._inbox.get_nowait()
         except Empty:
             self._asleep = False
+            if closing:
+                self._report()
             return True
 
     def _report(self) -> None:

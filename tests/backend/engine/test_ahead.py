@@ -9,10 +9,12 @@ import threading
 import time
 from random import Random
 
+import numpy as np
 import pytest
 
 from lmc import gc_tuning
 from lmc.backend.base import Handle, Hints
+from lmc.backend.engine.request import Request, RequestKind
 from lmc.errors import BackendError
 from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
 from tests.backend.engine_fakes import (
@@ -485,3 +487,16 @@ def test_prompts_behind_a_short_pass_begin_in_one_that_is_launched_at_once():
     assert all(handle.results[0].done for handle in handles)
     at = next(i for i in range(5, len(passes)) if passes[i] > 3)
     assert passes[at] <= 64 < passes[at + 1], passes[at:]
+
+
+def test_what_arrives_while_the_loop_ends_is_told_so():
+    engine, _ = backend(512, runs=FakeAheadRunner)
+    core, begin = engine._core, threading.Event()
+    core.post(begin.wait)
+    core.close(timeout=0)
+    told: list[BaseException | None] = []
+    late = Request(RequestKind.PREFILL, np.zeros(3, np.int32), lambda req: told.append(req.error))
+    core.submit(late)
+    begin.set()
+    core._thread.join()
+    assert [str(error) for error in told] == ["the engine was closed"]
