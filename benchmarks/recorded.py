@@ -43,6 +43,8 @@ class Recorded:
 
             state = self.program.run(**item, backend=lmc.Mock(say))
             state.sync()
+            if (error := state.error()) is not None:
+                raise error
         return found
 
 
@@ -64,17 +66,23 @@ def chat() -> Recorded:
     """Questions about a document, each answered in prose of its own."""
 
     @lmc.function
-    def talk(s, questions, answers):
-        s += "A chat about a text."
+    def talk(s, title, questions, answers):
+        s += f"A chat about {title}."
         for question in questions:
             s += f"\nUser: {question}\nAssistant:" + answer("reply")
 
-    said = [
-        paragraphs(path, 200, 900) for path in (TEXTS / "studies.txt", TEXTS / "gettysburg.txt", ROOT / "docs" / "memory.md", ROOT / "docs" / "run-ahead.md")
-    ]
+    said = {
+        path.stem: paragraphs(path, 200, 900)[:4]
+        for path in (TEXTS / "studies.txt", TEXTS / "gettysburg.txt", ROOT / "docs" / "memory.md", ROOT / "docs" / "run-ahead.md")
+    }
     items = [
-        {"questions": [f"What does part {i + 1} say, in its own words?" for i in range(len(part))], "answers": [("reply", " " + p) for p in part]}
-        for part in (each[:4] for each in said) if part
+        {
+            "title": title,
+            "questions": [f"What does part {i + 1} say, in its own words?" for i in range(len(part))],
+            "answers": [("reply", " " + p) for p in part],
+        }
+        for title, part in said.items()
+        if part
     ]
     return Recorded("chat", talk, items)
 
