@@ -90,17 +90,17 @@ def _without_words(pattern: str) -> tuple[str, Mapping[int, Sequence[str]]]:
 
 def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) -> tuple[Node, list[Assertion]]:
     pattern, properties = _with_properties(pattern)
-    if not search and (posix := next((m for m in _POSIX.finditer(pattern) if m[1]), None)):  # in a schema's patterns, it is as JavaScript reads it
-        raise ConstraintError(
-            f"regex {shown(pattern)} has the POSIX class {posix[1]}, which Python's re reads as other characters; write it out, "
-            rf"as in [A-Za-z], or use \w, \d, \s or \p{{…}}{_pointed(pattern, posix.start(1))}"
-        )
     try:
         tree = _parsed(pattern)
     except re.error as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
     except (OverflowError, RecursionError) as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
+    if not search and (at := _posix_class(pattern, bool(tree.state.flags & re.VERBOSE))) is not None:  # in a schema, it is as JavaScript reads it
+        raise ConstraintError(
+            f"regex {shown(pattern)} has the POSIX class {pattern[slice(*at)]}, which Python's re reads as other characters; write it out, "
+            rf"as in [A-Za-z], or use \w, \d, \s or \p{{…}}{_pointed(pattern, at[0])}"
+        )
     flags = int(tree.state.flags) & ~re.UNICODE | (re.UNICODE if asks_for_unicode(pattern) else 0)
     assertions: list[Assertion] = []
     try:
@@ -140,11 +140,32 @@ def _resolved(pattern: str, tree: Node, assertions: Sequence[Assertion]) -> Node
 
 _NESTED = re.compile(r"\[\[|--|&&|~~|\|\|")
 _POSIX = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^]\\])*?"  # from here on, in a class
-    r"(\[:\^?(?:alnum|alpha|ascii|blank|cntrl|digit|graph|lower|print|punct|space|upper|word|xdigit):\])"
-    r"|\[\^?\]?(?:\\.|[^]\\])*",
+    r"\\.|\(\?\#[^)]*\)"  # escaped, or a comment
+    r"|\[\^?\]?(?:\\.|[^]\\])*?(?P<class>\[:\^?(?:alnum|alpha|ascii|blank|cntrl|digit|graph|lower|print|punct|space|upper|word|xdigit):\])"
+    r"|\[\^?\]?(?:\\.|[^]\\])*"
+    r"|\((?:\?(?P<on>[a-zA-Z]*)-?(?P<off>[a-z]*)(?P<all>\))?)?|\)|(?P<comment>\#)",
     re.DOTALL,
 )
+
+
+def _posix_class(pattern: str, verbose: bool) -> tuple[int, int] | None:
+    """Return where a pattern, which is legal, has a POSIX class that is not in a comment."""
+    scopes, at = [verbose], 0
+    while (token := _POSIX.search(pattern, at)) is not None:
+        at = token.end()
+        if token["class"]:
+            return token.span("class")
+        if token["comment"]:
+            at = pattern.find("\n", at) if scopes[-1] else at
+            if at < 0:
+                return None
+        elif token[0] == ")":
+            scopes.pop()
+        elif token[0][0] == "(" and not token["all"]:
+            scopes.append("x" in (token["on"] or "") or (scopes[-1] and "x" not in (token["off"] or "")))
+    return None
+
+
 _PROPERTY = re.compile(r"\\(?:([pP])(?:\{(\^?)([\w ]+)\}|([A-Z]))|.)", re.DOTALL)
 
 

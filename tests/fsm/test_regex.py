@@ -36,9 +36,7 @@ INVALID = {r"(a": 0, r"a)": 1, r"[b-a]": 1, r"*a": 0, r"a{3,2}": 2, r"[a": 0, r"
 def test_what_is_not_regular_is_refused_with_its_position(pattern, why, position):
     with pytest.raises(ConstraintError) as caught:
         parse(pattern)
-    assert why in str(caught.value) and f"at position {position}\n    {pattern}\n    {' ' * position}^" in str(
-        caught.value
-    )
+    assert why in str(caught.value) and f"at position {position}\n    {pattern}\n    {' ' * position}^" in str(caught.value)
 
 
 @pytest.mark.parametrize(("pattern", "position"), INVALID.items())
@@ -56,6 +54,28 @@ def test_a_pattern_of_many_lines_has_no_caret():
 @pytest.mark.parametrize("pattern, at", [("[[:alpha:]]", 1), (r"\[x[^[:^space:]a]+", 5), ("[_[:alnum:]]+", 2), (r"[a][]\]0-9[:upper:]]", 10)])
 def test_a_posix_class_is_refused_where_python_reads_other_characters(pattern, at):
     with pytest.raises(ConstraintError, match=f"has the POSIX class .* at position {at}\n"):
+        parse(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern, same",
+    [
+        ("(?x)a # [[:alpha:]] or\nb", "ab"),
+        ("(?x)a#[[:alpha:]]", "a"),
+        ("a(?#[[:alpha:]])b", "ab"),
+        ("(?x:(a)#[[:alpha:]]\n)b", "ab"),
+        (r"(?x)a\# # [[:digit:]]", "a#"),
+    ],
+)
+def test_a_posix_class_in_a_comment_is_none(pattern, same):
+    assert parse(pattern) == parse(same)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["a#[[:alpha:]]", "(?x)(?-x:#[[:alpha:]])", "(?x:a#)\n)#[[:alpha:]]", "(?x)[#][[:alpha:]]", "a(?#()#[[:alpha:]]", r"(?x)\#[[:alpha:]]"]
+)
+def test_a_posix_class_behind_what_is_no_comment_is_refused(pattern):
+    with pytest.raises(ConstraintError, match="has the POSIX class"):
         parse(pattern)
 
 
