@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from lmc.fsm.bytedfa import ByteDFA
+from lmc.fsm.lazy import Machine
 from lmc.fsm.sources import check_of, machine_of
 
 
@@ -21,10 +25,22 @@ def begins(kind: str, source: str, text: str) -> bool:
 
 def _looked_at(kind: str, source: str, text: str) -> tuple[bool, bool]:
     """Return whether the machine is at an end after a text, and whether it gets that far."""
-    machine, state = machine_of(kind, source), 0
+    machine, state = _machine(kind, source), 0
     for byte in text.encode("utf-8", "surrogatepass"):
         machine.begin()
         state = machine.step(state, bytes((byte,)))
         if state < 0:
             return False, False
     return machine.is_final(state), True
+
+
+def _machine(kind: str, source: str) -> Machine:
+    whole = _whole(kind, source)
+    return machine_of(kind, source) if whole is None else whole
+
+
+@lru_cache(64)
+def _whole(kind: str, source: str) -> ByteDFA | None:
+    """Return the automaton of a constraint; None if it is built on demand, and so used up by what it follows."""
+    machine = machine_of(kind, source)
+    return machine if isinstance(machine, ByteDFA) else None

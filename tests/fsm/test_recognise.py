@@ -7,8 +7,10 @@ import json
 import pytest
 
 from lmc.errors import SchemaWarning
+from lmc.fsm import recognise
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.recognise import allows, begins
+from lmc.fsm.sources import machine_of
 
 NESTED = 'start: "a" | "(" start ")" | start "+" start'
 TREE = json.dumps(
@@ -60,3 +62,14 @@ def test_what_only_a_whole_text_shows_is_looked_at():
 
 def test_half_a_character_is_no_text():
     assert not allows("regex", "(?s:.)*", "\ud800") and allows("regex", "(?s:.)*", "\U0001f600")
+
+
+def test_an_automaton_is_built_once_for_all_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mock has thousands of answers to one regex. One that is built on demand is not shared."""
+    built: list[str] = []
+    monkeypatch.setattr(recognise, "machine_of", lambda kind, source: built.append(source) or machine_of(kind, source))
+    for text in ("yes", "no", "yes"):
+        assert allows("regex", "yes|no|once", text) and begins("regex", "yes|no|once", text[:1])
+    assert built == ["yes|no|once"]
+    assert allows("lark", NESTED, "(a)") and allows("lark", NESTED, "a+a")
+    assert built.count(NESTED) >= 2
