@@ -14,24 +14,20 @@ import datetime
 import decimal
 import enum
 import fractions
-import json
 import pathlib
 import sys
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import Any, cast
+
+from lmc.json_data import PLAIN, dumps, is_plain
 
 TAG = "!"
 """The key of what JSON lacks: `{"!": [tag, …]}`. Plain dicts with keys that begin so are tagged as well."""
 MAX_DEPTH = 200
 """Most nested containers."""
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_TEXT = frozenset({str})
-_LARGE = 1 << 64
-"""Whole numbers from here on are written in hex: Python reads no decimal number of more than 4,300 digits."""
 
 
 class NotData(Exception):
@@ -42,137 +38,17 @@ class BadData(Exception):
     """Data that does not stand for a value here; the message says why."""
 
 
-def dumps(x: Any) -> str:
-    """The text of JSON-able data, in the shortest form."""
-    return "".join(_pieces(x, 0)) if _pieces is not None else _encoder.encode(x)
-
-
-def _unknown(x: Any) -> Any:
-    raise TypeError(f"a {type(x).__name__} is not JSON")
-
-
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
-_pieces: Any = getattr(json.encoder, "c_make_encoder", None) and json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-    None, _unknown, json.encoder.encode_basestring, None, ":", ",", False, False, True
-)
-"""Python's C encoder, which `json.dumps` would build again for each call: records are many and small."""
-
-
-def is_json(x: Any) -> bool:
-    """Return whether a value survives a round trip through JSON unchanged."""
-    cls = type(x)
-    if cls is dict:
-        return are_texts(x) and _all_json(x.values())
-    return _all_json(x) if cls is list else _is_plain(x)
-
-
-def _all_json(items: Collection[Any]) -> bool:
-    return are_atoms(items) or all(map(is_json, items))
-
-
-def are_atoms(values: Collection[Any]) -> bool:
-    """Return whether JSON can represent all these values and none of them is a container."""
-    kinds = set(map(type, values))
-    return kinds <= _PLAIN and (int not in kinds or are_short([x for x in values if type(x) is int]))
-
-
-def are_short(numbers: Collection[int]) -> bool:
-    """Return whether all of at least one whole number are short enough for JSON."""
-    return min(numbers) > -_LARGE and max(numbers) < _LARGE
-
-
-def are_texts(values: Iterable[Any]) -> bool:
-    return _TEXT.issuperset(map(type, values))
-
-
-def to_bytes(x: Any) -> bytes:
-    """Encode JSON-able data as bytes; lone surrogates, which Python's text may have, are kept."""
-    return dumps(x).encode("utf-8", "surrogatepass")
-
-
-def from_bytes(data: bytes) -> Any:
-    """Decode JSON bytes. Raises ValueError for anything that is not JSON."""
-    try:
-        return json.loads(data.decode("utf-8", "surrogatepass"))
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-class JsonEncoder:
-    """As `to_bytes`, but numbers may be spelled in other ways, and only for what `is_json`.
-
-    With pydantic installed, several times as fast, and used once its import pays off: if it is imported already, or
-    after about as much time was spent without it.
-    """
-
-    PAYS = 1 << 20
-    """Bytes whose encoding takes as long as the import."""
-
-    def __init__(self) -> None:
-        self._left = self.PAYS
-        self._encode = to_bytes
-
-    def __call__(self, x: Any) -> bytes:
-        data = self._encode(x)
-        if self._left > 0:
-            self._left -= self._left if "pydantic_core" in sys.modules else len(data)
-            if self._left <= 0:
-                self._encode = _fast_encoder()
-        return data
-
-
-encode_json = JsonEncoder()
-
-
-@lru_cache(maxsize=1)
-def _fast_encoder() -> Callable[[Any], bytes]:
-    """Return pydantic's encoder, which would accept more than JSON; ours where pydantic is not installed."""
-    try:
-        from pydantic_core import CoreConfig, SchemaSerializer, core_schema
-    except ImportError:
-        return to_bytes
-    return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
-
-
-def decoder(size: int) -> Callable[[bytes], Any]:
-    """Return `from_bytes`, or with pydantic a decoder twice as fast, for so many bytes that importing it pays off."""
-    if size < JsonEncoder.PAYS and "pydantic_core" not in sys.modules:
-        return from_bytes
-    try:
-        from pydantic_core import from_json
-    except ImportError:
-        return from_bytes
-    return _or_else(from_json, from_bytes)
-
-
-def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decoder that tries `fast`, then `slow` for what pydantic refuses: lone surrogates, deep nesting."""
-
-    def either(x: Any) -> Any:
-        try:
-            return fast(x)
-        except ValueError:
-            return slow(x)
-
-    return either
-
-
 def encode(x: Any, held: Mapping[int, list[Any]] | None = None) -> Any:
     """Encode a value as JSON-able data. Raises NotData.
 
     held  places of objects that the reader has too, by id: the data refers to them by place
     """
-    return x if _is_plain(x) else _Encoding(held or {}).value(x, 0)
-
-
-def _is_plain(x: Any) -> bool:
-    cls = type(x)
-    return cls in _PLAIN and (cls is not int or -_LARGE < x < _LARGE)
+    return x if is_plain(x) else _Encoding(held or {}).value(x, 0)
 
 
 def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
     """Decode the value that data represents; `found` gives the object at a place. Raises BadData."""
-    if type(data) in _PLAIN:
+    if type(data) in PLAIN:
         return data
     try:
         return _Decoding(found).value(data)
@@ -194,7 +70,7 @@ class _Encoding:
         self.keep: list[Any] = []
 
     def value(self, x: Any, depth: int) -> Any:
-        if _is_plain(x):
+        if is_plain(x):
             return x
         cls = type(x)
         if depth > MAX_DEPTH:
@@ -207,10 +83,10 @@ class _Encoding:
             self.seen[id(x)] = len(self.seen)
             self.keep.append(x)
         if cls is list:
-            return [i if _is_plain(i) else self.value(i, depth + 1) for i in x]
+            return [i if is_plain(i) else self.value(i, depth + 1) for i in x]
         if cls is dict:
             if all(type(k) is str and not k.startswith(TAG) for k in x):
-                return {k: v if _is_plain(v) else self.value(v, depth + 1) for k, v in x.items()}
+                return {k: v if is_plain(v) else self.value(v, depth + 1) for k, v in x.items()}
             return {TAG: ["dict", [self.many(pair, depth) for pair in x.items()]]}
         rule = _WRITE.get(cls)
         if rule is not None:
@@ -387,12 +263,12 @@ class _Decoding:
 
     def value(self, data: Any) -> Any:
         cls = type(data)
-        if cls in _PLAIN:
+        if cls in PLAIN:
             return data
         if cls is list:
             made: list[Any] = []
             self.seen.append(made)
-            made.extend(i if type(i) in _PLAIN else self.value(i) for i in data)
+            made.extend(i if type(i) in PLAIN else self.value(i) for i in data)
             return made
         if cls is not dict:
             raise BadData(f"a {cls.__name__} is not data")
@@ -400,7 +276,7 @@ class _Decoding:
             found: dict[str, Any] = {}
             self.seen.append(found)
             for k, v in data.items():
-                found[k] = v if type(v) in _PLAIN else self.value(v)
+                found[k] = v if type(v) in PLAIN else self.value(v)
             return found
         tag, *rest = data[TAG]
         rule = _READ.get(tag) if isinstance(tag, str) else None
@@ -672,5 +548,5 @@ def is_object(x: Any) -> bool:
 
 
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
-DATA = frozenset({*_PLAIN, list, dict, *_WRITE})
+DATA = frozenset({*PLAIN, list, dict, *_WRITE})
 """Types whose objects are data in any program."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from lmc import codec
+from lmc import json_data
 from lmc.errors import JournalError, ParameterError
 from lmc.extras import require
 
@@ -33,7 +33,7 @@ class Cipher:
 
     def first(self, header: bytes) -> bytes:
         """Return the contents of the first line: the salt, and the header sealed."""
-        return codec.to_bytes({"cipher": "aes-256-gcm", "salt": self.salt.hex(), "header": self.seal(header, 0).decode()})
+        return json_data.to_bytes({"cipher": "aes-256-gcm", "salt": self.salt.hex(), "header": self.seal(header, 0).decode()})
 
     def seal(self, data: bytes, number: int) -> bytes:
         """Seal the data of line `number` (the first is 0), as one line of text."""
@@ -69,7 +69,7 @@ def opened_first(found: Any, key: Key | None) -> tuple[Any, Cipher | None]:
         raise JournalError("it is encrypted: give its key, with journal=lmc.Journal(path, key=…), or --key-file")
     try:
         cipher = Cipher(key, bytes.fromhex(found["salt"]))
-        return codec.from_bytes(cipher.open(found["header"].encode(), 0)), cipher
+        return json_data.from_bytes(cipher.open(found["header"].encode(), 0)), cipher
     except (KeyError, TypeError, ValueError, AttributeError):
         raise JournalError(f"it is encrypted in a way that this version of lmc does not know: {found.get('cipher')!s:.40}") from None
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from lmc import codec
+from lmc import codec, json_data
 
 Column = list[Any] | dict[str, Any]
 
@@ -34,7 +34,7 @@ def packed(values: Sequence[Any]) -> Column:
             rule = _PACKED.get(kinds.pop())
             if rule is not None:
                 return rule(values)
-        elif codec.are_atoms(values):
+        elif json_data.are_atoms(values):
             return list(values)
     return _as_they_are(values)
 
@@ -55,7 +55,7 @@ def packed_rows(rows: Sequence[Sequence[Any]]) -> Column:
 def _packed_dicts(dicts: Sequence[dict[Any, Any]]) -> Column:
     shapes = list(map(tuple, dicts))
     kinds = dict.fromkeys(shapes)  # equal to a text, as a member of a StrEnum is: read back as text
-    if not codec.are_texts(chain.from_iterable(kinds)):
+    if not json_data.are_texts(chain.from_iterable(kinds)):
         raise codec.NotData("what JSON lacks")
     if len(kinds) == 1:
         return _of_one_kind(shapes[0], dicts)
@@ -82,13 +82,13 @@ def _packed_equals(values: Sequence[Any]) -> Column:
 
 def _packed_ints(values: Sequence[int]) -> Column:
     column = _packed_equals(values)
-    if not codec.are_short(values if isinstance(column, list) else values[:1]):
+    if not json_data.are_short(values if isinstance(column, list) else values[:1]):
         raise codec.NotData("what JSON lacks")
     return column
 
 
 def _as_they_are(values: Sequence[Any]) -> Column:
-    if not all(map(codec.is_json, values)):
+    if not all(map(json_data.is_json, values)):
         raise codec.NotData("what JSON lacks")
     return list(values)
 

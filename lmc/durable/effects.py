@@ -38,7 +38,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from zlib import crc32
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.instrument import is_instrumented
@@ -434,7 +434,7 @@ _CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__}
 
 def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Return a checksum of a call's arguments: for non-data, of the class."""
-    return crc32(codec.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
+    return crc32(json_data.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
 
 
 def data_or_class(x: Any) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, Protocol
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.backend.base import Output, Result, Usage
 from lmc.durable.cipher import Cipher
 from lmc.durable.columns import packed_numbers, packed_rows, unpacked
@@ -129,7 +129,7 @@ def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[
 
 def _is_json(x: Any) -> bool:
     try:
-        return codec.is_json(x)
+        return json_data.is_json(x)
     except RecursionError:
         return False
 
@@ -173,7 +173,7 @@ def payload(found: bytes, before: int) -> tuple[bytes, int] | None:
 
 def first_line(header: Mapping[str, Any], cipher: Cipher | None = None) -> tuple[bytes, int]:
     """Return the first line of a journal, and its checksum."""
-    found, total = line(codec.to_bytes(header) if cipher is None else cipher.first(codec.to_bytes(header)), 0)
+    found, total = line(json_data.to_bytes(header) if cipher is None else cipher.first(json_data.to_bytes(header)), 0)
     return b"%s %d %s" % (MAGIC.encode(), VERSION, found), total
 
 
@@ -182,7 +182,7 @@ def file_of(header: Mapping[str, Any], groups: Iterable[list[list[Any]]], cipher
     found, first = first_line(header, cipher)
     lines, total = [found], first
     for number, group in enumerate(groups, 1):
-        data = codec.to_bytes(group)
+        data = json_data.to_bytes(group)
         found, total = line(data if cipher is None else cipher.seal(data, number), total)
         lines.append(found)
     return b"".join(lines), first
@@ -220,6 +220,6 @@ def output_of(record: Record) -> Output:
     kind, _, _, texts, metas, usage, ids = record
     if kind == "A":
         metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
-    if not texts or not codec.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
+    if not texts or not json_data.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
         raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
     return Output(tuple(texts), tuple(metas), Usage(**dict(zip(_COUNTED[: len(usage)], usage, strict=True))), tuple(ids))

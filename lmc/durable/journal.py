@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
 
-from lmc import codec
+from lmc import json_data
 from lmc.backend.base import Result
 from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
@@ -288,7 +288,7 @@ class JournalFile:
     def _make_group(self, entries: Sequence[Entry]) -> None:
         sections = group_of(entries)
         if sections:
-            data = codec.encode_json(sections)
+            data = json_data.encode_json(sections)
             self._groups += 1
             found, self._sum = line(data if self._cipher is None else self._cipher.seal(data, self._groups), self._sum)
             self._lines.append(found)

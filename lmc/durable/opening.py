@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.backend.base import Backend
 from lmc.durable.effects import data_or_class
 from lmc.durable.files import check_parent, make_directory
@@ -170,6 +170,6 @@ def _beginning(given: Mapping[str, Any]) -> Record:
         return ["b", given, None]
     data = {name: data_or_class(x) for name, x in given.items()}
     record = ["b", data, None]
-    if len(codec.to_bytes(record)) <= LARGEST:
+    if len(json_data.to_bytes(record)) <= LARGEST:
         return record
-    return ["b", None, hashlib.blake2b(codec.to_bytes(data), digest_size=12).hexdigest()]
+    return ["b", None, hashlib.blake2b(json_data.to_bytes(data), digest_size=12).hexdigest()]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.durable.cipher import Cipher, Key, opened_first
 from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
 from lmc.errors import JournalError
@@ -186,7 +186,7 @@ def _header(first: bytes, key: Key | None) -> tuple[dict[str, Any] | None, int, 
     if found is None:
         return None, 0, None
     try:
-        header, cipher = opened_first(codec.from_bytes(found[0]), key)
+        header, cipher = opened_first(json_data.from_bytes(found[0]), key)
     except ValueError:
         return None, 0, None
     return (header, found[1], cipher) if isinstance(header, dict) and type(header.get("seed")) is int else (None, 0, None)
@@ -197,7 +197,7 @@ _NO_RECORDS: Sequence[Record] = ([],)
 
 def _groups(contents: Contents, data: bytes) -> None:
     """Read the groups after the first line, up to the last complete one."""
-    records, decode = contents.records, codec.decoder(len(data))
+    records, decode = contents.records, json_data.decoder(len(data))
     with no_collection():
         while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
             try:

@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from lmc import codec
+from lmc import json_data
 from lmc.backend.base import Result
 from lmc.durable.cipher import Cipher, Key
 from lmc.durable.files import Sidecar, as_journal_error, opened, sync_directory, truncate, write_all
@@ -31,7 +31,7 @@ def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tupl
             raise JournalError(f"{path} is empty")
         records = [["record", item, record] for item, record in make(contents)]
         truncate(file, contents)
-        data = codec.to_bytes(records)
+        data = json_data.to_bytes(records)
         found, _ = line(data if contents.cipher is None else contents.cipher.seal(data, contents.groups + 1), contents.sum)
         write_all(file, found)
         os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from operator import getitem, is_, length_hint
 from typing import Any, cast
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.durable.reaches import inside
 from lmc.frontend.state import State, StateGroup
 
@@ -164,7 +164,7 @@ class CallSnapshot:
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
             new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
-            if any(new & held for held in self._held) or '["=",' in codec.dumps(after):  # would be read as a copy
+            if any(new & held for held in self._held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
         return [[i, self._rearranged(i) or after] for i, after in found]
 

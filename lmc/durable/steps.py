@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lmc import codec, pages
+from lmc import codec, json_data, pages
 from lmc.backend.base import Output
 from lmc.durable import effects, records
 from lmc.durable.cipher import Key
@@ -166,7 +166,7 @@ def outcome_of(effect: Effect) -> str:
             data = base64.b64decode(file)
             return f"{len(data)} bytes, {hashlib.blake2b(data, digest_size=16).hexdigest()[:8]}"
         case ["value", data, *_]:
-            return codec.dumps(data)
+            return json_data.dumps(data)
         case ["raised", data, *_]:
             return f"raised {_failure(data)}"
         case [kind, what, *_]:
@@ -177,7 +177,7 @@ def outcome_of(effect: Effect) -> str:
 
 def _failure(data: Any) -> str:
     found = data.get(codec.TAG) if isinstance(data, dict) else None
-    return f"{str(found[1]).partition(':')[2]}: {found[4]}" if isinstance(found, list) and len(found) > 4 else codec.dumps(data)
+    return f"{str(found[1]).partition(':')[2]}: {found[4]}" if isinstance(found, list) and len(found) > 4 else json_data.dumps(data)
 
 
 # -- for people and programs -----------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmc import codec
-from lmc.codec import BadData, NotData, decode, encode, from_bytes, to_bytes
+from lmc import codec, json_data
+from lmc.codec import BadData, NotData, decode, encode
+from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
 
 
@@ -258,21 +259,21 @@ JSON = st.recursive(
 @search(40, 2000)
 @given(JSON)
 def test_encoders_write_what_decoders_read(x: Any) -> None:
-    slow, fast = codec.JsonEncoder(), codec.JsonEncoder()
+    slow, fast = json_data.JsonEncoder(), json_data.JsonEncoder()
     fast._left = 1
     fast([])  # from here on it is worth an import
     for data in (slow(x), fast(x), to_bytes(x)):
         assert b"\n" not in data
-        for decode_json in (codec.decoder(0), codec.decoder(1 << 30)):
+        for decode_json in (json_data.decoder(0), json_data.decoder(1 << 30)):
             assert repr(decode_json(data)) == repr(x)
 
 
 def test_an_encoder_imports_pydantic_when_that_has_paid_off() -> None:
     script = (
-        "import sys; from lmc import codec\n"
-        "few, many, loaded = codec.JsonEncoder(), codec.JsonEncoder(), codec.JsonEncoder()\n"
+        "import sys; from lmc import json_data\n"
+        "few, many, loaded = json_data.JsonEncoder(), json_data.JsonEncoder(), json_data.JsonEncoder()\n"
         "few(['x']); print('pydantic_core' in sys.modules)\n"
-        "many(['x' * codec.JsonEncoder.PAYS]); print('pydantic_core' in sys.modules)\n"
+        "many(['x' * json_data.JsonEncoder.PAYS]); print('pydantic_core' in sys.modules)\n"
         "loaded(1.0); print(loaded._encode is many._encode)\n")  # fmt: skip
     pytest.importorskip("pydantic_core")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmc.codec import NotData, from_bytes, to_bytes
+from lmc.codec import NotData
 from lmc.durable.columns import FEW, packed, packed_numbers, packed_rows, unpacked
+from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
 
 ATOMS = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([0.0, -0.0, 1.0, 1e300]), st.text(max_size=2), st.just("\ud800"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import codec
+from lmc import json_data
 from lmc.backend.base import Output, Result, Usage
 from lmc.durable import answers, journal, records
 from lmc.durable.groups import first_line
@@ -193,7 +193,7 @@ def test_ctrl_c_while_a_group_is_made_loses_nothing(tmp_path: Path, monkeypatch:
     late = asked(run, 1)
     opening.put(0, ["i", 0, "", "charge", 0, 0, "", "", 1])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(journal.codec, "encode_json", interrupted)
+        patched.setattr(journal.json_data, "encode_json", interrupted)
         opening.gather()
     opening.sync()
     assert [record[0] for record in read(tmp_path / "j")] == ["a", "i"]
@@ -246,7 +246,7 @@ def test_meta_info_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fast", [False, True])
 def test_numbers_of_any_length_are_read(tmp_path: Path, many: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python reads no decimal number of more than 4,300 digits, and pydantic writes them."""
-    monkeypatch.setattr(journal.codec, "encode_json", codec._fast_encoder() if fast else codec.to_bytes)
+    monkeypatch.setattr(journal.json_data, "encode_json", json_data._fast_encoder() if fast else json_data.to_bytes)
     metas: list[Any] = [{"n": 10**5000 + n, "some": [1, -(10**5000)], "all": -(10**5000)} for n in range(many)]
     opening = opened(tmp_path / "j")
     with opening._gathering:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lmc
-from lmc.codec import to_bytes
 from lmc.durable import files, records
 from lmc.durable.groups import first_line, line
 from lmc.errors import JournalError, ParameterError
+from lmc.json_data import to_bytes
 from tests.durable.journaled import CALLS, agent, charge, pays
 from tests.durable.resuming import lay
 from tests.searching import search

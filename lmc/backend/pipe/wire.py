@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from lmc import codec, videos
+from lmc import codec, json_data, videos
 from lmc.backend.base import Beyond, Capabilities, Hints, Output, Prices, Scored, Usage
 from lmc.errors import BackendError, Loc
 from lmc.images import data_url
@@ -26,12 +26,12 @@ Message = list[Any]
 
 
 def to_bytes(messages: Sequence[Message]) -> bytes:
-    return codec.to_bytes(messages)
+    return json_data.to_bytes(messages)
 
 
 def from_bytes(frame: bytes) -> list[Message]:
     """Decode messages. Raises ValueError for anything but a list of messages."""
-    found = codec.from_bytes(frame)
+    found = json_data.from_bytes(frame)
     if not isinstance(found, list) or not all(isinstance(each, list) and each for each in found):
         raise ValueError("not a list of messages")
     return found
