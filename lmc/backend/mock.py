@@ -6,12 +6,8 @@ faults can be injected.
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import os
 import threading
-import time
-import traceback
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +51,7 @@ from lmc.backend.mock_prompt import (
     tokens_of,
 )
 from lmc.backend.mock_samples import KINDS
+from lmc.backend.mock_timer import timer
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
@@ -152,57 +149,6 @@ def _ask_key(ask: Ask) -> tuple[Any, ...]:
     if isinstance(ask, Gen):
         return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
     return ask.choices, ask.method, ask.temperature, ask.adapter, ask.seed if ask.temperature > 0 else 0
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
-
-
-class _Timer:
-    """Calls functions at given times: one thread for all mocks of a process, which begins with the first call."""
-
-    monotonic = staticmethod(time.monotonic)
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        self._process = os.getpid()
-        self._due: list[tuple[float, int, Callable[[], object]]] = []
-        self._order = itertools.count()
-        self._changed = threading.Condition()
-        self._running = False
-
-    def at(self, when: float, call: Callable[[], object]) -> None:
-        """Call at `when`, by `monotonic()`."""
-        if self._process != os.getpid():
-            self._begin()  # pending calls are the parent's, and so is the thread
-        with self._changed:
-            heapq.heappush(self._due, (when, next(self._order), call))
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._work, name="lmc-mock", daemon=True).start()
-            if self._due[0][2] is call:
-                self._changed.notify()
-
-    def _work(self) -> None:
-        while True:
-            call = self._next()
-            try:
-                call()
-            except Exception:  # error in a reader's callback: shown, and the others still get their answers
-                traceback.print_exc()
-            del call  # a waiting thread keeps no mock alive
-
-    def _next(self) -> Callable[[], object]:
-        with self._changed:
-            while True:
-                wait = self._due[0][0] - self.monotonic() if self._due else None
-                if wait is not None and wait <= 0:
-                    return heapq.heappop(self._due)[2]
-                self._changed.wait(wait)
-
-
-timer = _Timer()
 
 
 # -- images ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lmc.backend.mock import Mock, timer
+from lmc.backend.mock import Mock
+from lmc.backend.mock_timer import timer
 from lmc.errors import BackendError
 
 PATIENCE = 60.0
