@@ -517,7 +517,7 @@ def restore(target: Any, wanted: Any) -> None:
     elif isinstance(target, bytearray | array.array):
         target[:] = wanted
     else:
-        for name, value in _fields(wanted):
+        for name, value in fields_of(wanted):
             object.__setattr__(target, name, _restored(getattr(target, name, None), value))
 
 
@@ -528,7 +528,7 @@ def _restored(target: Any, wanted: Any) -> Any:
     return wanted
 
 
-def _fields(x: Any) -> list[tuple[str, Any]]:
+def fields_of(x: Any) -> list[tuple[str, Any]]:
     """Return the fields of an instance of a dataclass or a model."""
     names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else list(vars(x))
     return [(name, getattr(x, name)) for name in names if hasattr(x, name)]

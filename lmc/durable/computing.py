@@ -9,7 +9,7 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,9 @@ class ComputingSearch:
             and all(map(self._member, names.attributes))
             and (not self.known or all(self._is_known(name, of_modules) for name in names.methods))
         )
+
+    def all_compute(self, functions: Iterable[Any]) -> bool:
+        return all(map(self._value, functions))
 
     def _is_known(self, name: str, of_modules: list[Any]) -> bool:
         return name in _METHODS_OF_DATA or hasattr(self.cls, name) or any(getattr(x, "__name__", None) == name for x in of_modules)

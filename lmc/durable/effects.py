@@ -143,8 +143,8 @@ def computes(x: Any) -> bool:
 def _is_made_by_the_run(cls: type) -> bool:
     """Return whether a constructor may be gone into: it leaves the outside alone, or what else it calls is recorded."""
     if dataclasses.is_dataclass(cls):
-        post = getattr(cls, "__post_init__", None)
-        return isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post)
+        factories = [f.default_factory for f in dataclasses.fields(cls) if f.default_factory is not dataclasses.MISSING]
+        return ComputingSearch(computes, cls).all_compute([getattr(cls, "__post_init__", None), *factories])
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in _OWN_DATA)

@@ -10,7 +10,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from operator import getitem, is_, length_hint
+from operator import is_, length_hint
 from typing import Any, cast
 
 from lmc import codec, json_data
@@ -129,7 +129,7 @@ class CallSnapshot:
 
     def at(self, place: list[Any]) -> Any:
         """Return the object at a position."""
-        return self.states[place[1]] if place[0] == "state" else functools.reduce(getitem, place[1:], self.values[place[0]])
+        return self.states[place[1]] if place[0] == "state" else functools.reduce(_item, place[1:], self.values[place[0]])
 
     def taken(self) -> list[int]:
         """Return the number of items taken of each iterator. Raises NotData."""
@@ -243,15 +243,16 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _containers(x: Any) -> set[int]:
-    """Yield a container and those in it, by identity."""
+    """Yield a container or object and those in it, by identity."""
     found: set[int] = set()
     inside = [x]
     while inside:
         x = inside.pop()
-        if isinstance(x, list | dict | deque | set | tuple) and id(x) not in found:
-            if not isinstance(x, tuple):
-                found.add(id(x))
-            inside.extend(x.values() if isinstance(x, dict) else x)
+        if id(x) in found or not (isinstance(x, tuple | set) or codec.can_change(x)):
+            continue
+        if not isinstance(x, tuple):
+            found.add(id(x))
+        inside.extend(x if isinstance(x, set) else [item for _, item in _items(x)])
     return found
 
 
@@ -259,23 +260,33 @@ DEPTH = 8
 """Depth to which a call's arguments are searched."""
 
 
-def _path(x: Any, wanted: Any, depth: int = DEPTH) -> list[Any] | None:
-    """Return the keys that lead from a list or dict to an object in it."""
-    if x is wanted:
-        return []
-    for key, item in _items(x) if depth else ():
-        if (path := _path(item, wanted, depth - 1)) is not None:
-            return [key, *path]
+def _path(x: Any, wanted: Any) -> list[Any] | None:
+    """Return the keys that lead from a container or object to an object in it: the fewest."""
+    left: deque[tuple[Any, list[Any]]] = deque([(x, [])])
+    seen: set[int] = set()
+    while left:
+        x, path = left.popleft()
+        if x is wanted:
+            return path
+        if len(path) < DEPTH and id(x) not in seen:
+            seen.add(id(x))
+            left += [(item, [*path, key]) for key, item in _items(x)]
     return None
 
 
 def _items(x: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the items of a container, by keys that a journal can write."""
+    """Return the items of a container, or the fields of an object, by keys that a journal can write."""
     if isinstance(x, StateGroup):
         return list(enumerate(x))
+    if codec.is_object(x):
+        return codec.fields_of(x)
     if not isinstance(x, list | dict | deque | tuple):
         return ()
     return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
+
+
+def _item(x: Any, key: Any) -> Any:
+    return getattr(x, key) if codec.is_object(x) else x[key]
 
 
 class _OpaqueValue:

@@ -177,7 +177,7 @@ class Adds:
 def calls_marked_functions_from_elsewhere(s: Any) -> Any:
     s += lmc.gen("a", max_tokens=2)
     found = [functools.reduce(lambda a, b: marked(a + b), [1, 2, 3]), sorted("ba", key=marked), Adds() + 4]
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(1) as pool:
         found.append(list(pool.map(marked, "xy")))
     return found
 

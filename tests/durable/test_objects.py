@@ -178,6 +178,35 @@ def grows_a_tree(s: Any) -> Any:
     return root.children[0].parent is root, leaf.children[1].children[0].n, leaf.children[0].parent is leaf
 
 
+@dataclass
+class Page:
+    text: str
+    notes: list[str] = field(default_factory=lambda: ["new"])
+    links: list[Page] = field(default_factory=list)
+
+
+def linked(page: Page, text: str) -> Page:
+    CALLS.append(("linked", text))
+    page.links.append(Page(text))
+    return page.links[-1]
+
+
+def last(page: Page) -> Page:
+    CALLS.append(("last", len(page.links)))
+    return page.links[-1]
+
+
+@lmc.function
+def keeps_what_tools_give_of_it(s: Any) -> Any:
+    page = Page("q")
+    found = linked(page, "r")
+    s += page.text + lmc.gen("a", max_tokens=2)
+    found.notes.append(s["a"])
+    last(page).text += "!"
+    s += f"{page}" + lmc.gen("b", max_tokens=2)
+    return page.links[0] is found, page
+
+
 @lmc.function
 def calls_programs_of_its_objects(s: Any) -> Any:
     grader = Grader("A to F")
@@ -275,8 +304,8 @@ def exits(s: Any) -> Any:
 
 
 PROGRAMS = [
-    remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, defines_a_model, draws_by_a_seed, writes_in_memory,
-    sets_context_variables, works_on_threads, exits,
+    remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, keeps_what_tools_give_of_it, defines_a_model,
+    draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
