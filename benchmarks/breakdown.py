@@ -230,10 +230,10 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
 
         put(owner, name, timed)
 
-    def scheduled(schedule: Callable[[int | None], Pass | None]) -> Callable[[int | None], Pass | None]:
-        def timed(most: int | None = None) -> Pass | None:
+    def scheduled(schedule: Callable[..., Pass | None]) -> Callable[..., Pass | None]:
+        def timed(*args: Any) -> Pass | None:
             with clocks.part("schedule"):
-                work = schedule(most)
+                work = schedule(*args)
             if work is not None:
                 with clocks.part("timing"):
                     rows[id(work)] = _rows(work)

@@ -534,7 +534,7 @@ class EngineCore:
 
     def _begin(self) -> tuple[Pass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
-        work = self.scheduler.schedule(self._quick if self._hurries else None)
+        work = self.scheduler.schedule(self._quick if self._hurries else None, self._unreported)
         if work is None:
             return None, None
         if config.logs("engine"):

@@ -258,13 +258,15 @@ class Runs:
         if run.ended and not run.requests:
             self.over.append(run)
 
-    def close(self) -> bool:
-        """Close ended runs without requests: their prefixes are not used again. Return whether there were any."""
+    def close(self, unreported: Iterable[Request] = ()) -> bool:
+        """Close ended runs without requests: their prefixes are not used again. Return whether there were any. Not those of
+        `unreported` requests, which others may follow."""
         if not self.over:
             return False
-        over, self.over = self.over, []
+        going_on = {req.owner for req in unreported}
+        over, self.over = self.over, [run for run in self.over if run in going_on]
         for run in over:
-            if not run.requests and self._runs.get(run.number) is run:
+            if not run.requests and self._runs.get(run.number) is run and run not in going_on:
                 self._close(run)
         return True
 

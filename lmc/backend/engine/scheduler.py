@@ -17,7 +17,7 @@ Pure bookkeeping on token ids and slots: no model, no text, no threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lmc import config
 from lmc.backend.engine.admission import Admission
@@ -151,12 +151,15 @@ class Scheduler:
 
     # -- the next pass -----------------------------------------------------------------------------------------
 
-    def schedule(self, rows: int | None = None) -> Pass | None:
-        """Return the next pass, with slots for its rows; None if there is nothing to compute. `rows`: no more of prompts
-        and forced runs than leave so many in all."""
+    def schedule(self, rows: int | None = None, unreported: Iterable[Request] = ()) -> Pass | None:
+        """Return the next pass, with slots for its rows; None if there is nothing to compute.
+
+        rows        no more of prompts and forced runs than leave so many in all
+        unreported  requests that have ended, whose listeners do not know yet
+        """
         self.waiting.clock += 1
         self._held.land_copies()
-        closed = self.runs.close()  # now that the requests following their last answers have arrived
+        closed = self.runs.close(unreported)  # now that the requests following their last answers have arrived
         lapsed = len(self.waiting) > 0 and self.runs.lapse()
         if closed or lapsed:
             self._held.changes += 1

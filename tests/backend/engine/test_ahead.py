@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lmc import gc_tuning
-from lmc.backend.base import Handle, Hints
+from lmc.backend.base import Handle, Hints, ProgramRun
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.errors import BackendError
 from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
@@ -439,22 +439,27 @@ def test_threads_take_short_turns_while_a_loop_works_for_a_device():
 
 
 def test_chains_that_continue_together_get_a_pass_before_all_are_told():
-    """40 answers end in one pass: the next one has a full chunk of rows, and is launched before the last of them is told."""
-    told, firsts, begin = list[int](), list[Handle](), threading.Event()
+    """40 answers end in one pass: the next one has a full chunk of rows, and is launched before the last of them is told. Their runs, whose
+    programs have returned, stay open."""
+    seen, firsts, begin = list[tuple[int, int]](), list[Handle](), threading.Event()
 
     class Watched(FakeAheadRunner):
         def launch(self, work):
-            told.append(sum(handle.results[0].done for handle in firsts))
+            seen.append((sum(handle.results[0].done for handle in firsts), engine.stats()["open_runs"]))
             return super().launch(work)
 
     engine, _ = backend(16384, runs=Watched, chunk=512, max_batch=64)
+    runs = [ProgramRun("chain") for _ in range(40)]
     with engine:
         engine._core.post(begin.wait)
-        firsts += [engine.submit(None, [Text(("p" * 30 + f"{i:02}",)), gen(4)]) for i in range(40)]
-        seconds = [engine.submit(first, [Text(("q" * 30,)), gen(4)]) for first in firsts]
+        firsts += [engine.submit(None, [Text(("p" * 30 + f"{i:02}",)), gen(4)], Hints(run=run)) for i, run in enumerate(runs)]
+        seconds = [engine.submit(first, [Text(("q" * 30,)), gen(4)], Hints(run=run)) for first, run in zip(firsts, runs, strict=True)]
+        for run in runs:
+            run.end()
         begin.set()
         assert all(handle.results[0].output().meta["completion_tokens"] == 4 for handle in (*firsts, *seconds))
-    assert [n for n in told if 0 < n < 40], told
+    between = [runs for told, runs in seen if 0 < told < 40]
+    assert between and set(between) == {40}, seen
 
 
 def test_answers_are_told_while_others_go_on_on_a_device_that_never_waits():
