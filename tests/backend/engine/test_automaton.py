@@ -72,7 +72,7 @@ def test_a_new_automaton_takes_the_place_of_a_worn_one(monkeypatch: pytest.Monke
     made, nested = compiler(), Constraint("lark", 'start: "a" start? "b"')
     first = made.matcher(nested)
     assert made.matcher(nested)._automaton is first._automaton
-    monkeypatch.setattr("lmc.fsm.lazy.WORN_ROWS", 3)
+    monkeypatch.setattr("lmc.fsm.lazy.WORN_ROWS", 1)
     second = made.matcher(nested)
     assert second._automaton is not first._automaton and made.info().automata == 1
     first.accept(TOKENS.index(b"a"))  # who follows the old one goes on with it
