@@ -27,7 +27,6 @@ Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
 _QUOTE = Chars(((34, 34),))
-_LARGE_GRAPH = 2000  # edges: whether another one is equal takes longer to find than a step may
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 
 
@@ -152,15 +151,10 @@ class Terms:
                 case Repeat(body, low, high):
                     body = self._canonical(body)
                     node, key = Repeat(body, low, high), (id(body), low, high)
-                case NodeGraph(edges) if len(edges) > _LARGE_GRAPH:
+                case NodeGraph():  # of a whole object, say: its parts are compared when they are met
                     key = id(node)
-                case NodeGraph(edges, final, but):
-                    edges = tuple([(a, self._canonical(body), b) for a, body, b in edges])
-                    node, key = NodeGraph(edges, final, but), (tuple([(a, id(body), b) for a, body, b in edges]), final)
                 case Counted(graph, low, high):
-                    found_graph = self._canonical(graph)
-                    assert isinstance(found_graph, NodeGraph)
-                    node, key = Counted(found_graph, low, high), (Counted, id(found_graph), low, high)
+                    key = Counted, id(graph), low, high
                 case Union() if (words := self._lists.of(node)) is not None:
                     key = "w", *words.texts
                 case _:
