@@ -27,7 +27,7 @@ import lmc
 from benchmarks import ahead_programs
 from benchmarks.ahead_programs import WORKLOADS, Workload, answers
 from benchmarks.bench_programs import where
-from lmc.backend.base import Counters, Usage
+from lmc.backend.usage import Counters, Usage
 from lmc.chat import conversation
 from lmc.parameters import Origin, make_gen
 from lmc.segments import SamplingParams, Text

@@ -25,7 +25,7 @@ from typing import Any
 import lmc
 from benchmarks.bench_programs import where
 from benchmarks.recorded import SHAPES, Recorded, recorded
-from lmc.backend.base import Counters
+from lmc.backend.usage import Counters
 
 
 @dataclass(frozen=True)

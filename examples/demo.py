@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lmc
 from examples.judge import DIMENSIONS, GRADE
-from lmc.backend.base import Counters
+from lmc.backend.usage import Counters
 
 PAGE = Path("demo.html")
 ESSAYS = Path(__file__).parent / "data" / "essays.jsonl"

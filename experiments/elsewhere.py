@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from experiments.core import ONE_PROGRAM, Plot, Point, Row, Setup, experiment
-from lmc.backend.base import Prices, Usage
+from lmc.backend.usage import Prices, Usage
 from tests.api.anthropic_server import AnthropicModel
 from tests.api.http import Body, Planted, SeenRequest, Server
 from tests.api.openai_server import OpenAIModel

@@ -71,7 +71,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "lmc.backend.mock": (
         "Mock",
     ),
-    "lmc.backend.base": (
+    "lmc.backend.usage": (
         "Prices",
     ),
     "lmc.backend.api.openai": (
@@ -232,10 +232,10 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.sglang import SGLang as RuntimeEndpoint
     from lmc.backend.api.sglang import SGLang as SGLang
     from lmc.backend.api.vllm import VLLM as VLLM
-    from lmc.backend.base import Prices as Prices
     from lmc.backend.local_model import Engine as Engine
     from lmc.backend.mock import Mock as Mock
     from lmc.backend.runtime import Runtime as Runtime
+    from lmc.backend.usage import Prices as Prices
     from lmc.certifying import Certificate as Certificate
     from lmc.certifying import certify as certify
     from lmc.chat import get_chat_template as get_chat_template

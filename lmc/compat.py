@@ -7,7 +7,7 @@ from typing import Any
 
 from lmc import config
 from lmc.backend.api.client import UsageLedger
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import UnsupportedOpError
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.caching import CacheRules, Point, choose
-from lmc.backend.base import Prices, Usage
+from lmc.backend.usage import Prices, Usage
 from lmc.config import default_backend, has_default_backend
 from lmc.ir.analysis import always
 from lmc.ir.core import Graph, Op, Operand, Value

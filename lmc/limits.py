@@ -19,7 +19,8 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Image, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Prices, Result
+    from lmc.backend.base import Result
+    from lmc.backend.usage import Prices
     from lmc.errors import Loc
 
 

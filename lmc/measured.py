@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import Loc
 from lmc.ir.builder import with_attrs, with_blocks
 from lmc.ir.core import Block, Graph, Op

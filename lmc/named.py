@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc.backend.api.redaction import shown
-from lmc.backend.base import Prices
+from lmc.backend.usage import Prices
 from lmc.config import settings
 from lmc.errors import ParameterError
 from lmc.extras import require

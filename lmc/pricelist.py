@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lmc.backend.base import Prices
+from lmc.backend.usage import Prices
 
 _FILE = "model_prices_and_context_window_backup.json"  # in LiteLLM's package; read without importing it, which takes seconds
 

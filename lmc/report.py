@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from lmc import pages
-from lmc.backend.base import Prices, Usage
+from lmc.backend.usage import Prices, Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
 from lmc.pages import TimelineRow, count, money, seconds, several

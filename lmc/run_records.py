@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.backend.base import Result, Usage
+from lmc.backend.base import Result
+from lmc.backend.usage import Usage
 from lmc.errors import Loc
 from lmc.frontend.emitter import flat
 from lmc.segments import Gen

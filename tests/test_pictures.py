@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.base import Prices
+from lmc.backend.usage import Prices
 from lmc.durable import steps, viewer
 from lmc.fsm import draw
 from lmc.fsm.compress import compress

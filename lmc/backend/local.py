@@ -24,20 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmc.backend.base import (
-    Capabilities,
-    Counters,
-    Handle,
-    Health,
-    Hints,
-    Output,
-    Result,
-    Scored,
-    Usage,
-    charge,
-    check_adapter,
-    check_supported,
-)
+from lmc.backend.base import Capabilities, Handle, Health, Hints, Output, Result, Scored, check_adapter, check_supported
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
@@ -49,6 +36,7 @@ from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Group, Request, RequestKind
 from lmc.backend.engine.request_builder import ROOT, Finished, PromptPosition, RequestBuilder
 from lmc.backend.engine.scheduler import Scheduler
+from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here

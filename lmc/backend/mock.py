@@ -16,20 +16,7 @@ from inspect import signature
 from typing import Any
 
 from lmc import videos
-from lmc.backend.base import (
-    ANY_ADAPTER,
-    HEALTHY,
-    Capabilities,
-    Counters,
-    Health,
-    Hints,
-    Output,
-    Result,
-    Scored,
-    Usage,
-    charge,
-    check_supported,
-)
+from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, Output, Result, Scored, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -52,6 +39,7 @@ from lmc.backend.mock_prompt import (
 )
 from lmc.backend.mock_samples import KINDS
 from lmc.backend.mock_timer import timer
+from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here

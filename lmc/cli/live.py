@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmc.backend.base import Counters
+from lmc.backend.usage import Counters
 from lmc.pages import count, seconds
 from lmc.run_records import of_state
 

@@ -14,7 +14,7 @@ from itertools import repeat
 from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
 from lmc.frontend import streaming
 from lmc.frontend.active import home, next_fork

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import lmc
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import ParameterError
 from lmc.images import is_path
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmc.backend.base import Backend, Counters
+from lmc.backend.base import Backend
+from lmc.backend.usage import Counters
 from lmc.frontend.interpreter import Function
 from lmc.ir.core import Graph
 from lmc.passes.base import Target

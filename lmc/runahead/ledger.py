@@ -17,7 +17,8 @@ from enum import StrEnum
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
-from lmc.backend.base import Hints, Result, Usage
+from lmc.backend.base import Hints, Result
+from lmc.backend.usage import Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
 from lmc.frontend.capture.operations import interrupts

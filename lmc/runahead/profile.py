@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.config import log
 from lmc.errors import Loc
 from lmc.runahead.records import Record

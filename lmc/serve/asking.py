@@ -14,7 +14,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 from lmc import observing
-from lmc.backend.base import Backend, Handle, Hints, MeteredAccount, Output, Result, Scored, seed_of
+from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored, seed_of
+from lmc.backend.usage import MeteredAccount
 from lmc.errors import ConstraintError, LmcError
 from lmc.fsm.search import searcher
 from lmc.prompt import segments_of

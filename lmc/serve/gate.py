@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import Message, Receive, Scope, Send
 
-from lmc.backend.base import MeteredAccount, Usage
+from lmc.backend.usage import MeteredAccount, Usage
 from lmc.observing import observer
 from lmc.serve.answering import event
 from lmc.serve.audit import AuditEntry, AuditLog

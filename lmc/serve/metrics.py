@@ -13,7 +13,8 @@ from operator import add
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from lmc.backend.base import Backend, Counters, Usage
+from lmc.backend.base import Backend
+from lmc.backend.usage import Counters, Usage
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 CLIENT_GONE = 499

@@ -26,8 +26,8 @@ from typing import Any
 
 import lmc
 from lmc import userfiles
-from lmc.backend.base import Usage
 from lmc.backend.pipe.client import PipeBackend
+from lmc.backend.usage import Usage
 from lmc.config import settings
 from lmc.errors import LmcError
 from lmc.observing import observer, within

@@ -26,8 +26,9 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from lmc.backend.base import Backend, MeteredAccount, Usage
+from lmc.backend.base import Backend
 from lmc.backend.pipe.server import PipeServer
+from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import ProgramError
 from lmc.frontend.interpreter import Function
 from lmc.observing import observer

@@ -299,7 +299,7 @@ def test_usage_that_cannot_be_is_not_counted(asking, usage):
     state = ask()
     assert state["a"] == "Yes." and state.get_meta_info("a")["cost"] == 0
     spent = backend.spent()
-    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.base.Usage(), 0.0, 1)
+    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.usage.Usage(), 0.0, 1)
 
 
 ABSURD = {
@@ -325,7 +325,7 @@ def test_usage_that_what_was_sent_and_came_rules_out_is_not_counted(asking, kind
     ask, _, backend = asking(chat(content="One, two, three.", usage=usage), prices=lmc.Prices(1.0, 2.0, 0.5), **how)
     assert ask()["a"] == "One, two, three."
     spent = backend.spent()
-    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.base.Usage(), 0.0, 1)
+    assert (spent.usage, spent.cost, spent.unreported) == (lmc.backend.usage.Usage(), 0.0, 1)
 
 
 @pytest.mark.parametrize("kind", POSSIBLE)

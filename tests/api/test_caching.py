@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import lmc
 from lmc.backend.api.caching import BlockedPrompt, CacheBook, CacheRules, Point, choose
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from tests.api.cache_billing import READ, WRITE, Blocks, Cache, CachingModel, least_cost, plain_cost
 from tests.api.conftest import QUICK
 from tests.api.http import Server

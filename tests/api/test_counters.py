@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.pages import several
 from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Planted

@@ -120,7 +120,7 @@ class Service:
 
 def usage(body):
     found = body["usage"]
-    return lmc.backend.base.Usage(found["prompt_tokens"], found["completion_tokens"], 0, 0, 1, 0)
+    return lmc.backend.usage.Usage(found["prompt_tokens"], found["completion_tokens"], 0, 0, 1, 0)
 
 
 async def programs(service: Service, n: int, turns: int, *, concurrency: int = 64, begin: int | None = 8, characters: int = 4000, limit: int = 100) -> float:

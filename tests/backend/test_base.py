@@ -2,7 +2,7 @@
 
 from dataclasses import astuple, fields
 
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 
 
 def test_a_sum_of_usages_has_each_count():

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from lmc.backend.base import HEALTHY, Backend, Hints, MeteredAccount, ProgramRun, Usage
+from lmc.backend.base import HEALTHY, Backend, Hints, ProgramRun
 from lmc.backend.engine import device_errors
 from lmc.backend.engine import engine as engine_module
 from lmc.backend.local_model import Engine
 from lmc.backend.runtime import Runtime
+from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import (
     BackendError,
     CancelledError,

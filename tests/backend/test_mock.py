@@ -17,11 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lmc
-from lmc.backend.base import Backend, Counters, Handle
+from lmc.backend.base import Backend, Handle
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.backend.mock_answers import Ask
 from lmc.backend.mock_prompt import encode, special_id
 from lmc.backend.mock_samples import member_of, sample_regex
+from lmc.backend.usage import Counters
 from lmc.chat import RoleTemplate
 from lmc.errors import (
     ArgumentError,

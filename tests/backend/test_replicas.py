@@ -18,11 +18,12 @@ import pytest
 
 import lmc
 from lmc.backend.api.prefixes import extended, keys_of
-from lmc.backend.base import Backend, Hints, MeteredAccount, Usage
+from lmc.backend.base import Backend, Hints
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
 from lmc.backend.replicas.backend import Replicas
+from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
 from lmc.segments import Constraint, Gen, Image, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes

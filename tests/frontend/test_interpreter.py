@@ -17,8 +17,8 @@ import pytest
 
 import lmc
 from lmc import assistant, function, gen, image, select, system, user
-from lmc.backend.base import Usage
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.backend.usage import Usage
 from lmc.chat import get_chat_template
 from lmc.errors import ArgumentError, BackendError, CancelledError, ParameterError, ProgramError, UnsupportedOpError
 from lmc.frontend.expressions import Expr, VarScopeEnd

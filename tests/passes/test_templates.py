@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from benchmarks.stepped import stepped
-from lmc.backend.base import Counters
+from lmc.backend.usage import Counters
 from tests.backend.engine_fakes import FakeWords, automata, backend
 
 HOUSE, YEAR, KIND = "(Gryffindor|Slytherin)", "19[0-9]{2}", "(yes|no)"

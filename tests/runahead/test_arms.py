@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from lmc import gen
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 

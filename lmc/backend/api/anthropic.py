@@ -34,7 +34,8 @@ from lmc.backend.api.wire import (
     with_shared_tls,
     with_userinfo_in_header,
 )
-from lmc.backend.base import Beyond, Capabilities, Output, Prices
+from lmc.backend.base import Beyond, Capabilities, Output
+from lmc.backend.usage import Prices
 from lmc.config import log
 from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError
 from lmc.segments import Constraint, Gen, SamplingParams, Select

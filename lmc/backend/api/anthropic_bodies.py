@@ -11,7 +11,7 @@ from lmc.backend.api.caching import BlockedPrompt, prompt_of
 from lmc.backend.api.exchange import Body, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import Watch
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.segments import Gen
 from lmc.tools import Call, call_of

@@ -10,7 +10,7 @@ from typing import Any
 from lmc.backend.api.client import AttemptUsage
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.segments import Constraint
 from lmc.tools import Call, call_of

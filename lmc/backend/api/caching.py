@@ -24,7 +24,7 @@ from itertools import combinations
 from typing import Any
 
 from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 
 Shared = tuple[tuple[int, float], ...]
 """Number of whole messages (-1: all), and the number of later requests that begin with them."""

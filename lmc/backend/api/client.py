@@ -23,7 +23,8 @@ from lmc.backend.api.exchange import AnsweringServer, Body, Fault, HttpRequest, 
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
-from lmc.backend.base import Hints, Prices, Usage
+from lmc.backend.base import Hints
+from lmc.backend.usage import Prices, Usage
 from lmc.config import log
 from lmc.errors import BackendError, LmcError, Loc
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from lmc.backend.api.redaction import redacted
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.errors import LmcError
 
 Body = dict[str, Any]

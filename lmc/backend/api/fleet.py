@@ -14,8 +14,8 @@ from typing import Any
 from lmc.backend.api.exchange import Fault, HttpRequest, Malformed, Received, Wire
 from lmc.backend.api.prefixes import Prefixes
 from lmc.backend.api.redaction import addressed, redacted
-from lmc.backend.base import Usage
 from lmc.backend.placement import Placement, PlacementTarget
+from lmc.backend.usage import Usage
 from lmc.config import log
 
 _GONE = (502, 503)  # status from proxies for unavailable servers

@@ -23,7 +23,7 @@ from lmc.backend.api.fleet import Fleet, FleetServer
 from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.config import log
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.segments import Gen, Given, Text

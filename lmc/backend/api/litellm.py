@@ -16,7 +16,7 @@ from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import http_errors, lowered, missing
-from lmc.backend.base import Prices
+from lmc.backend.usage import Prices
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.extras import install_line
 

@@ -31,7 +31,7 @@ from lmc.backend.api.wire import (
     with_shared_tls,
     with_userinfo_in_header,
 )
-from lmc.backend.base import Prices
+from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.compat import TokenUsage
 from lmc.config import log

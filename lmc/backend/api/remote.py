@@ -21,7 +21,8 @@ from lmc.backend.api.redaction import addressed
 from lmc.backend.api.server_info import is_router, told, urls_of, without_root
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.api.wire import ProxiedWire, proxied
-from lmc.backend.base import Capabilities, Handle, Hints, Usage
+from lmc.backend.base import Capabilities, Handle, Hints
+from lmc.backend.usage import Usage
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.config import log
 from lmc.errors import (

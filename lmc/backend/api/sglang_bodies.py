@@ -12,7 +12,7 @@ from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import Watch
-from lmc.backend.base import Usage
+from lmc.backend.usage import Usage
 from lmc.fsm.sources import ebnf_of
 from lmc.images import data_url
 from lmc.segments import Constraint, Image, SamplingParams

@@ -20,7 +20,8 @@ from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
-from lmc.backend.base import Beyond, Capabilities, Output, Prices, Usage
+from lmc.backend.base import Beyond, Capabilities, Output
+from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import BackendError, LmcError

@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from lmc import config
 from lmc.backend import recording
-from lmc.backend.base import HEALTHY, Counters, Health
+from lmc.backend.base import HEALTHY, Health
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
@@ -38,6 +38,7 @@ from lmc.backend.engine.forward_batch import Draft, Pass
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob, Top
+from lmc.backend.usage import Counters
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
 from lmc.gc_tuning import few_full_collections

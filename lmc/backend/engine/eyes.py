@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from lmc.backend.base import Counters
 from lmc.backend.engine.preparing import PreparingThreads
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.token_ids import PICTURE
+from lmc.backend.usage import Counters
 from lmc.errors import BackendError, LmcError, Loc, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote, read
 from lmc.segments import Frames, Image, Mark, Part
