@@ -37,66 +37,91 @@ class Checker:
     """Checks values by the schemas of one root."""
 
     def __init__(self, references: References, pattern: Callable[[str], Machine]) -> None:
-        self._references, self._pattern = references, lru_cache(256)(pattern)
+        self.references, self._pattern = references, lru_cache(256)(pattern)
         self._root = SchemaPointer(references.root, "")
 
     def wrong(self, text: str) -> str | None:
         """Return why the value of a JSON text is not valid; None if it is."""
         value = json.loads(text, parse_float=Decimal)
         try:
-            return self._wrong(self._root, value, _Evaluated(), "", 0)
+            return _Check(self, self._root, value).error()
         except RecursionError:
             return "it is nested too deep to be checked"
 
-    def _holds(self, place: SchemaPointer, value: Any, seen: _Evaluated, depth: int) -> bool:
-        mine = _Evaluated()
-        if self._wrong(place, value, mine, "", depth) is not None:
-            return False
-        seen.add(mine)
-        return True
+    def matches(self, pattern: str, text: str) -> bool:
+        return self._pattern(pattern).accepts(text.encode("utf-8", "surrogatepass"))
 
-    def _wrong(self, place: SchemaPointer, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        schema = place.schema
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A value and a schema by which it is checked.
+
+    at     where the value is, as a JSON pointer
+    depth  of nested schemas
+    seen   what of the value has been evaluated by schemas that hold
+    """
+
+    checker: Checker
+    place: SchemaPointer
+    value: Any
+    at: str = ""
+    depth: int = 0
+    seen: _Evaluated = field(default_factory=_Evaluated)
+
+    def by(self, place: SchemaPointer) -> _Check:
+        """Return the check of the same value by a schema that this one applies."""
+        return _Check(self.checker, place, self.value, self.at, self.depth + 1, self.seen)
+
+    def of(self, value: Any, place: SchemaPointer, key: object = "") -> _Check:
+        """Return the check of a part of the value, or of another value."""
+        return _Check(self.checker, place, value, f"{self.at}/{key}", self.depth + 1)
+
+    def holds(self) -> bool:
+        return self.error() is None
+
+    def error(self) -> str | None:
+        """Return why the value is not valid; None if it is, and then what the schema evaluates is in `seen`."""
+        schema = self.place.schema
         if schema is True:
             return None
         if not isinstance(schema, dict):
-            return f"{at or '/'}: {place.pointer or '/'} allows nothing"
-        if depth > _DEEPEST:
+            return f"{self.at or '/'}: {self.place.pointer or '/'} allows nothing"
+        if self.depth > _DEEPEST:
             raise RecursionError
-        if "$ref" in schema and self._references.overrides:
-            return self._wrong(self._references.target(place, "$ref"), value, seen, at, depth + 1)
-        if schema.get("nullable") is True and value is None:
+        if "$ref" in schema and self.checker.references.overrides:
+            return self._refers("$ref")
+        if schema.get("nullable") is True and self.value is None:
             return None
-        mine = _Evaluated()  # of this schema and what it applies, not of its neighbours
+        own = _Check(self.checker, self.place, self.value, self.at, self.depth)  # evaluated by this schema and what it applies, not by its neighbours
         for keyword, rule in _RULES.items():
-            if keyword in schema and (found := rule(self, place, keyword, value, mine, at, depth)) is not None:
+            if keyword in schema and (found := rule(own, keyword)) is not None:
                 return (
                     found
                     if isinstance(found, str)
-                    else f"{at or '/'} must satisfy {keyword!r}: {json.dumps(schema[keyword], ensure_ascii=False, default=str):.100}"
+                    else f"{self.at or '/'} must satisfy {keyword!r}: {json.dumps(schema[keyword], ensure_ascii=False, default=str):.100}"
                 )
-        seen.add(mine)
+        self.seen.add(own.seen)
         return None
 
     # -- rules: None if the keyword holds, else the error, or False for the default message ------------------------
 
-    def _type(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        names = place.schema["type"]
-        kind = type_of(value)
+    def _type(self, keyword: str) -> bool | None:
+        names = self.place.schema["type"]
+        kind = type_of(self.value)
         names = names if isinstance(names, list) else [names]
         return None if kind in names or (kind == "integer" and "number" in names) else False
 
-    def _enum(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        return None if any(same(value, v) for v in place.schema["enum"]) else False
+    def _enum(self, keyword: str) -> bool | None:
+        return None if any(same(self.value, v) for v in self.place.schema["enum"]) else False
 
-    def _const(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        return None if same(value, place.schema["const"]) else False
+    def _const(self, keyword: str) -> bool | None:
+        return None if same(self.value, self.place.schema["const"]) else False
 
-    def _bound(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        limit = place.schema[keyword]
+    def _bound(self, keyword: str) -> bool | None:
+        value, limit, schema = self.value, self.place.schema[keyword], self.place.schema
         if isinstance(value, bool) or not isinstance(value, JSON_NUMBER) or isinstance(limit, bool):
             return None
-        x, y, schema = Decimal(value), Decimal(limit), place.schema
+        x, y = Decimal(value), Decimal(limit)
         if keyword == "minimum":
             return None if x > y or (x == y and schema.get("exclusiveMinimum") is not True) else False
         if keyword == "maximum":
@@ -105,122 +130,120 @@ class Checker:
             return None if Fraction(x) % Fraction(y) == 0 else False
         return None if (x > y if keyword == "exclusiveMinimum" else x < y) else False
 
-    def _length(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
+    def _length(self, keyword: str) -> bool | None:
         kind = {"Length": str, "Items": list, "Properties": dict}[keyword[3:]]
-        if not isinstance(value, kind):
+        if not isinstance(self.value, kind):
             return None
-        limit = place.schema[keyword]
-        return None if (len(value) >= limit if keyword.startswith("min") else len(value) <= limit) else False
+        limit = self.place.schema[keyword]
+        return None if (len(self.value) >= limit if keyword.startswith("min") else len(self.value) <= limit) else False
 
-    def _matches(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        return None if not isinstance(value, str) or self._has(place.schema["pattern"], value) else False
+    def _matches(self, keyword: str) -> bool | None:
+        return None if not isinstance(self.value, str) or self.checker.matches(self.place.schema["pattern"], self.value) else False
 
-    def _has(self, pattern: str, value: str) -> bool:
-        return self._pattern(pattern).accepts(value.encode("utf-8", "surrogatepass"))
-
-    def _unique(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        if not isinstance(value, list) or place.schema[keyword] is not True:
+    def _unique(self, keyword: str) -> bool | None:
+        if not isinstance(self.value, list) or self.place.schema[keyword] is not True:
             return None
-        texts = [_canonical(item) for item in value]
+        texts = [_canonical(item) for item in self.value]
         return None if len(set(texts)) == len(texts) else False
 
-    def _items(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        if not isinstance(value, list):
+    def _items(self, keyword: str) -> str | None:
+        if not isinstance(self.value, list):
             return None
-        schema = place.schema
+        schema = self.place.schema
         old = isinstance(schema.get("items"), list)
         first, rest = ("items", "additionalItems") if old else ("prefixItems", "items")
         known = len(schema[first]) if isinstance(schema.get(first), list) else 0
         if keyword == rest and (old or keyword != "additionalItems"):
-            places = [(i, place.at(rest)) for i in range(known, len(value))]
+            places = [(i, self.place.at(rest)) for i in range(known, len(self.value))]
         elif keyword == first and isinstance(schema[first], list):
-            places = [(i, place.at(first, i)) for i in range(min(known, len(value)))]
+            places = [(i, self.place.at(first, i)) for i in range(min(known, len(self.value)))]
         else:
             return None
         for i, item in places:
-            if found := self._wrong(item, value[i], _Evaluated(), f"{at}/{i}", depth + 1):
+            if found := self.of(self.value[i], item, i).error():
                 return found
-            seen.items.add(i)
+            self.seen.items.add(i)
         return None
 
-    def _contains(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
-        if not isinstance(value, list):
+    def _contains(self, keyword: str) -> bool | None:
+        if not isinstance(self.value, list):
             return None
-        found = [i for i, item in enumerate(value) if self._holds(place.at("contains"), item, _Evaluated(), depth + 1)]
-        if self._references.draft >= 2020:
-            seen.items.update(found)
-        least, most = place.schema.get("minContains", 1), place.schema.get("maxContains")
+        found = [i for i, item in enumerate(self.value) if self.of(item, self.place.at("contains")).holds()]
+        if self.checker.references.draft >= 2020:
+            self.seen.items.update(found)
+        least, most = self.place.schema.get("minContains", 1), self.place.schema.get("maxContains")
         return None if least <= len(found) and (most is None or len(found) <= most) else False
 
-    def _required(self, place: SchemaPointer, keyword: str, value: Any, *_: Any) -> bool | None:
-        needed = place.schema["required"]
-        return None if not isinstance(value, dict) or not isinstance(needed, list) or all(name in value for name in needed) else False
+    def _required(self, keyword: str) -> bool | None:
+        needed = self.place.schema["required"]
+        return None if not isinstance(self.value, dict) or not isinstance(needed, list) or all(name in self.value for name in needed) else False
 
-    def _properties(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        if not isinstance(value, dict):
+    def _properties(self, keyword: str) -> str | None:
+        if not isinstance(self.value, dict):
             return None
-        for name, item in value.items():
-            for of in self._speaking_of(place, keyword, name):
-                if found := self._wrong(of, item, _Evaluated(), f"{at}/{name}", depth + 1):
+        for name, item in self.value.items():
+            for of in self._speaking_of(keyword, name):
+                if found := self.of(item, of, name).error():
                     return found
-                seen.names.add(name)
+                self.seen.names.add(name)
         return None
 
-    def _speaking_of(self, place: SchemaPointer, keyword: str, name: str) -> Iterable[SchemaPointer]:
-        schema = place.schema
+    def _speaking_of(self, keyword: str, name: str) -> Iterable[SchemaPointer]:
+        schema = self.place.schema
         if keyword == "properties":
-            return [place.at("properties", name)] if name in schema["properties"] else []
-        matching = [pattern for pattern in schema.get("patternProperties", {}) if self._has(pattern, name)]
+            return [self.place.at("properties", name)] if name in schema["properties"] else []
+        matching = [pattern for pattern in schema.get("patternProperties", {}) if self.checker.matches(pattern, name)]
         if keyword == "patternProperties":
-            return [place.at("patternProperties", pattern) for pattern in matching]
-        return [] if matching or name in schema.get("properties", {}) else [place.at("additionalProperties")]
+            return [self.place.at("patternProperties", pattern) for pattern in matching]
+        return [] if matching or name in schema.get("properties", {}) else [self.place.at("additionalProperties")]
 
-    def _names(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
-        names = value if isinstance(value, dict) else ()
-        return None if all(self._holds(place.at(keyword), name, _Evaluated(), depth + 1) for name in names) else False
+    def _names(self, keyword: str) -> bool | None:
+        names = self.value if isinstance(self.value, dict) else ()
+        return None if all(self.of(name, self.place.at(keyword)).holds() for name in names) else False
 
-    def _dependent(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | str | None:
-        if not isinstance(value, dict):
+    def _dependent(self, keyword: str) -> bool | str | None:
+        if not isinstance(self.value, dict):
             return None
-        for name, needed in place.schema[keyword].items():
-            if name not in value:
+        for name, needed in self.place.schema[keyword].items():
+            if name not in self.value:
                 continue
             if isinstance(needed, list | str):
-                if not all(other in value for other in ([needed] if isinstance(needed, str) else needed)):
+                if not all(other in self.value for other in ([needed] if isinstance(needed, str) else needed)):
                     return False
-            elif found := self._wrong(place.at(keyword, name), value, seen, at, depth + 1):
+            elif found := self.by(self.place.at(keyword, name)).error():
                 return found
         return None
 
-    def _refers(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        return self._wrong(self._references.target(place, keyword), value, seen, at, depth + 1)
+    def _refers(self, keyword: str) -> str | None:
+        return self.by(self.checker.references.target(self.place, keyword)).error()
 
-    def _all(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        found = (self._wrong(place.at(keyword, i), value, seen, at, depth + 1) for i in range(len(place.schema[keyword])))
+    def _all(self, keyword: str) -> str | None:
+        found = (self.by(self.place.at(keyword, i)).error() for i in range(len(self.place.schema[keyword])))
         return next(filter(None, found), None)
 
-    def _some(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | str | None:
-        count = sum(self._holds(place.at(keyword, i), value, seen, depth + 1) for i in range(len(place.schema[keyword])))
+    def _some(self, keyword: str) -> bool | str | None:
+        count = sum(self.by(self.place.at(keyword, i)).holds() for i in range(len(self.place.schema[keyword])))
         if keyword == "anyOf":
             return None if count else False
-        return None if count == 1 else f"{at or '/'}: {count} of {place.pointer}/oneOf hold, not exactly one"
+        return None if count == 1 else f"{self.at or '/'}: {count} of {self.place.pointer}/oneOf hold, not exactly one"
 
-    def _not(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> bool | None:
-        return False if self._holds(place.at("not"), value, _Evaluated(), depth + 1) else None
+    def _not(self, keyword: str) -> bool | None:
+        return False if self.of(self.value, self.place.at("not")).holds() else None
 
-    def _if(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
-        then = "then" if self._holds(place.at("if"), value, seen, depth + 1) else "else"
-        return self._wrong(place.at(then), value, seen, at, depth + 1) if then in place.schema else None
+    def _if(self, keyword: str) -> str | None:
+        then = "then" if self.by(self.place.at("if")).holds() else "else"
+        return self.by(self.place.at(then)).error() if then in self.place.schema else None
 
-    def _unevaluated(self, place: SchemaPointer, keyword: str, value: Any, seen: _Evaluated, at: str, depth: int) -> str | None:
+    def _unevaluated(self, keyword: str) -> str | None:
+        value = self.value
         if keyword == "unevaluatedItems":
-            rest: Any = [i for i in range(len(value)) if i not in seen.items] if isinstance(value, list) else []
+            rest: Any = [i for i in range(len(value)) if i not in self.seen.items] if isinstance(value, list) else []
         else:
-            rest = [name for name in value if name not in seen.names] if isinstance(value, dict) else []
+            rest = [name for name in value if name not in self.seen.names] if isinstance(value, dict) else []
         for key in rest:
-            if found := self._wrong(place.at(keyword), value[key], _Evaluated(), f"{at}/{key}", depth + 1):
+            if found := self.of(value[key], self.place.at(keyword), key).error():
                 return found
-            (seen.items if keyword == "unevaluatedItems" else seen.names).add(key)
+            (self.seen.items if keyword == "unevaluatedItems" else self.seen.names).add(key)
         return None
 
 
@@ -236,15 +259,15 @@ def _canonical(value: Any) -> str:
     return f"{{{','.join(itertools.starmap('{}:{}'.format, pairs))}}}"
 
 
-_RULES: Mapping[str, Callable[..., Any]] = {
-    "type": Checker._type, "enum": Checker._enum, "const": Checker._const,
-    **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), Checker._bound),
-    **dict.fromkeys("minLength maxLength minItems maxItems minProperties maxProperties".split(), Checker._length),
-    "pattern": Checker._matches, "uniqueItems": Checker._unique, "contains": Checker._contains, "required": Checker._required,
-    **dict.fromkeys("prefixItems items additionalItems".split(), Checker._items),
-    **dict.fromkeys("properties patternProperties additionalProperties".split(), Checker._properties),
-    "propertyNames": Checker._names, **dict.fromkeys("dependentRequired dependentSchemas dependencies".split(), Checker._dependent),
-    **dict.fromkeys("$ref $dynamicRef $recursiveRef".split(), Checker._refers),
-    "allOf": Checker._all, "anyOf": Checker._some, "oneOf": Checker._some, "not": Checker._not, "if": Checker._if,
-    **dict.fromkeys("unevaluatedItems unevaluatedProperties".split(), Checker._unevaluated),
+_RULES: Mapping[str, Callable[[_Check, str], bool | str | None]] = {
+    "type": _Check._type, "enum": _Check._enum, "const": _Check._const,
+    **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), _Check._bound),
+    **dict.fromkeys("minLength maxLength minItems maxItems minProperties maxProperties".split(), _Check._length),
+    "pattern": _Check._matches, "uniqueItems": _Check._unique, "contains": _Check._contains, "required": _Check._required,
+    **dict.fromkeys("prefixItems items additionalItems".split(), _Check._items),
+    **dict.fromkeys("properties patternProperties additionalProperties".split(), _Check._properties),
+    "propertyNames": _Check._names, **dict.fromkeys("dependentRequired dependentSchemas dependencies".split(), _Check._dependent),
+    **dict.fromkeys("$ref $dynamicRef $recursiveRef".split(), _Check._refers),
+    "allOf": _Check._all, "anyOf": _Check._some, "oneOf": _Check._some, "not": _Check._not, "if": _Check._if,
+    **dict.fromkeys("unevaluatedItems unevaluatedProperties".split(), _Check._unevaluated),
 }  # fmt: skip
