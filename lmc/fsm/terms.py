@@ -299,6 +299,7 @@ class Terms:
         while index < len(parts) and self._stands_alone(parts[index][0]):
             found.append(self.frame(*parts[index]))
             index += 1
+        self.pay(len(found) // _FREE)
         if index < len(parts):
             found.append(self._tail(node, index, at, parts))
         return tuple(found)

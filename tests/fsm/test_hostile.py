@@ -14,6 +14,7 @@ from lmc.fsm import grammar, lazy
 from lmc.fsm.json_styles import Style
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.sources import begun, machine_of
+from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.small_vocabulary import small
 from tests.searching import some
@@ -329,6 +330,22 @@ def test_masks_that_each_take_long_end_in_an_error(monkeypatch):
             state = automaton.next(state, token)
             most = max(most, automaton.dfa.lazy._terms.spent - spent)
     assert most < lazy.MOST_FORMS / 2 and automaton.dfa.lazy._terms.spent < 2 * lazy.MOST_FORMS
+
+
+def test_repeats_behind_each_of_many_optional_ones_are_paid(monkeypatch):
+    """A million frames, of 1,500 repeats for each of them, were free: half a second until an error."""
+    frames = 0
+
+    def frame(self, *args, _frame=Terms.frame):
+        nonlocal frames
+        frames += 1
+        return _frame(self, *args)
+
+    monkeypatch.setattr(Terms, "frame", frame)
+    machine = machine_of("ebnf", "root ::= " + '("a" | "b")? ' * 1500)
+    with pytest.raises(ConstraintError, match="following this constraint takes too long"):
+        follow(machine)
+    assert frames < 8 * lazy.MOST_FORMS
 
 
 def test_each_of_a_thousand_properties_may_come_next_at_each_step():
