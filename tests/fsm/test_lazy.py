@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import re
 
@@ -23,7 +24,7 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import compile_regex, parse
-from lmc.fsm.sources import lazily, machine_of
+from lmc.fsm.sources import begun, lazily, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
@@ -132,7 +133,7 @@ def test_a_step_that_failed_leaves_no_half_of_a_state(monkeypatch):
 def test_arrays_read_the_memory_of_what_is_made():
     """Also behind the growth of that memory."""
     made = lazy_regex("[ab]{2,400}c")
-    arrays = LazyArrays(made)
+    arrays, rows = LazyArrays(made), made.rows
     state = 0
     for length in range(399):
         row = arrays.row(state)
@@ -140,8 +141,89 @@ def test_arrays_read_the_memory_of_what_is_made():
         assert np.array_equal(row, behind) and {b: int(to) for b, to in enumerate(row) if to >= 0} == dict(made.moves(state))
         assert arrays.are_final(behind[behind >= 0]).tolist() == [made.is_final(to) for _, to in made.moves(state)], length
         state = made.step(state, b"a")
-    assert len(made.rows) > 64 * 256 and made.states > 256
+    assert made.rows is rows and made.states > 256  # they are never copied: thousands took longer than a step may
     assert arrays.following(np.array([-1]), np.array([97])).tolist() == [-1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_rows_of_a_forked_process_are_its_own():
+    made = lazy_regex("(ab|ba|cc)+")
+    made.moves(0)
+    if (child := os.fork()) == 0:
+        try:
+            made.step(0, b"ccba")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert made.step(0, b"abba") >= 0 and made.accepts(b"abbacc") and not made.accepts(b"abb")
+
+
+@pytest.mark.parametrize(
+    "schema, text",
+    [
+        ({"type": "object", "properties": {"description": {"type": "integer"}}, "required": ["description"]}, '{"description": 12}'),
+        ({"type": "object", "properties": {"größe_größe": {"type": "null"}, "grüße": {"type": "null"}}}, '{"größe_größe": null, "grüße": null}'),
+        (
+            {"type": "object", "properties": {name: {"type": "boolean"} for name in ("order", "orderId", "o", "name")}},
+            '{"orderId": true, "o": false, "name": true}',
+        ),
+        ({"enum": [f"word{i:03}x" for i in range(60)] + ["wordless", "word"]}, '"wordless"'),
+        ({"type": "array", "items": {"const": "a long constant"}}, '["a long constant", "a long constant"]'),
+    ],
+)
+def test_a_step_over_a_name_leads_where_steps_of_a_byte_each_lead(schema, text):
+    """Whatever part of it is stepped over at once; and where it goes on otherwise, nowhere."""
+    source, data = json.dumps(schema), text.encode()
+    walking = begun("json_schema", source)
+    assert isinstance(walking, LazyDFA)
+    walked = [*itertools.accumulate(data, walking.after, initial=0)]
+    for begin, end in random.Random(1).sample([*itertools.combinations(range(len(data) + 1), 2)], 40):
+        leaping = begun("json_schema", source)
+        state = leaping.step(leaping.step(0, data[:begin]), data[begin:end])
+        assert [byte for byte, _ in leaping.moves(state)] == [byte for byte, _ in walking.moves(walked[end])], data[begin:end]
+        assert leaping.is_final(leaping.step(state, data[end:]))
+        assert leaping.step(leaping.step(0, data[:begin]), data[begin:end] + b"\x01") < 0
+
+
+def test_a_step_over_a_name_makes_no_states_within_it():
+    made = begun("json_schema", json.dumps({"type": "object", "properties": {"a" * 60: {"type": "null"}}, "required": ["a" * 60]}))
+    assert isinstance(made, LazyDFA)
+    state = made.step(0, b"{")
+    before = made.states
+    made.step(state, b'"' + b"a" * 60 + b'"')
+    assert made.states < before + 10
+
+
+def test_a_row_needs_no_twin_of_its_state():
+    """What no token reaches was left out of a copy of the state, whose states were made beside those of the answer."""
+    schema: dict = {"type": "integer"}
+    for level in range(6):
+        schema = {"type": "object", "properties": {f"level{level}": schema, "rest": {"const": "x" * 30}}, "required": [f"level{level}", "rest"]}
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), small()[0])
+    state = made.dfa.step(0, b'{"level5": {"level4": {"level3": {"level2": {"level1": {"level0": 1, "rest": "xx')
+    assert made.dfa.representative(state) == made.dfa.far(state, 40) == state
+
+
+def test_the_parts_of_a_large_object_are_compared_when_they_are_met(monkeypatch):
+    """Whether another object is equal was found by looking at all within it, for the first mask of its value."""
+    looked = 0
+
+    def canonical(self, node, _canonical=Terms._canonical):
+        nonlocal looked
+        looked += 1
+        return _canonical(self, node)
+
+    def nested(levels: int) -> dict:
+        if not levels:
+            return {"type": "integer"}
+        return {"type": "object", "properties": {f"name{levels}{i}": nested(levels - 1 if i % 3 == 0 else 0) for i in range(5)}}
+
+    monkeypatch.setattr(Terms, "_canonical", canonical)
+    schema = {"type": "object", "properties": {"x": nested(3), "y": {"type": "array", "items": nested(3)}}, "x-lmc": {"additional": True}}
+    made = begun("json_schema", json.dumps(schema))
+    looked = 0
+    made.step(0, b'{"x": ')
+    assert looked < 100
 
 
 def test_states_are_bounded(monkeypatch):
