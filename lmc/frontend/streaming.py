@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from lmc.backend.base import Result
@@ -67,7 +67,7 @@ class StateView(Protocol):
 
     ctx: Ctx
     variables: dict[str | None, Any]
-    scopes: dict[str, list[Scoped]]
+    scopes: Mapping[str, tuple[Scoped, ...]]
     progress: Progress | None
     failure: BaseException | None
     _value: Any
