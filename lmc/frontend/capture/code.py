@@ -206,6 +206,7 @@ class Evaluator(Protocol):
     emitter: Any
     explores: bool
     exploring: int
+    followed: Any
     forked: dict[int, Deps]
     frames: Mapping[Any, Any]
     generators: list[Any]
