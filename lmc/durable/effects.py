@@ -95,7 +95,7 @@ def kind_of(fn: Any) -> CallKind:
 def _of_function(fn: types.FunctionType) -> CallKind:
     if is_instrumented(fn.__code__):
         return CallKind.AGAIN
-    if is_of_lmc(fn) or fn.__module__ in _LOGS:
+    if is_of_lmc(fn) or fn.__module__ in _LOOKING:
         return CallKind.AGAIN
     if fn in BEGINS_TASKS:
         return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
@@ -210,7 +210,7 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.CALLS_BACK
     if fn.__module__ == "builtins":
         return CallKind.EFFECT if name in _OUTSIDE else CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
-    if fn in _MADE_AGAIN or fn.__module__ in _LOGS:
+    if fn in _MADE_AGAIN or fn.__module__ in _LOOKING:
         return CallKind.AGAIN
     return CallKind.CALLS_BACK if _only_computes(fn) else CallKind.EITHER
 
@@ -223,12 +223,13 @@ MANAGERS = {
     contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
 }
 """Decorators that make managers of generator functions, by the code of the manager factory."""
-_LOGS = frozenset({"logging", "warnings", "_warnings", "traceback"})
-"""Functions that record the calling line or frames, so that nothing may stand in between; a resumed run calls them again."""
+_LOOKING = frozenset({"inspect", "logging", "traceback", "typing", "warnings", "_warnings"})
+"""Modules whose functions look at the calling line, at frames or at functions passed to them, so that nothing may stand in between; a resumed run calls them
+again."""
 BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
 
 
-_OWN_DATA = codec.DATA | {memoryview, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
+_OWN_DATA = codec.DATA | {memoryview, types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
 _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
 """Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({

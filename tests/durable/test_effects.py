@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import random
 import threading
 import time
 import traceback
+import typing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -651,7 +653,33 @@ def test_holding_functions_and_looking_at_them_is_no_effect(tmp_path: Path) -> N
         assert runs[1 - n](backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
 
+class Toolbox:
+    def __init__(self) -> None:
+        self.tools = {name: tool for name, tool in inspect.getmembers(self, inspect.ismethod) if name.startswith("do_")}
+
+    def do_search(self, x: str) -> str:
+        CALLS.append(("do_search", x))
+        return x.upper()
+
+
+@lmc.function
+def describes_its_tools(s: Any) -> Any:
+    parameters = {name: str(p.default) for name, p in inspect.signature(weight).parameters.items()}
+    s += f"{weight.__name__} {inspect.getdoc(weight)} {parameters} {sorted(typing.get_type_hints(weight))}" + lmc.gen("a", max_tokens=2)
+    return weight(s["a"]), Toolbox().tools["do_search"](s["a"])
+
+
+def test_a_program_may_look_at_its_tools(tmp_path: Path) -> None:
+    """What is called in place of a function had no annotations and no signature."""
+    expected = describes_its_tools.run(backend=lmc.Mock(), seed=1)
+    for called in (2, 0):
+        CALLS.clear()
+        state = describes_its_tools.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+        assert (state.text(), state.ret_value, len(CALLS)) == (expected.text(), expected.ret_value, called)
+
+
 def weight(x: str) -> int:
+    """The weight."""
     CALLS.append(("weight", x))
     return len(x)
 
