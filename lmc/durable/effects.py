@@ -84,8 +84,8 @@ def kind_of(fn: Any) -> CallKind:
         return CallKind.CALLS_BACK if fn is call_tool else CallKind.AGAIN if fn.pure else CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EFFECT
     if is_language(fn) or cls in _DESCRIPTORS:
         return CallKind.AGAIN
-    if cls is type(_cached) and (_only_computes(fn) or is_instrumented(getattr(fn.__wrapped__, "__code__", None))):
-        return CallKind.AGAIN
+    if cls is type(_cached):
+        return _of_cached(fn)
     if cls.__module__ in _COMPUTE:
         return CallKind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
@@ -110,6 +110,14 @@ def _of_function(fn: types.FunctionType) -> CallKind:
     if not from_library(fn) and (names_language(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
         return CallKind.OWN
     return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
+
+
+def _of_cached(fn: Any) -> CallKind:
+    """Return the treatment of a function with a cache: that of the function, which the cache may spare."""
+    within = fn.__wrapped__
+    if _only_computes(fn) or is_instrumented(getattr(within, "__code__", None)):
+        return CallKind.AGAIN
+    return CallKind.EITHER if isinstance(within, types.FunctionType) and not names_language(within) else CallKind.CALLS_BACK
 
 
 def _of_class(cls: type) -> CallKind:

@@ -165,7 +165,7 @@ class Recorder:
             tool, given = asked_for(*args)
             return result_of(self.callee(tool)(**given))
         with_classes = getattr(fn, "__name__", "") in _TAKES_CLASSES
-        look = lambda x: self.callee(x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
+        look = lambda x: _named(self.callee(x), x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
         return fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
 
     def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -313,7 +313,7 @@ class Recorder:
 class _Call:
     """Replaces a function in a call that must be inspected."""
 
-    __slots__ = ("fn", "kind", "recorder")
+    __slots__ = ("__dict__", "fn", "kind", "recorder")
 
     def __init__(self, recorder: Recorder, fn: Any, kind: CallKind) -> None:
         self.recorder, self.fn, self.kind = recorder, fn, kind
@@ -325,6 +325,11 @@ class _Call:
         """Return Python's name of the function, for calls that it rejects."""
         name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def _named(found: Any, fn: Any) -> Any:
+    """Return what is called in place of a function, with its name and signature: it may be kept, or looked at."""
+    return functools.update_wrapper(found, fn) if isinstance(found, _Call) else found
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)

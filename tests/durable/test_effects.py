@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import random
 import threading
@@ -676,6 +677,28 @@ def test_a_program_may_look_at_its_tools(tmp_path: Path) -> None:
         CALLS.clear()
         state = describes_its_tools.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
         assert (state.text(), state.ret_value, len(CALLS)) == (expected.text(), expected.ret_value, called)
+
+
+@functools.lru_cache(maxsize=2)
+def found(x: str) -> str:
+    CALLS.append(("found", x))
+    return x.upper()
+
+
+@lmc.function
+def caches_its_tools(s: Any) -> Any:
+    again = functools.lru_cache(maxsize=None)(weight)
+    s += found("q") + found("q") + lmc.gen("a", max_tokens=2)
+    return found(s["a"]), again("bb"), again("bb"), again.__name__
+
+
+def test_a_tool_with_a_cache_is_a_tool(tmp_path: Path) -> None:
+    """It was called again when the run was resumed, and one that the program made a cache of raised."""
+    for called in (3, 0):
+        CALLS.clear()
+        found.cache_clear()  # as in another process
+        state = caches_its_tools.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+        assert state.ret_value == (state["a"].upper(), 2, 2, "weight") and len(CALLS) == called
 
 
 def weight(x: str) -> int:
