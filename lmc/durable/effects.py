@@ -21,6 +21,7 @@ import functools
 import hashlib
 import inspect
 import io
+import operator
 import os
 import pathlib
 import queue
@@ -86,7 +87,7 @@ def kind_of(fn: Any) -> CallKind:
         return CallKind.AGAIN
     if cls is type(_cached):
         return _of_cached(fn)
-    if cls.__module__ in _COMPUTE:
+    if cls.__module__ in _COMPUTE and cls is not operator.methodcaller:
         return CallKind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
     return CallKind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else CallKind.EITHER

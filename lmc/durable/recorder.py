@@ -81,7 +81,8 @@ class Recorder:
         return made
 
     def _only_computes(self, fn: Any) -> bool:
-        """Return whether a call only computes on objects that the program makes: a method of one, or what makes one."""
+        """Return whether a call only computes on objects that the program makes: a method of one, or what makes one, or a
+        function."""
         function, owner = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
         if not isinstance(function, types.FunctionType) or from_library(function):
             return False
@@ -89,7 +90,8 @@ class Recorder:
             return ComputingSearch(computes, type(owner)).only_computes(function)
         if owner is not None and not (isinstance(owner, type) and is_plain(owner)):
             return False
-        search = ComputingSearch(computes, owner or object, known=True, made=owner is not None)
+        defines = any(isinstance(x, types.CodeType) and not x.co_name.startswith("<") for x in function.__code__.co_consts)
+        search = ComputingSearch(computes, owner or object, known=not defines, made=defines or owner is not None)
         return search.only_computes(function) and search.made
 
     def forget(self) -> None:

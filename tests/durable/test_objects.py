@@ -8,6 +8,8 @@ import difflib
 import functools
 import hashlib
 import io
+import logging
+import operator
 import queue
 import random
 import sys
@@ -233,6 +235,40 @@ def defines_a_model(s: Any) -> Any:
     return found.kind, Found(kind="place").model_dump()
 
 
+def logged(level: int) -> Any:
+    """A decorator of the user's that has nothing to do with lmc."""
+
+    def decorate(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def inner(*args: Any) -> Any:
+            logging.getLogger("lmc-test").log(level, fn.__name__)
+            return fn(*args)
+
+        return inner
+
+    return decorate
+
+
+@lmc.function
+def decorates_inside(s: Any) -> Any:
+    @logged(logging.DEBUG)
+    def ask(x: str) -> str:
+        s.__iadd__(x + lmc.gen("a", max_tokens=2))
+        return s["a"]
+
+    s += logged(logging.DEBUG)(tool)(ask("q")) + lmc.gen("b", max_tokens=2)
+    return ask.__name__, operator.methodcaller("note", s["b"])(NOTES)
+
+
+class Notes:
+    def note(self, x: str) -> str:
+        CALLS.append(("methodcaller", x))
+        return x
+
+
+NOTES = Notes()
+
+
 # -- objects of Python that live in memory ----------------------------------------------------------------------------
 
 
@@ -305,7 +341,7 @@ def exits(s: Any) -> Any:
 
 PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, keeps_what_tools_give_of_it, defines_a_model,
-    draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits,
+    decorates_inside, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
