@@ -105,6 +105,51 @@ def asking(request, opened):
 TEXT = {"type": "output_text", "text": "Yes."}
 THOUGHT = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "Hm."}]}
 
+
+
+def behind(opened, said, api):
+    """A backend behind a server that always streams the same, and the server."""
+    pytest.importorskip(api)
+    server = opened(Server(lambda path, body: said))
+    if api == "anthropic":
+        return opened(lmc.Anthropic("claude", api_key="k", base_url=server.url, patience=TWICE)), server
+    return opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", patience=TWICE)), server
+
+
+@pytest.mark.parametrize("api", ("openai", "anthropic"))
+@pytest.mark.parametrize("whole", (True, False))
+def test_a_stream_is_complete_when_its_answer_is(opened, api, whole):
+    """Some gateways write nothing behind the last event: to ask again would cost the answer once more."""
+    stream = (chat(content="Yes.") if api == "openai" else messages({"type": "text", "text": "Yes."}))[1]
+    last = -1 if whole else -2
+    backend, server = behind(opened, replace(stream, events=stream.events[:last], sentinel=None), api)
+    asked = one.run(backend=backend, stream=True)
+    if whole:
+        assert ("".join(asked.text_iter("a")), len(server.seen)) == ("Yes.", 1)
+    else:
+        with pytest.raises(lmc.BackendError, match="after 2 attempts: the stream ended before the answer did"):
+            "".join(asked.text_iter("a"))
+
+
+def test_what_is_no_stream_is_named(opened):
+    backend, _ = behind(opened, chat(content="Yes.")[0], "openai")
+    with pytest.raises(lmc.BackendError, match="the stream ended before the answer did: it has no event, and is application/json"):
+        "".join(one.run(backend=backend, stream=True).text_iter("a"))
+
+
+@pytest.mark.parametrize(("error", "said"), (({"message": "no capacity", "code": 502}, "no capacity"), ("busy", "busy")))
+def test_an_error_with_a_status_of_success_is_told(opened, error, said):
+    backend, _ = behind(opened, Answer({"error": error}), "openai")
+    with pytest.raises(lmc.BackendError, match=f"the answer is an error: {said}"):
+        one.run(backend=backend).text()
+
+
+def test_a_key_that_is_refused_is_asked_for(opened):
+    backend, _ = behind(opened, Answer({"error": {"message": "no such key"}}, 401), "openai")
+    with pytest.raises(lmc.BackendError, match="HTTP 401: no such key; the server wants a key, or another one: api_key=…"):
+        one.run(backend=backend).text()
+
+
 MALFORMED = {
     "null": (chat(content=None), "chat", "no content"),
     "missing": (chat(), "chat", "no content"),

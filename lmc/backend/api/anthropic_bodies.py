@@ -8,7 +8,7 @@ from typing import Any
 
 from lmc.backend.api.bodies import REFUSAL, check_asked, check_came
 from lmc.backend.api.caching import BlockedPrompt, prompt_of
-from lmc.backend.api.exchange import Body, Malformed
+from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.streams import Watch
 from lmc.backend.usage import Usage
@@ -261,4 +261,6 @@ class EventAssembler:
             block["signature"] = (block.get("signature") or "") + delta["signature"]
 
     def result(self) -> Any:
+        if not self._body.get("stop_reason"):
+            raise Fault("the stream ended before the answer did")
         return self._read({**self._body, "content": [block for _, block in sorted(self._blocks.items())]})

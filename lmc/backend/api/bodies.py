@@ -62,6 +62,8 @@ def choices_of(body: Body, n: int) -> list[Body]:
     """Return the n choices in order. Raises Malformed if some are missing."""
     choices: Any = body.get("choices")
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
+        if error := body.get("error"):  # with a status of success, as gateways answer for the server behind them
+            raise Malformed(f"the answer is an error: {error.get('message', error) if isinstance(error, dict) else error}")  # pyright: ignore[reportUnknownMemberType]
         raise Malformed(f"the answer lacks the {n} choices that were asked for")
     return sorted(choices, key=lambda c: int(c.get("index") or 0))
 

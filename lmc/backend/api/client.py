@@ -319,7 +319,7 @@ class Client:
         """Return the user-visible error of a fault."""
         status = f"HTTP {fault.status}: " if fault.status is not None else ""
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
-        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}", loc=tally.loc)
+        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{_ADVICE.get(fault.status or 0, '')}", loc=tally.loc)
 
     def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
         """Return a body's reported usage, if plausible: an invalid one counts as no report, since it would corrupt the
@@ -352,6 +352,7 @@ class Client:
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
 
 
+_ADVICE = {401: "; the server wants a key, or another one: api_key=…", 413: "; the prompt is too long for this server: shorten it"}
 _EVENT = 256  # bytes of an event of a stream
 _ATTEMPTS = 1 << 16  # more than any request has
 

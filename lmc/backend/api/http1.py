@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
-from lmc.backend.api.wire import dumped, parsed, refused, refused_later
+from lmc.backend.api.wire import dumped, no_stream, parsed, refused, refused_later
 
 _CONNECT = 30.0  # seconds to reach a server
 _LONGEST_HEAD = 1 << 16
@@ -78,6 +78,7 @@ class HttpWire:
         exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
         exchange.add_done_callback(lambda _: queue.put_nowait(None))
         rest: list[bytes] = []  # of a line, or of an error
+        came = False
         try:
             while (piece := await queue.get()) is not None:
                 rest.append(piece)
@@ -95,11 +96,13 @@ class HttpWire:
                     body = parsed(data, self.secrets)
                     if isinstance(body.get("error"), dict):
                         raise refused_later(data)
+                    came = True
                     yield Received(body, head[1])
             status, headers = await exchange
             if status >= 400:
                 raise refused(status, headers, b"".join(rest), self._path + request.path)
-            raise Fault("the stream ended before the answer did")
+            if not came:
+                raise no_stream(headers)
         finally:
             exchange.cancel()
 

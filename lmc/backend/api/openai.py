@@ -24,6 +24,7 @@ from lmc.backend.api.wire import (
     http_errors,
     lowered,
     missing,
+    no_stream,
     parsed,
     refused,
     secrets_of,
@@ -305,8 +306,12 @@ class OpenAIWire:
             arguments = self._arguments(request.body)
             async with self._resource(request).with_streaming_response.create(**arguments, extra_headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
+                came = False
                 async for body in events(response.iter_lines(), self.secrets, last):
+                    came = True
                     yield Received(body, headers)
+                if not came:
+                    raise no_stream(headers)
         except openai.APIError as error:
             raise self._fault(error) from None
         except http_errors() as error:

@@ -130,6 +130,12 @@ def refused_later(text: str | bytes) -> Fault:
     return refused(code if type(code) is int and 400 <= code < 600 else STATUS.get(str(error.get("type")), 400), {}, text)
 
 
+def no_stream(headers: Mapping[str, str]) -> Fault:
+    """Return the fault of an answer without an event, where a stream was asked for."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    return Fault("the stream ended before the answer did" + (f": it has no event, and is {kind}" if kind not in ("", "text/event-stream") else ""))
+
+
 STATUS = {
     "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
     "request_too_large": 413, "rate_limit_error": 429, "rate_limit_exceeded": 429, "insufficient_quota": 429, "api_error": 500, "server_error": 500,
@@ -141,8 +147,8 @@ STATUS = {
 async def events(
     lines: AsyncIterator[str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one. Raises Fault if
-    it ends before."""
+    """Yield the JSON objects of a stream of server-sent events, up to its `[DONE]` or the `last` one, or its end: whether
+    the answer is complete then, says the answer."""
     async for line in lines:
         if not line.startswith("data:"):
             continue
@@ -155,7 +161,6 @@ async def events(
         yield body
         if last(body):
             return
-    raise Fault("the stream ended before the answer did")
 
 
 def lowered(headers: Any) -> dict[str, str]:
@@ -279,8 +284,12 @@ class ProxiedWire:
                 headers = lowered(response.headers)
                 if response.status_code >= 400:
                     raise refused(response.status_code, headers, await response.aread(), self._path + request.path)
+                came = False
                 async for body in events(response.aiter_lines(), self.secrets):
+                    came = True
                     yield Received(body, headers)
+                if not came:
+                    raise no_stream(headers)
         except http_errors() as error:
             raise broken(error) from None
 
