@@ -26,11 +26,20 @@ if TYPE_CHECKING:
 
 
 class Trail(NamedTuple):
-    """The parts of a prompt, from its end: literal parts, and the text of the answer after them."""
+    """The parts of a prompt, from its end: literal parts, and the text of the answer after them.
+
+    has_results  whether results of tools are among its messages
+    """
 
     before: Trail | None
     parts: tuple[Part, ...]
+    has_results: bool
     answer: str = ""
+
+    @staticmethod
+    def behind(before: Trail | None, parts: tuple[Part, ...]) -> Trail:
+        found = any(isinstance(part, Mark) and part.role == "tool" for part in parts)
+        return Trail(before, parts, found or (before is not None and before.has_results))
 
     def pieces(self) -> list[Part]:
         """Return them in order, from the root."""
@@ -40,16 +49,6 @@ class Trail(NamedTuple):
             found.append(at)
             at = at.before
         return [piece for one in reversed(found) for piece in (*one.parts, one.answer)]
-
-    @property
-    def has_results(self) -> bool:
-        """Return whether results of tools are among its messages."""
-        at: Trail | None = self
-        while at is not None:
-            if any(isinstance(part, Mark) and part.role == "tool" for part in at.parts):
-                return True
-            at = at.before
-        return False
 
 
 class Spoken(NamedTuple):

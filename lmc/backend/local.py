@@ -500,7 +500,7 @@ class LocalBackend:
             return self._fail(step, parent.error)
         before = parent.after if parent is not None else ROOT
         try:
-            step.trail = Trail(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Preparing)))
+            step.trail = Trail.behind(parent.trail if parent is not None else None, tuple(part for part in step.parts if not isinstance(part, Preparing)))
             parts = (part.placed.result() if isinstance(part, Preparing) else part for part in step.parts)
             cached = before.cached if parent is not None and parent.namespace == step.namespace else None
             self._ask(step, PromptPosition(before.closed, (*before.run, *parts), cached, before.pictures, before.adapter))

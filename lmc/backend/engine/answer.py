@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.errors import ConstraintError, Loc, UnmetConstraint, shown
@@ -187,11 +188,9 @@ class Answer:
             self._feed(self._safe())
 
     def _say(self) -> None:
-        end = len(self.text)
         pieces = self._detok.push_all(self._ids[self._said :])
-        for piece in pieces:
-            end += len(piece)
-            self._ends.append(end)
+        before = len(self.text)
+        self._ends += [before + end for end in accumulate(map(len, pieces))]
         self.text += "".join(pieces)
         self._said = len(self._ids)
 

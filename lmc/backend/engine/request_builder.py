@@ -129,7 +129,8 @@ class RequestBuilder:
         pictures = laid(prompt, place.all_pictures)
         length = len(prompt) + lift(pictures)
         self._check_length(length, ask.loc, _told(place))
-        params = replace(ask.params, max_new_tokens=min(ask.params.max_new_tokens, self.limit - length))
+        most = self.limit - length
+        params = ask.params if ask.params.max_new_tokens <= most else replace(ask.params, max_new_tokens=most)
         sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
         scores: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
 
