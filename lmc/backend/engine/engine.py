@@ -10,6 +10,9 @@ tokens have their rows one pass earlier. An answer whose next sample depends on 
 grammar, penalties beside a constraint) has no row in the next pass; if that leaves little to do, the pass is waited
 for.
 
+Answers of programs of one shape end together. Whoever waits for them is told, and asks for more, while a pass computes;
+if none does, until there are prompts for one. Its rows are then few enough to be launched at once.
+
 It sleeps when idle. All other threads communicate with it through one queue.
 """
 
