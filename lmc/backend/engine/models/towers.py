@@ -58,6 +58,10 @@ class Vision:
         self.token = int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
         self._words, self._timer = words, DeviceTimer(model.device)
         self.marker = self._spelled(self.token, "image")
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Read what the family needs besides."""
 
     @classmethod
     def check(cls, config: Any, where: Path) -> None:
@@ -181,13 +185,13 @@ class Filming(LlavaNext):
     usual: ClassVar[int]
     size: ClassVar[Mapping[str, Any]]
 
-    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
-        super().__init__(name, config, model, processor, words, filming)
+    def _set_up(self) -> None:
+        super()._set_up()
         self._takes_videos()
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-        self._frame = CLIPImageProcessorPil(**{**self.size, **{name: filming[name] for name in _OF_FRAMES if filming.get(name) is not None}})
-        self._side = int(config.vision_config.image_size) // int(config.vision_config.patch_size)
+        self._frame = CLIPImageProcessorPil(**{**self.size, **{name: self.filming[name] for name in _OF_FRAMES if self.filming.get(name) is not None}})
+        self._side = int(self.config.vision_config.image_size) // int(self.config.vision_config.patch_size)
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.evenly(film, wanted, self.usual)
@@ -261,12 +265,12 @@ class QwenVL(Vision):
 
     decoder = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 
-    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
-        super().__init__(name, config, model, processor, words, filming)
+    def _set_up(self) -> None:
+        super()._set_up()
         self._takes_videos()
-        self._merge = int(config.vision_config.spatial_merge_size)
-        self._pair = int(config.vision_config.temporal_patch_size)
-        self._patch = int(config.vision_config.patch_size)
+        self._merge = int(self.config.vision_config.spatial_merge_size)
+        self._pair = int(self.config.vision_config.temporal_patch_size)
+        self._patch = int(self.config.vision_config.patch_size)
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         found = self.processor(images=picture, return_tensors="np")
@@ -318,10 +322,10 @@ class Qwen3VL(QwenVL):
     """Qwen3-VL; its tower's features are added after the first layers, too. A pair of frames is a picture after its
     timestamp, within the tokens that the template writes once around a whole video."""
 
-    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
-        super().__init__(name, config, model, processor, words, filming)
+    def _set_up(self) -> None:
+        super()._set_up()
         self.video_marker = None
-        self._begin, self._end = (Special(self._spelled(token, "video's")) for token in (config.vision_start_token_id, config.vision_end_token_id))
+        self._begin, self._end = (Special(self._spelled(token, "video's")) for token in (self.config.vision_start_token_id, self.config.vision_end_token_id))
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.spread(film, wanted, self.filming)
@@ -371,10 +375,10 @@ class Idefics3(Vision):
 class SmolVLM(Idefics3):
     """SmolVLM. A frame of a video is a picture without tiles, after its timestamp."""
 
-    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
-        super().__init__(name, config, model, processor, words, filming)
+    def _set_up(self) -> None:
+        super()._set_up()
         self.video_token = self.token
-        size = (filming.get("video_sampling") or {}).get("video_size") or filming.get("size")
+        size = (self.filming.get("video_sampling") or {}).get("video_size") or self.filming.get("size")
         self._whole = {"do_image_splitting": False, **({"size": size} if size else {})}
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
@@ -397,10 +401,11 @@ class SmolVLM(Idefics3):
 class Gemma3(Vision):
     """Gemma 3: an image's tokens see each other. Its decoder runs through the attention interface."""
 
-    def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
-        super().__init__(name, config, model, processor, words, filming)
-        self.marker = words.spelling(config.boi_token_index)
-        self._before, self._after = words.split_specials(f"\n\n{self.marker}"), words.split_specials(f"{words.spelling(config.eoi_token_index)}\n\n")
+    def _set_up(self) -> None:
+        super()._set_up()
+        self.marker = self._words.spelling(self.config.boi_token_index)
+        end = self._words.spelling(self.config.eoi_token_index)
+        self._before, self._after = self._words.split_specials(f"\n\n{self.marker}"), self._words.split_specials(f"{end}\n\n")
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
