@@ -6,11 +6,7 @@ GGUF weights are dequantized once; the result is kept in the user's cache (see `
 
 from __future__ import annotations
 
-import difflib
-import json
 import logging
-import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -28,6 +24,7 @@ from lmc.backend.engine.models import cache, gguf, gguf_keys, llama
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.files import SOURCES, download, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source, text_or_none
 from lmc.backend.engine.models.fp8 import E4M3
 from lmc.backend.engine.models.linear import can_pack_half, fits_half, spread
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
@@ -48,7 +45,6 @@ log = logging.getLogger("lmc.models")
 
 EMBEDDED = "smollm2"
 DTYPES = ("float32", "bfloat16", "float16")
-_SOURCES = 'a model is a .gguf file, a directory with config.json, tokenizer.json and *.safetensors, a hub id "owner/name", or "smollm2"'
 
 
 @dataclass(frozen=True)
@@ -388,7 +384,7 @@ def _bytes(weights: Mapping[str, Tensor]) -> int:
 def _read(source: str, layout: _WeightStorage, parse_special: bool, dummy_on: torch.device | None) -> _Source:
     path = Path(source).expanduser()
     if dummy_on is not None:
-        folder = path if path.is_dir() else _download(source)
+        folder = path if path.is_dir() else download(source)
         return replace(_read_directory(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
     if source == EMBEDDED and not path.exists():
         return _read_gguf(gguf.embedded_path(), layout, parse_special, name=EMBEDDED)
@@ -396,13 +392,13 @@ def _read(source: str, layout: _WeightStorage, parse_special: bool, dummy_on: to
         return _read_directory(path, layout, parse_special)
     if path.is_file():
         return _read_gguf(path, layout, parse_special, name=path.stem)
-    return replace(_read_directory(_download(source), layout, parse_special), name=source)
+    return replace(_read_directory(download(source), layout, parse_special), name=source)
 
 
 def local_source(source: str) -> str:
     """Return the same model by a local name: a hub id's files are downloaded now."""
     path = Path(source).expanduser()
-    return str(_download(source)) if source != EMBEDDED and not path.exists() else source
+    return str(download(source)) if source != EMBEDDED and not path.exists() else source
 
 
 # -- GGUF ------------------------------------------------------------------------------------------------------------
@@ -555,7 +551,7 @@ def _convert(file: gguf.GgufFile, layout: _WeightStorage) -> cache.Converted:
         _fused(file.path, lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
         tokens.raw.to_str(),
         {"bos_token_id": tokens.bos_token_id, "add_bos": tokens.add_bos},
-        _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{file.path}: tokenizer.chat_template"),
+        text_or_none(file.metadata.get("tokenizer.chat_template"), f"{file.path}: tokenizer.chat_template"),
     )
 
 
@@ -567,8 +563,8 @@ _MODELOPT = "hf_quant_config.json"
 
 def _read_directory(path: Path, layout: _WeightStorage, parse_special: bool, dummy_on: torch.device | None = None) -> _Source:
     if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path}: this directory has no config.json{_there(path)}; {_SOURCES}")
-    raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
+        raise ModelLoadError(f"{path}: this directory has no config.json{other_files(path)}; {SOURCES}")
+    raw, generation = json_of(path / "config.json"), json_or_none(path / "generation_config.json")
     if (path / _MODELOPT).is_file() and not raw.get("quantization_config"):
         raw["quantization_config"] = of_modelopt(json_of(path / _MODELOPT))
     sees = raw.get("model_type") in SEEING
@@ -603,7 +599,7 @@ def _read_directory(path: Path, layout: _WeightStorage, parse_special: bool, dum
         _check_layers(path, config)
     else:
         check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device, _ranks(layout))
-    options = _json_or_none(path / "tokenizer_config.json") or {}
+    options = json_or_none(path / "tokenizer_config.json") or {}
     tokens = _tokenizer(path, config, options, parse_special)
     if dummy_on is None:
         _check_room(path, raw, layout)
@@ -614,7 +610,7 @@ def _read_directory(path: Path, layout: _WeightStorage, parse_special: bool, dum
         weights = _random(config, layout, dummy_on)
         size, build = _bytes(weights), _builder(weights, config, layout, share)
     else:
-        state = _read_safetensors(path)
+        state = read_safetensors(path)
         small = next((name for name, tensor in state.items() if tensor.is_floating_point() and tensor.dtype.itemsize == 1), None)
         if small is not None and not layout.fp8:
             raise ModelLoadError(f"{path / 'config.json'} has no quantization_config, but {small!r} is quantized ({state[small].dtype}); download it again")
@@ -623,7 +619,7 @@ def _read_directory(path: Path, layout: _WeightStorage, parse_special: bool, dum
         weights = _fused(path, lambda _: state, whole, layout, share)
         size, build = _bytes(weights), _builder(weights, config, layout, share)
     vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
-    return _Source(path.name, config, build, tokens, _template(path, options), layout, share, size, vision, theirs is not None)
+    return _Source(path.name, config, build, tokens, template_source(path, options), layout, share, size, vision, theirs is not None)
 
 
 def _tokenizer(path: Path, config: ModelConfig, options: Mapping[str, Any], parse_special: bool) -> Tokenizer:
@@ -645,19 +641,19 @@ def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, Whole
     """Return the tokenizer of a local model, and its own chat template; no weights are read. Raises ModelLoadError."""
     path = Path(source).expanduser()
     if path.is_dir():
-        raw, generation = json_of(path / "config.json"), _json_or_none(path / "generation_config.json")
+        raw, generation = json_of(path / "config.json"), json_or_none(path / "generation_config.json")
         sees = raw.get("model_type") in SEEING
         try:
             config = configs.from_hf(_vision().text_config(path, raw) if sees else raw, str(path / "config.json"), generation)
         except configs.UnfusedError as reason:
             config, _ = _theirs(path, raw, generation, reason)
-        options = _json_or_none(path / "tokenizer_config.json") or {}
-        tokens, template, name = _tokenizer(path, config, options, parse_special), _template(path, options), path.name
+        options = json_or_none(path / "tokenizer_config.json") or {}
+        tokens, template, name = _tokenizer(path, config, options, parse_special), template_source(path, options), path.name
     else:
         sees, path = False, gguf.embedded_path() if source == EMBEDDED and not path.exists() else path
         file = gguf.read(path)
         tokens, name = tokenizers.from_gguf(file.metadata, str(path)), path.stem
-        template = _text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
+        template = text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
     return tokens, whole(template, tokens, name=name, in_parts=sees)
 
 
@@ -709,73 +705,12 @@ def _random(config: ModelConfig, layout: _WeightStorage, device: torch.device) -
     return {name: weight(name, shape) for name, shape in llama.shapes(config).items()}
 
 
-def _there(path: Path) -> str:
-    """Return a hint at other model files that a directory has, if any."""
-    found = sorted(p.name for p in path.glob("*.gguf"))
-    found += sorted(f"{p.parent.name}/" for p in path.glob("*/config.json"))
-    return f" (but {', '.join(found[:4])}: name that)" if found else ""
-
-
-def json_of(path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds. Raises ModelLoadError."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; make it readable, or download it again") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path}: not valid JSON: {error}; download it again") from error
-    if not isinstance(found, dict):
-        raise ModelLoadError(f"{path}: holds no JSON object; download it again")
-    return found
-
-
-def _json_or_none(path: Path) -> dict[str, Any] | None:
-    return json_of(path) if path.is_file() else None
-
-
-def _template(path: Path, options: dict[str, Any]) -> str | None:
-    """Return the Jinja source: `chat_template.jinja`, or in tokenizer_config.json (one, or a list of named ones)."""
-    file = path / "chat_template.jinja"
-    if "chat_template" not in options and not file.is_file():  # processors of transformers 4 kept theirs here
-        options = _json_or_none(path / "chat_template.json") or {}
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"{file}: cannot be read: {error}; download it again") from error
-    found, where = options.get("chat_template"), f"{path / 'tokenizer_config.json'}: chat_template"
-    if isinstance(found, list):
-        named = [t for t in found if isinstance(t, dict) and t.get("name") == "default"]
-        found = named[0].get("template") if named else None
-    return _text_or_none(found, where)
-
-
-def _text_or_none(found: Any, where: str) -> str | None:
-    if found is not None and not isinstance(found, str):
-        raise ModelLoadError(f"{where} is {found!r:.60}; expected text; download it again")
-    return found
-
-
-def _shards(path: Path) -> list[Path]:
-    """Return the weights' files."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        return [path / "model.safetensors"]
-    places = json_of(index).get("weight_map")
-    if not isinstance(places, dict):
-        raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
-    names = set(map(str, places.values()))
-    if odd := [name for name in names if Path(name).name != name]:
-        raise ModelLoadError(f"{index}: {odd[0]!r:.60} is not a file of this directory; download it again")
-    return [path / name for name in sorted(names)]
-
-
 def _check_layers(path: Path, config: ModelConfig) -> None:
     """Refuse a configuration with more layers than the weights have tensors of; reads only their names."""
     from safetensors import SafetensorError, safe_open
 
     names = list[str]()
-    for shard in _shards(path):
+    for shard in shards_of(path):
         try:
             with safe_open(shard, framework="pt") as file:
                 names += file.keys()
@@ -792,54 +727,5 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
 def _check_room(path: Path, raw: Mapping[str, Any], layout: _WeightStorage) -> None:
     """Refuse weights that do not fit into memory, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
-    size = sum(shard.stat().st_size for shard in _shards(path) if shard.is_file())  # missing files are reported later
+    size = sum(shard.stat().st_size for shard in shards_of(path) if shard.is_file())  # missing files are reported later
     check_fits(path, size * layout.matrices.itemsize // stored // _ranks(layout), layout.matrices, layout.device, _ranks(layout))
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    return {name: tensor for shard in _shards(path) for name, tensor in safetensors_of(shard).items()}
-
-
-def safetensors_of(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Raises ModelLoadError."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except OSError as error:
-        raise ModelLoadError(f"{file}: the weights cannot be read: {error}") from error
-    except SafetensorError as error:
-        raise ModelLoadError(f"{file}: damaged safetensors ({error}); download it again") from error
-
-
-_HUB_ID = re.compile(r"(?!\.)[\w.-]+/[\w.-]+", re.ASCII)
-
-
-def _nearest(missing: Path) -> str:
-    """Return where the name was looked up, and similar names there."""
-    like = difflib.get_close_matches(missing.name, _names(missing.parent), n=1)
-    also = f", which has {like[0]!r}" if like else "" if missing.parent.is_dir() else ", which does not exist either"
-    return f" in {missing.parent}{also}"
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []  # only costs a hint
-
-
-def _download(source: str) -> Path:
-    """Download a hub id's files to huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
-    if not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
-        looked = Path(source).expanduser().absolute()
-        raise ModelLoadError(f"{source}: no such file or directory{_nearest(looked)}; {_SOURCES}")
-    from huggingface_hub import snapshot_download
-
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
-    try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
-    except Exception as error:  # network, authorization, unknown id: the hub's own message tells which
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
-        raise ModelLoadError(f"{source}: no such file or directory, and not loadable as a hub id{offline}: {error}") from error
