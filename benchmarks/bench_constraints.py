@@ -51,8 +51,9 @@ from benchmarks.bench_forcing import CHARACTER, FORMS
 from benchmarks.bench_programs import where
 from benchmarks.xgrammar_oracle import normalise_regex
 from lmc.backend.engine.automaton import AutomatonMatcher
+from lmc.backend.engine.gguf_tokenizer import from_gguf
 from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
-from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
+from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.backend.mock_samples import sample_regex
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.regex import compile_regex

@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore
 from benchmarks.workloads import CHARACTER, text
+from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.engine import PassOutput
@@ -365,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = options.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"unknown part {unknown.pop()!r}; there are {', '.join(PARTS)}")
-    words = tokenizers.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+    words = gguf_tokenizer.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
     rows: list[Row] = []
     for part in parts:
         if part == "pass":

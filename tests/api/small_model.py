@@ -21,14 +21,14 @@ def write(folder: Path) -> None:
     """Weights as float32, tokenizer and configuration as transformers has them."""
     from safetensors.torch import save_file
 
-    from lmc.backend.engine import tokenizer
+    from lmc.backend.engine import gguf_tokenizer
     from lmc.backend.engine.models import gguf, loader
 
     path = gguf.embedded_path()
     file = gguf.read(path)
     config = loader.gguf_config(file)
     state = {name: tensor.float().contiguous() for name, tensor in loader.gguf_state(file, config).items()}
-    words = tokenizer.from_gguf(file.metadata, str(path))
+    words = gguf_tokenizer.from_gguf(file.metadata, str(path))
     said = {name.removeprefix("llama."): value for name, value in file.metadata.items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(state, str(folder / "model.safetensors"), metadata={"format": "pt"})

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from lmc.backend.engine.gguf_tokenizer import from_gguf
 from lmc.backend.engine.tokenizer import Tokenizer as Words
-from lmc.backend.engine.tokenizer import from_gguf
 from lmc.fsm.vocabulary import Vocabulary
 
 TEXT = [

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.tokenizer import _LLAMA3_SPLIT, _QWEN2_SPLIT
+from lmc.backend.engine.tokenizer import LLAMA3_SPLIT, QWEN2_SPLIT
 from lmc.backend.engine.tokenizer import Tokenizer as Words
 from lmc.fsm.canonical import Canonical
 from lmc.fsm.canonical_rows import CanonicalRows
@@ -41,8 +41,8 @@ def split(pattern: str):
 CUTS = {
     "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
     "digits": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]),
-    "llama3": split(_LLAMA3_SPLIT),
-    "qwen2": split(_QWEN2_SPLIT),
+    "llama3": split(LLAMA3_SPLIT),
+    "qwen2": split(QWEN2_SPLIT),
     "spaces": pre_tokenizers.Metaspace(prepend_scheme="never"),
     "none": None,
 }

@@ -75,6 +75,7 @@ def read(source: str) -> tuple[TokenizerProtocol, ChatTemplate | None]:
     if path.suffix != ".gguf" and not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{source}: no tokenizer.json there; give tokenizer= a directory that has one, or a .gguf file")
     require(f"the tokenizer of {source}", "tokens")
+    from lmc.backend.engine import gguf_tokenizer
     from lmc.backend.engine import tokenizer as tokenizers
     from lmc.backend.engine.chat_template import cut
 
@@ -82,7 +83,7 @@ def read(source: str) -> tuple[TokenizerProtocol, ChatTemplate | None]:
         from lmc.backend.engine.models import gguf
 
         metadata = gguf.read(path).metadata
-        words, template = tokenizers.from_gguf(metadata, str(path)), metadata.get("tokenizer.chat_template")
+        words, template = gguf_tokenizer.from_gguf(metadata, str(path)), metadata.get("tokenizer.chat_template")
     else:
         options = _options(path)
         words = tokenizers.from_file(path / "tokenizer.json", add_bos=bool(options.get("add_bos_token", False)))

@@ -20,8 +20,8 @@ from lmc.segments import Constraint, Part, SamplingParams
 
 if TYPE_CHECKING:
     from lmc.backend.engine.constraint import Matcher
+    from lmc.backend.engine.detokenizer import Detokenizer
     from lmc.backend.engine.token_ids import TokenLogprob
-    from lmc.backend.engine.tokenizer import Detokenizer
 
 
 OnText = Callable[[str, "Sequence[TokenLogprob]"], None]

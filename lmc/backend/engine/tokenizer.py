@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers.decoders import DecodeStream
+from tokenizers import models
 
 from lmc.backend.engine import sentencepiece
-from lmc.backend.engine.models.claims import Claims
-from lmc.backend.engine.models.gguf_keys import check_tokenizer
+from lmc.backend.engine.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, Cuts, merges_of
 from lmc.segments import Part, Special
@@ -33,24 +31,6 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
-
-
-class Detokenizer(Protocol):
-    """Ids in, text out, one at a time; never half a character. Forked with the sequence."""
-
-    def push(self, token: int) -> str:
-        """Return the text that is certain now, "" while a character is incomplete."""
-        ...
-
-    def push_all(self, tokens: Iterable[int]) -> list[str]:
-        """Return the same for each of several."""
-        ...
-
-    def flush(self) -> str:
-        """Return the text of an unfinished character at the end; the detokenizer is empty afterwards."""
-        ...
-
-    def fork(self) -> Detokenizer: ...
 
 
 _BLOCK = 384  # characters after which a text is cut at the next word
@@ -266,7 +246,7 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh incremental decoder for continuing other tokens; special tokens are left out."""
-        return _ByteDetokenizer(self) if self.byte_level or self.is_sentencepiece else _StreamDetokenizer(self.raw)
+        return ByteDetokenizer(self.spoken, self.wholes) if self.byte_level or self.is_sentencepiece else StreamDetokenizer(self.raw)
 
     @cached_property
     def byte_level(self) -> bool:
@@ -407,90 +387,6 @@ def _parts(part: Any, name: str) -> list[dict[str, Any]]:
     return spec.get(name, [spec] if spec else [])
 
 
-class _ByteDetokenizer:
-    """Detokenizer for vocabularies whose tokens are bytes: collects them and returns whole characters."""
-
-    __slots__ = ("_pending", "_tokenizer")
-
-    def __init__(self, tokenizer: Tokenizer, pending: bytes = b"") -> None:
-        self._tokenizer, self._pending = tokenizer, pending
-
-    def push(self, token: int) -> str:
-        data = self._pending + self._tokenizer.spoken[token]  # a special token adds no text
-        if data.isascii():
-            self._pending = b""
-            return data.decode()
-        keep = _incomplete_tail(data)
-        self._pending = data[len(data) - keep :]
-        return data[: len(data) - keep].decode("utf-8", "replace")
-
-    def push_all(self, tokens: Iterable[int]) -> list[str]:
-        wholes, found = self._tokenizer.wholes, list[str]()
-        for token in tokens:
-            piece = None if self._pending else wholes[token]
-            found.append(self.push(token) if piece is None else piece)
-        return found
-
-    def flush(self) -> str:
-        text, self._pending = self._pending.decode("utf-8", "replace"), b""
-        return text
-
-    def fork(self) -> _ByteDetokenizer:
-        return _ByteDetokenizer(self._tokenizer, self._pending)
-
-
-def _incomplete_tail(data: bytes) -> int:
-    """Return how many bytes at the end begin a character that could still be completed (0 to 3)."""
-    for back in range(1, min(3, len(data)) + 1):
-        lead = data[-back]
-        if lead < 0x80:
-            return 0
-        if lead >= 0xC0:
-            size = 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-            return back if back < size and _may_continue(data[-back:]) else 0
-    return 0
-
-
-def _may_continue(head: bytes) -> bool:
-    """Return whether these bytes are a proper prefix of some UTF-8 character (by the decoder itself)."""
-    try:
-        head.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.reason == "unexpected end of data"
-    return False
-
-
-class _StreamDetokenizer:
-    """Detokenizer for other vocabularies (WordPiece): the library's own stream."""
-
-    __slots__ = ("_held", "_ids", "_raw", "_stream")
-
-    def __init__(self, raw: RawTokenizer) -> None:
-        self._raw, self._stream, self._ids, self._held = raw, DecodeStream(skip_special_tokens=True), [], ""
-
-    def push(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._stream.step(self._raw, token) or ""
-        self._held += text
-        return text
-
-    def push_all(self, tokens: Iterable[int]) -> list[str]:
-        return [self.push(token) for token in tokens]
-
-    def flush(self) -> str:
-        whole = self._raw.decode(self._ids, skip_special_tokens=True)
-        rest = whole[len(self._held) :] if whole.startswith(self._held) else ""
-        self._stream, self._ids, self._held = DecodeStream(skip_special_tokens=True), [], ""
-        return rest
-
-    def fork(self) -> _StreamDetokenizer:
-        other = _StreamDetokenizer(self._raw)
-        other._ids, other._held = list(self._ids), self._held
-        for token in self._ids:
-            other._stream.step(self._raw, token)
-        return other
-
-
 # -- from files ------------------------------------------------------------------------------------------------------
 
 
@@ -514,8 +410,8 @@ def from_json(text: str, where: str, **options: Any) -> Tokenizer:
         raise ModelLoadError(f"{where}: its tokenizer is not readable: {error}") from error
 
 
-_LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
 def _cuts(raw: RawTokenizer) -> Cuts | None:
@@ -539,84 +435,6 @@ def _cuts(raw: RawTokenizer) -> Cuts | None:
             {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
             {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
         ]:
-            return "llama3" if pattern in (_LLAMA3_SPLIT, _QWEN2_SPLIT) and not split.get("invert") else None
+            return "llama3" if pattern in (LLAMA3_SPLIT, QWEN2_SPLIT) and not split.get("invert") else None
         case _:
             return None
-
-
-def _split(pattern: str) -> list[Any]:
-    return [
-        pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-
-
-def _pre_tokenizer(name: str, where: str) -> Any:
-    """Return the rules that llama.cpp names by `tokenizer.ggml.pre` (its llama-vocab.cpp)."""
-    if name == "smollm":
-        parts = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name == "gpt-2":
-        parts = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    elif name in ("llama-bpe", "llama3", "llama-v3"):
-        parts = _split(_LLAMA3_SPLIT)
-    elif name == "qwen2":
-        parts = _split(_QWEN2_SPLIT)
-    else:
-        known = "smollm, gpt-2, llama-bpe, qwen2"
-        raise ModelLoadError(f"{where}: tokenizer.ggml.pre is {name!r}; supported: {known}. Use the model's directory with tokenizer.json")
-    return pre_tokenizers.Sequence(parts)
-
-
-def from_gguf(meta: Mapping[str, Any], where: str, **options: Any) -> Tokenizer:
-    """Load from GGUF metadata: byte-level BPE ("gpt2") or SentencePiece's ("llama"). Options are those of Tokenizer."""
-    kind = meta.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise ModelLoadError(f"{where}: tokenizer.ggml.model is {kind!r}; supported: gpt2, llama. Use the model's directory with tokenizer.json")
-    tokens = _listed(meta, "tokens", where)
-    check_tokenizer(meta, len(tokens), where)
-    claims = Claims(meta, where, "tokenizer.ggml.")
-    bos = claims.token("bos_token_id", len(tokens))
-    try:
-        types = meta.get("tokenizer.ggml.token_type", [sentencepiece.NORMAL] * len(tokens))
-        if kind == "llama":
-            prefix, unknown = meta.get("tokenizer.ggml.add_space_prefix"), claims.token("unknown_token_id", len(tokens))
-            scores = _listed(meta, "scores", where)
-            raw = sentencepiece.bpe(tokens, scores, types, unknown or 0, prefix=prefix is None or bool(prefix))
-        else:
-            pre = str(meta.get("tokenizer.ggml.pre", "gpt-2"))
-            raw = _byte_level_bpe(tokens, _listed(meta, "merges", where), pre, where)
-        sentencepiece.add_others(raw, tokens, types)
-    except ModelLoadError:
-        raise
-    except Exception as error:  # the library raises bare Exception
-        raise ModelLoadError(f"{where}: its vocabulary is not consistent: {error}; download it again") from error
-    return Tokenizer(
-        raw,
-        bos_token_id=bos,
-        add_bos=bool(meta.get("tokenizer.ggml.add_bos_token", kind == "llama")),
-        **options,
-    )
-
-
-def _listed(meta: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    try:
-        found = meta[f"tokenizer.ggml.{key}"]
-    except KeyError as missing:
-        raise ModelLoadError(f"{where}: the metadata lacks {missing.args[0]}") from None
-    if not isinstance(found, list):
-        raise ModelLoadError(f"{where}: tokenizer.ggml.{key} is {found!r:.60}; expected a list; download it again")
-    return found
-
-
-def _byte_level_bpe(tokens: list[str], merges: list[str], pre: str, where: str) -> RawTokenizer:
-    bpe = models.BPE(
-        vocab={token: i for i, token in enumerate(tokens)},
-        merges=[(m[0], m[1]) for m in (merge.split(" ", 1) for merge in merges)],
-        ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3"),
-    )
-    raw = RawTokenizer(bpe)
-    if pre == "qwen2":
-        raw.normalizer = normalizers.NFC()
-    raw.pre_tokenizer = _pre_tokenizer(pre, where)
-    raw.decoder = decoders.ByteLevel()
-    return raw

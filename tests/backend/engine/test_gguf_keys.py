@@ -11,7 +11,7 @@ from lmc.errors import ModelLoadError
 
 pytest.importorskip("torch")
 
-from lmc.backend.engine import tokenizer as tokenizers
+from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models import gguf_keys
 from lmc.backend.engine.models.loader import load
@@ -140,13 +140,13 @@ class Looked(dict):
 
 def test_the_keys_that_are_said_to_be_read_are(monkeypatch):
     """So that none is let through which nobody looks at."""
-    monkeypatch.setattr(tokenizers, "check_tokenizer", lambda *_: None)
+    monkeypatch.setattr(gguf_tokenizer, "check_tokenizer", lambda *_: None)
     seen = set[str]()
     for kind in ("gpt2", "llama"):
         for scaling in ("none", "linear", "yarn"):
             meta = Looked(model(kind).metadata | {"llama.rope.scaling.type": scaling, "llama.rope.scaling.factor": 2.0, "llama.attention.sliding_window": 8})
             configs.from_gguf(meta, "x", tied=True, vocab_size=bases.WORDS, biased=False)
-            tokenizers.from_gguf(meta, "x")
+            gguf_tokenizer.from_gguf(meta, "x")
             seen |= meta.keys_read
     assert {key.removeprefix("llama.") for key in seen if key.startswith("llama.")} == gguf_keys.READ
     assert {key.removeprefix("tokenizer.ggml.") for key in seen if key.startswith("tokenizer.ggml.")} == gguf_keys.TOKENIZER_READ

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from lmc.backend.engine.encoding import Encoder
-from lmc.backend.engine.tokenizer import Tokenizer, from_gguf
+from lmc.backend.engine.gguf_tokenizer import from_gguf
+from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ModelLoadError
 from lmc.segments import Special
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from lmc.backend.engine import tokenizer
 from lmc.backend.engine.encoding import Encoder
-from lmc.backend.engine.tokenizer import Tokenizer, from_file, from_gguf
+from lmc.backend.engine.gguf_tokenizer import from_gguf
+from lmc.backend.engine.tokenizer import Tokenizer, from_file
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.segments import Mark, Special
 

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.engine import kv_fp8
+from lmc.backend.engine import gguf_tokenizer, kv_fp8
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.attention.tiles import group_of
 from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
@@ -545,7 +545,7 @@ def _convert(file: gguf.GgufFile, layout: _WeightStorage) -> cache.Converted:
     config = gguf_config(file)
     _check_positions(file.path, config, layout.device)
     _check_converted(file.path, layout.size(llama.shapes(config)) // _ranks(layout), layout)
-    tokens = tokenizers.from_gguf(file.metadata, str(file.path))
+    tokens = gguf_tokenizer.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
         _fused(file.path, lambda i: _ends(file, config) if i is None else gguf_state(file, config, f"blk.{i}."), config, layout),
@@ -652,7 +652,7 @@ def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, Whole
     else:
         sees, path = False, gguf.embedded_path() if source == EMBEDDED and not path.exists() else path
         file = gguf.read(path)
-        tokens, name = tokenizers.from_gguf(file.metadata, str(path)), path.stem
+        tokens, name = gguf_tokenizer.from_gguf(file.metadata, str(path)), path.stem
         template = text_or_none(file.metadata.get("tokenizer.chat_template"), f"{path}: tokenizer.chat_template")
     return tokens, whole(template, tokens, name=name, in_parts=sees)
 
