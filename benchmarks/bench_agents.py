@@ -37,7 +37,7 @@ from benchmarks.agent_traces import CONTEXT, Tools, Trace, agent, traces
 from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore, stepped
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.policy import Policy, host_size
 from lmc.backend.local import LocalBackend
 from lmc.errors import LmcError
@@ -154,7 +154,7 @@ def replay(engine: LocalBackend, jobs: Iterator[Trace], agents: int, warm_up: fl
 
 # -- with none -----------------------------------------------------------------------------------------------------
 
-Cost = Callable[[Pass], float]
+Cost = Callable[[ModelPass], float]
 """Seconds that a pass takes."""
 
 
@@ -163,7 +163,7 @@ def flat(base: float, per_row: float) -> Cost:
     return lambda work: base + per_row * work.rows
 
 
-def h200(work: Pass) -> float:
+def h200(work: ModelPass) -> float:
     """As measured on one H200 with an 8B shape: decode passes of 4.6, 6.9 and 15.2 ms at batch 1, 64 and 256, some 188 rows that are nearly free, and 45,000
     tokens of prompts a second beyond them (docs/performance.md)."""
     return 4.6e-3 + 41e-6 * len(work.samples) + max(0, work.rows - 188) / 45_000
@@ -176,7 +176,7 @@ class NullRunner:
     cost: Cost
     took: float = 0.0
 
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         self.took = self.cost(work)
         return PassOutput([_TOKEN] * len(work.samples), [None] * len(work.samples), [0.0] * len(work.scores), [()] * len(work.scores))
 
@@ -269,7 +269,7 @@ class VirtualCore(SteppedCore):
             self._until(min(due))
         return bool(due)
 
-    def _record(self, work: Pass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float) -> None:
         runner: Any = self._runner
         EngineCore._record(self, work, runner.took)
 

@@ -35,7 +35,7 @@ import torch
 
 import lmc
 from benchmarks.workloads import text
-from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.config import ModelConfig
@@ -126,10 +126,10 @@ def weight_bytes(engine: Engine) -> int:
 # -- passes through the runner -----------------------------------------------------------------------------------------
 
 
-def pass_of(spans: list[tuple[int, np.ndarray]], vocab: int, seed: int) -> Pass:
+def pass_of(spans: list[tuple[int, np.ndarray]], vocab: int, seed: int) -> ModelPass:
     """A pass with a span per (rows, slots): its last rows' logits are wanted."""
     rng = np.random.default_rng(seed)
-    work = Pass()
+    work = ModelPass()
     for rows, slots in spans:
         ids = rng.integers(0, vocab, rows).astype(np.int32)
         req = Request(RequestKind.PREFILL, ids, lambda _: None)
@@ -137,7 +137,7 @@ def pass_of(spans: list[tuple[int, np.ndarray]], vocab: int, seed: int) -> Pass:
     return work
 
 
-def last_rows(work: Pass) -> list[int]:
+def last_rows(work: ModelPass) -> list[int]:
     ends = np.cumsum([len(s.ids) for s in work.spans])
     return (ends - 1).tolist()
 

@@ -37,7 +37,7 @@ from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.gguf import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
@@ -85,7 +85,7 @@ class NullRunner:
         self._behind: dict[Request, int] = {}
         self.spent = 0  # ns of processor time
 
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         began, self._at = time.thread_time_ns(), self._at + 1
         n, token = len(work.samples), self._tokens[self._at % len(self._tokens)]
         self._before, self._behind = self._behind, {}
@@ -106,7 +106,7 @@ class NullRunner:
         self._behind[req] = automaton.next(state, token)
         return token
 
-    def launch(self, work: Pass) -> NullFlight:
+    def launch(self, work: ModelPass) -> NullFlight:
         return NullFlight(self.run(work))
 
 

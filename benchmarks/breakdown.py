@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.local import LocalBackend
 
@@ -172,7 +172,7 @@ class _Device:
         return mark - self._start if self._cuda is None else self.base.elapsed_time(mark) / 1e3
 
 
-def _rows(work: Pass) -> tuple[str, int, int, int]:
+def _rows(work: ModelPass) -> tuple[str, int, int, int]:
     """Return the kind of a pass, and its rows of pictures, of other prompt tokens, and of answers."""
     pictures = int((np.concatenate([span.ids for span in work.spans]) >= PICTURE).sum()) if work.spans else 0
     answers = sum([len(span.ids) for span in work.spans if span.branch is None and span.position >= len(span.request.prompt)])
@@ -230,8 +230,8 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
 
         put(owner, name, timed)
 
-    def scheduled(schedule: Callable[..., Pass | None]) -> Callable[..., Pass | None]:
-        def timed(*args: Any) -> Pass | None:
+    def scheduled(schedule: Callable[..., ModelPass | None]) -> Callable[..., ModelPass | None]:
+        def timed(*args: Any) -> ModelPass | None:
             with clocks.part("schedule"):
                 work = schedule(*args)
             if work is not None:
@@ -241,8 +241,8 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
 
         return timed
 
-    def launched(launch: Callable[[Pass], Any]) -> Callable[[Pass], Any]:
-        def timed(work: Pass) -> Any:
+    def launched(launch: Callable[[ModelPass], Any]) -> Callable[[ModelPass], Any]:
+        def timed(work: ModelPass) -> Any:
             (name, *of), total, began = rows.pop(id(work)), work.rows, time.perf_counter()
             with clocks.part(f"launch {name}"):
                 flight = launch(work)
@@ -255,8 +255,8 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
 
         return timed
 
-    def computed(run: Callable[[Pass], Any]) -> Callable[[Pass], Any]:
-        def timed(work: Pass) -> Any:
+    def computed(run: Callable[[ModelPass], Any]) -> Callable[[ModelPass], Any]:
+        def timed(work: ModelPass) -> Any:
             name, *of = rows.pop(id(work))
             looked, began = len(towers), device.mark()
             with clocks.part("device"):

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lmc.backend.engine.engine import EngineCore
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.local import LocalBackend
 from lmc.frontend import flights
 from lmc.frontend.fibers import Fiber, Fibers
@@ -32,7 +32,7 @@ class SteppedCore(EngineCore):
         """As if a pass took 10 ms, so that what is kept for a run does not hang on how fast this machine is."""
         return self.scheduler.tally.passes / 100
 
-    def _record(self, work: Pass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float) -> None:
         """As if it took 10 ms: neither do the rows that the next one may have."""
         super()._record(work, 1 / 100)
 

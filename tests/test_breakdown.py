@@ -10,7 +10,7 @@ import pytest
 import lmc
 from benchmarks.breakdown import broken_down
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, backend
 
 
@@ -74,7 +74,7 @@ class OnAGPU(FakeAheadRunner):
 
     _begun = Event(enable_timing=True)
 
-    def launch(self, work: Pass) -> SimpleNamespace:
+    def launch(self, work: ModelPass) -> SimpleNamespace:
         begun, ended = Event(enable_timing=True), Event(enable_timing=True)
         begun.record()
         flight = super().launch(work)

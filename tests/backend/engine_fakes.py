@@ -17,7 +17,7 @@ from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import EngineCore, PassOutput
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.token_ids import BROKEN, PENDING, STUCK, TokenLogprob, Top
 from lmc.backend.local import LocalBackend
@@ -167,11 +167,11 @@ class FakeRunner:
         for i, token in enumerate([*answer, self.eos]):
             self.script[ids + tuple(answer[:i])] = [token]
 
-    def seconds(self, work: Pass) -> float:
+    def seconds(self, work: ModelPass) -> float:
         """That a pass has taken, for those who learn from it."""
         return work.rows / 1000
 
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         if self.fail_with is not None:
             error, self.fail_with = self.fail_with, None
             raise error
@@ -215,7 +215,7 @@ class FakeRunner:
             return None
         return TokenLogprob(token, logprob(context, token), top(context, req.params.top_logprobs_num or 0))
 
-    def _contexts(self, work: Pass) -> dict[int, np.ndarray]:
+    def _contexts(self, work: ModelPass) -> dict[int, np.ndarray]:
         """Return the contents of the pages up to each row that is looked at."""
         wanted = iter(sorted({row for row, _ in work.draws} | {s.row for s in work.scores}))
         row, found, first = next(wanted, None), dict[int, np.ndarray](), 0
@@ -275,7 +275,7 @@ class FakeAheadRunner(FakeRunner):
         automaton, state = self.place(req)
         return automaton.next(state, token) if min(state, token) >= 0 else DEAD
 
-    def launch(self, work: Pass) -> FakeFlight:
+    def launch(self, work: ModelPass) -> FakeFlight:
         assert self.flying <= 1, "more than one step ahead"
         output = self.run(work)
         sampled = zip(work.samples, output.tokens, strict=False)  # what is drawn behind drafts the host says
@@ -493,7 +493,7 @@ class SteppedCore(EngineCore):
 
     def give_way(self) -> None: ...  # there is no loop to wait for
 
-    def _record(self, work: Pass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float) -> None:
         super()._record(work, self._runner.seconds(work))  # pyright: ignore
 
     @property

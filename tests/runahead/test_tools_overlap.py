@@ -11,7 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.base import Hints, ProgramRun
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Family
 from lmc.segments import Text
 from tests.backend.engine.test_host_tier import ask, gen
@@ -32,9 +32,9 @@ def until(reached: Callable[[], bool], what: str) -> None:
 class Held(FakeRunner):
     """Its passes wait until `may_run` says so."""
 
-    may_run: Callable[[Pass], bool] = lambda self, work: True
+    may_run: Callable[[ModelPass], bool] = lambda self, work: True
 
-    def run(self, work: Pass) -> Any:
+    def run(self, work: ModelPass) -> Any:
         until(lambda: self.may_run(work), "a pass was held up")
         return super().run(work)
 
@@ -127,7 +127,7 @@ class Says(Held):
 
     ids = FakeWords().encode((ANSWER,))
 
-    def run(self, work: Pass) -> Any:
+    def run(self, work: ModelPass) -> Any:
         out = super().run(work)
         at = [req.length - req.prompt_len for _, req in work.samples]
         tokens = [self.ids[i] if i < len(self.ids) else self.eos for i in at]

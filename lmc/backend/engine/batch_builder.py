@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.forward_batch import Draft, Pass, Rows, Score
+from lmc.backend.engine.forward_batch import Draft, ModelPass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
 from lmc.backend.engine.request import Request, RequestKind, drafted
 from lmc.backend.engine.slot_ownership import SlotOwnership
@@ -46,7 +46,7 @@ class BatchBuilder:
     """Builds a pass, `work`. room: rows left for prompts and forced runs."""
 
     def __init__(self, held: SlotOwnership, waiting: WaitingQueue, chunk: int) -> None:
-        self.work, self.room = Pass(), chunk
+        self.work, self.room = ModelPass(), chunk
         self._shares = held.policy.cache == "tree"
         self._allowed: dict[Request, int] = {}  # rows allowed for each competing prompt
         self._chunk, self._held, self._waiting = chunk, held, waiting
@@ -218,7 +218,7 @@ class BatchBuilder:
             self._waiting.keep_next()
         return self._held.alloc(n)
 
-    def done(self) -> Pass | None:
+    def done(self) -> ModelPass | None:
         """Return the pass; None if there is nothing to compute."""
         work = self.work
         for row, req in work.first:  # only now: twins may join a prompt that is in this very pass

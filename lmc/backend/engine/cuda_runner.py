@@ -27,7 +27,7 @@ from lmc.backend.engine.attention.tiled import TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
 from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
-from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
 from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kv_fp8 import Fp8Rows
@@ -150,7 +150,7 @@ class CudaRunner(ModelRunner):
             self._flash.wait()
 
     @torch.inference_mode()
-    def launch(self, work: Pass) -> Flight:
+    def launch(self, work: ModelPass) -> Flight:
         """Launch a pass, see AheadRunner. Its scores come with it."""
         wanted, index = wanted_rows(work)
         self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -166,12 +166,12 @@ class CudaRunner(ModelRunner):
         ended.record()
         return landing
 
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         output = super().run(work)
         self._places = {}
         return output
 
-    def logits(self, work: Pass, wanted: list[int]) -> Tensor:
+    def logits(self, work: ModelPass, wanted: list[int]) -> Tensor:
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
@@ -254,7 +254,7 @@ class CudaRunner(ModelRunner):
         wanted, logits = layout.wanted, stage.array("logits", rows)
         logits[: len(wanted)], logits[len(wanted) :] = wanted, 0
 
-    def _groups(self, work: Pass) -> list[SharedPrefix]:
+    def _groups(self, work: ModelPass) -> list[SharedPrefix]:
         if self.share_from is None or sum(map(len, map(_SLOTS, work.spans))) < self.share_from // 8:
             return []
         found = self._prefixes.of(work)
@@ -351,7 +351,7 @@ def _put_pages(layout: _SpanLayout, stage: StagingBuffer, behind: int) -> int:
     return len(slots)
 
 
-def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _SpanLayout:
+def _arranged(work: ModelPass, wanted: list[int], shared: list[SharedPrefix], few: int) -> _SpanLayout:
     """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
     ones."""
     spans, rows, short = work.spans, np.asarray(wanted, np.int64), len(work.spans)
@@ -373,7 +373,7 @@ def _arranged(work: Pass, wanted: list[int], shared: list[SharedPrefix], few: in
     return _SpanLayout(spans, short, lengths, contexts, cuts, rows, tuple(_read_together(work, shared)), adapters_of(spans))
 
 
-def _read_together(work: Pass, shared: list[SharedPrefix]) -> Iterator[Shared]:
+def _read_together(work: ModelPass, shared: list[SharedPrefix]) -> Iterator[Shared]:
     first = 0
     for group in shared:
         yield Shared(first, len(group.spans), work.spans[group.spans[0]].slots[: group.length])

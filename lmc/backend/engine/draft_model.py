@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
 from lmc.backend.engine.request import NOBODY, Drafted, DraftedAnswer, Request, Sampled
@@ -39,7 +39,7 @@ _MOST_SLOTS = 1 << 14
 class Computes(Protocol):
     """The interface that computes the small model's passes: a ModelRunner."""
 
-    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor: ...
+    def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor: ...
 
 
 class Samples(Protocol):
@@ -152,24 +152,24 @@ class DraftModel:
     def _run(self, reqs: Sequence[Request], ends: Mapping[Request, int]) -> torch.Tensor:
         """Computes what it lacks of each up to `ends`; logits of the last row of each."""
         while sum(ends[req] - self._known[req].computed for req in reqs) > max(self._chunk, len(reqs)):
-            room, work = self._chunk, Pass()
+            room, work = self._chunk, ModelPass()
             for req in reqs:
                 n = min(room, ends[req] - self._known[req].computed - 1)  # the last rows of all are in one pass
                 if n > 0:
                     self._add(work, req, n)
                     room -= n
             self._logits(work, [])
-        work, last = Pass(), list[int]()
+        work, last = ModelPass(), list[int]()
         for req in reqs:
             self._add(work, req, ends[req] - self._known[req].computed)
             last.append(work.rows - 1)
         return self._logits(work, last)
 
-    def _logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+    def _logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         self.rows, self.passes = self.rows + work.rows, self.passes + 1
         return self._runner.logits(work, wanted)
 
-    def _add(self, work: Pass, req: Request, n: int) -> None:
+    def _add(self, work: ModelPass, req: Request, n: int) -> None:
         known = self._known[req]
         at, end = known.computed, known.computed + n
         known.ids[at:end] = req.ids[at:end]

@@ -37,7 +37,7 @@ from lmc.backend.base import HEALTHY, Health
 from lmc.backend.engine.answer import Ending
 from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
-from lmc.backend.engine.forward_batch import Draft, Pass
+from lmc.backend.engine.forward_batch import Draft, ModelPass
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob, Top
@@ -101,7 +101,7 @@ STUCK_AFTER = 300.0
 class Runner(Protocol):
     """Runs a pass: the model and the sampler."""
 
-    def run(self, work: Pass) -> PassOutput: ...
+    def run(self, work: ModelPass) -> PassOutput: ...
 
 
 class Flight(Protocol):
@@ -121,7 +121,7 @@ class Flight(Protocol):
 class AheadRunner(Runner, Protocol):
     """A runner whose device works asynchronously."""
 
-    def launch(self, work: Pass) -> Flight:
+    def launch(self, work: ModelPass) -> Flight:
         """Begin a pass. Known tokens that are PENDING are those that the previously launched pass samples."""
         ...
 
@@ -129,7 +129,7 @@ class AheadRunner(Runner, Protocol):
 class _Released:
     """Replaces a released runner."""
 
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         raise BackendError("the engine was closed")
 
 
@@ -158,7 +158,7 @@ class EngineCore:
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
-        self._flying: tuple[Pass, Flight] | None = None
+        self._flying: tuple[ModelPass, Flight] | None = None
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
         self._unreported: deque[Request] = deque()  # requests that have ended; what follows their answers is submitted when their listeners are called
         self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
@@ -356,7 +356,7 @@ class EngineCore:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     @property
-    def _launch(self) -> Callable[[Pass], Flight] | None:
+    def _launch(self) -> Callable[[ModelPass], Flight] | None:
         """The `launch` of an asynchronous runner. Read several times a pass, for which `isinstance` is too slow."""
         return getattr(self._runner, "launch", None)
 
@@ -536,7 +536,7 @@ class EngineCore:
         self._deliver(work, output)
         self._emit_deltas()
 
-    def _begin(self) -> tuple[Pass | None, Flight | None]:
+    def _begin(self) -> tuple[ModelPass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
         work = self.scheduler.schedule(self._quick if self._hurries else None, self._unreported)
         if work is None:
@@ -565,7 +565,7 @@ class EngineCore:
         finally:
             self._computing = False
 
-    def _can_go_on(self, flying: Pass) -> bool:
+    def _can_go_on(self, flying: ModelPass) -> bool:
         """Return whether a pass without the answers that must wait for this one is worthwhile, or none must and most
         will gain."""
         samples = flying.samples
@@ -587,7 +587,7 @@ class EngineCore:
         self._record(work, seconds)
         self._deliver(work, output)
 
-    def _record(self, work: Pass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float) -> None:
         """Record the pass that has just ended on the device, for the pace of the next ones, and for a trace if one is
         being recorded."""
         self.scheduler.learn(work.rows, seconds)
@@ -610,7 +610,7 @@ class EngineCore:
             )
         )  # fmt: skip
 
-    def _deliver(self, work: Pass, output: PassOutput) -> None:
+    def _deliver(self, work: ModelPass, output: PassOutput) -> None:
         self.failure = ""
         for req in work.requests:
             req.in_flight -= 1
@@ -655,7 +655,7 @@ class EngineCore:
             return False
         return True
 
-    def _deliver_scores(self, work: Pass, output: PassOutput) -> None:
+    def _deliver_scores(self, work: ModelPass, output: PassOutput) -> None:
         for req in {score.request for score in work.scores if score.at is None}:
             req.passes += 1
         for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):

@@ -69,7 +69,7 @@ class Draft(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pass:
+class ModelPass:
     """One pass of the model: spans in row order, rows to sample for, rows to score.
 
     checks  rows of drafts; each samples the next token if the draft's tokens up to it are drawn

@@ -17,7 +17,7 @@ from lmc.backend.engine.token_ids import PICTURE, Top
 from lmc.backend.engine.transfer import to_device
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.forward_batch import Pass, Rows
+    from lmc.backend.engine.forward_batch import ModelPass, Rows
 
 
 class ModelRunner:
@@ -27,7 +27,7 @@ class ModelRunner:
         self._model, self._kv, self._sampler, self._device, self._eyes = model, kv, sampler, device, eyes
 
     @torch.inference_mode()
-    def run(self, work: Pass) -> PassOutput:
+    def run(self, work: ModelPass) -> PassOutput:
         wanted, index = wanted_rows(work)
         logits = self.logits(work, wanted)
         scores = self._scores(logits, work, index)
@@ -35,18 +35,18 @@ class ModelRunner:
         tokens, told = self._sampler.sample(logits, [index[row] for row, _ in draws], [req for _, req in draws])
         return PassOutput(tokens, told, *read(scores))
 
-    def _scores(self, logits: torch.Tensor, work: Pass, index: dict[int, int]) -> Logprobs | None:
+    def _scores(self, logits: torch.Tensor, work: ModelPass, index: dict[int, int]) -> Logprobs | None:
         """Return the scores of the pass; on the device."""
         if not work.scores:
             return None
         tokens = to_device([s.token for s in work.scores], logits)
         return logprobs(logits, [index[s.row] for s in work.scores], tokens, [s.top for s in work.scores])
 
-    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+    def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         """Return logits of the rows `wanted`, [len(wanted), vocab] float32."""
         return self._model.forward(self._batch(work, wanted), self._kv)
 
-    def _batch(self, work: Pass, wanted: list[int]) -> ForwardBatch:
+    def _batch(self, work: ModelPass, wanted: list[int]) -> ForwardBatch:
         ids = tokens_of(work.spans)
         out_slots = np.concatenate([s.slots[s.position :] for s in work.spans])
         spans: list[Span] = []
@@ -130,7 +130,7 @@ def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
     return tuple((at.start, at.end) for at, *_ in found if at.picture.shown.mutual)
 
 
-def wanted_rows(work: Pass) -> tuple[list[int], dict[int, int]]:
+def wanted_rows(work: ModelPass) -> tuple[list[int], dict[int, int]]:
     """Return the rows whose logits are wanted, in order, and the index of each among them."""
     wanted = sorted({row for row, _ in work.draws} | {s.row for s in work.scores})
     return wanted, {row: i for i, row in enumerate(wanted)}

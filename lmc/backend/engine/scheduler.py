@@ -23,7 +23,7 @@ from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
 from lmc.backend.engine.drafts import Costs, Drafts
-from lmc.backend.engine.forward_batch import Pass, PassCounts
+from lmc.backend.engine.forward_batch import ModelPass, PassCounts
 from lmc.backend.engine.host_tier import CopyRates, Mover
 from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.pace import Pace
@@ -151,7 +151,7 @@ class Scheduler:
 
     # -- the next pass -----------------------------------------------------------------------------------------
 
-    def schedule(self, rows: int | None = None, unreported: Iterable[Request] = ()) -> Pass | None:
+    def schedule(self, rows: int | None = None, unreported: Iterable[Request] = ()) -> ModelPass | None:
         """Return the next pass, with slots for its rows; None if there is nothing to compute.
 
         rows        no more of prompts and forced runs than leave so many in all
@@ -224,7 +224,7 @@ class Scheduler:
             room -= more
         return others
 
-    def commit(self, work: Pass) -> None:
+    def commit(self, work: ModelPass) -> None:
         """Commit a pass that has run, or will have before anything planned from now on: its KV is valid. Prompt chunks
         go to the tree at once, so that others can use them; its sampled tokens get their places."""
         held, drafts = self._held, work.drafts

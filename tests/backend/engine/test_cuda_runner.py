@@ -13,7 +13,7 @@ import numpy as np  # noqa: E402
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
 from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
-from lmc.backend.engine.forward_batch import Pass, Rows  # noqa: E402
+from lmc.backend.engine.forward_batch import ModelPass, Rows  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
@@ -59,7 +59,7 @@ class Both:
     ) -> None:
         """A pass of (rows, slots of the context): the logits of each `every`-th row are near the reference's. `below`: the
         nodes of the radix tree where spans' prefixes end."""
-        work = Pass()
+        work = ModelPass()
         for i, (rows, slots) in enumerate(spans):
             ids = self.rng.integers(0, VOCAB, rows).astype(np.int32)
             req = Request(RequestKind.PREFILL, ids, lambda _: None)
@@ -73,7 +73,7 @@ class Both:
         assert worst < self.most, f"a row is off by {worst:.3f}"
 
 
-def _batch(work: Pass, wanted: list[int]) -> ForwardBatch:
+def _batch(work: ModelPass, wanted: list[int]) -> ForwardBatch:
     def to(array):
         return torch.as_tensor(np.asarray(array, np.int64), device="cuda")
 
@@ -177,7 +177,7 @@ def test_rows_that_decode_are_read_apart_from_prompts_in_one_pass(name, kv, shar
 def test_a_pass_without_wanted_rows_still_writes_its_kv():
     both = Both(CONFIGS["llama"])
     slots = np.arange(64)
-    work = Pass()
+    work = ModelPass()
     ids = both.rng.integers(0, VOCAB, 63).astype(np.int32)
     work.add(Rows(Request(RequestKind.PREFILL, ids, lambda _: None), ids, 0, slots[:63]))
     with torch.inference_mode():

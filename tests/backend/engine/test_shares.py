@@ -13,7 +13,7 @@ from lmc.backend.engine.attention.sharing import SharedPrefix
 from lmc.backend.engine.distributed import passes
 from lmc.backend.engine.distributed.passes import Memory, parts_of, put, read
 from lmc.backend.engine.distributed.shares import shares
-from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.token_ids import PENDING
@@ -60,7 +60,7 @@ def test_columns_stay_together_in_tiles_where_they_can():
 
 
 def _pass(rng, spans):
-    work = Pass()
+    work = ModelPass()
     for rows, context in spans:
         req = Request(RequestKind.PREFILL, np.arange(1, dtype=np.int32), lambda _: None)
         work.add(Rows(req, rng.integers(0, 500, rows).astype(np.int32), context - rows, rng.permutation(9999)[:context], is_far=context > 20))

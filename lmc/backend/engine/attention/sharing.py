@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.forward_batch import Pass, Rows
+    from lmc.backend.engine.forward_batch import ModelPass, Rows
     from lmc.backend.engine.radix_cache import Node
     from lmc.backend.engine.request import Request
 
@@ -40,7 +40,7 @@ class PassGroups:
         self._requests: list[Request] = []  # of the last pass, if it only decoded
         self._found: list[SharedPrefix] = []
 
-    def of(self, work: Pass) -> list[SharedPrefix]:
+    def of(self, work: ModelPass) -> list[SharedPrefix]:
         requests = [span.request for span in work.spans] if work.only_decodes else []
         if not requests or requests != self._requests:
             self._requests, self._found = requests, groups(work.spans)

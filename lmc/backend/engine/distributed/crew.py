@@ -32,7 +32,7 @@ from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
 from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup, meeting_place, met_at
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, processor_clock, put, wait_until
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.request import Request
 from lmc.errors import ModelLoadError, ParameterError
 from lmc.forking import belongs_here
@@ -157,7 +157,7 @@ class Crew:
 
     # -- passes ------------------------------------------------------------------------------------------------------------
 
-    def tell(self, work: Pass, wanted: Sequence[int], groups: Sequence[Sharing], places: Mapping[Request, int], samples: int) -> None:
+    def tell(self, work: ModelPass, wanted: Sequence[int], groups: Sequence[Sharing], places: Mapping[Request, int], samples: int) -> None:
         """Let all ranks compute this pass now; rank 0 has to, too. Raises RanksLost."""
         self.check()
         parts, memory, number = parts_of(work, wanted, groups, places, samples), self._memory, self._number + 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
     from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.distributed.passes import Written
-    from lmc.backend.engine.forward_batch import Pass
+    from lmc.backend.engine.forward_batch import ModelPass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.llama import LlamaModel
 
@@ -57,7 +57,7 @@ class _Ranked(CudaRunner):
         """Return whether the kernels that `settle` adopts are compiled."""
         return self._flash is None or self._flash.wait(0.0)
 
-    def _groups(self, work: Pass) -> list[Sharing]:
+    def _groups(self, work: ModelPass) -> list[Sharing]:
         return self._sharing
 
 
@@ -69,7 +69,7 @@ class LeadingCuda(_Ranked):
         self._crew, self._samples, self._settled = crew, 0, False
 
     @torch.inference_mode()
-    def launch(self, work: Pass) -> WatchedPass:
+    def launch(self, work: ModelPass) -> WatchedPass:
         self._samples = len(work.samples)
         try:
             landing = super().launch(work)
@@ -80,7 +80,7 @@ class LeadingCuda(_Ranked):
             self._samples = 0
         return WatchedPass(landing, self._crew)
 
-    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+    def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         self._sharing = CudaRunner._groups(self, work)
         self._crew.tell(work, wanted, self._sharing, self._places, self._samples)
         try:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmc.backend.engine.attention.sharing import SharedPrefix
-from lmc.backend.engine.forward_batch import Pass, Rows
+from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.request import NOBODY, Request
 from lmc.backend.engine.token_ids import PENDING
 
@@ -33,7 +33,7 @@ class Written(NamedTuple):
     """A pass as others read it: spans without requests, logit rows, groups that read slots together, and how many of
     its samples are broadcast after it."""
 
-    work: Pass
+    work: ModelPass
     wanted: list[int]
     groups: list[SharedPrefix]
     samples: int
@@ -115,7 +115,7 @@ def unnamed(purpose: str) -> int:
         return os.dup(file.fileno())
 
 
-def parts_of(work: Pass, wanted: Sequence[int], groups: Sequence[SharedPrefix], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
+def parts_of(work: ModelPass, wanted: Sequence[int], groups: Sequence[SharedPrefix], places: Mapping[Request, int], samples: int) -> list[np.ndarray]:
     """Return the arrays of a pass. A pending token is written as its index among the samples before
     (kernels/embedding.py)."""
     spans = work.spans
@@ -153,7 +153,7 @@ def read(room: np.ndarray) -> Written:
 
     lengths, contexts, far = take(spans).tolist(), take(spans).tolist(), take(spans).tolist()
     ids, logit_rows, said, every = take(rows), take(wanted).tolist(), take(grouped).tolist(), take(slots, np.int64)
-    work, row, slot = Pass(), 0, 0
+    work, row, slot = ModelPass(), 0, 0
     for n, context, is_far in zip(lengths, contexts, far, strict=True):
         work.add(Rows(NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
         row, slot = row + n, slot + context

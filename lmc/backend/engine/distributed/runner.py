@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
     from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.engine import Runner
-    from lmc.backend.engine.forward_batch import Pass
+    from lmc.backend.engine.forward_batch import ModelPass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
 
@@ -43,7 +43,7 @@ class Leading(ModelRunner):
         super().__init__(model, kv, sampler, device)
         self._crew = crew
 
-    def logits(self, work: Pass, wanted: list[int]) -> torch.Tensor:
+    def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         crew = self._crew
         crew.tell(work, wanted, (), {}, 0)
         crew.waits()
