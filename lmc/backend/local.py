@@ -27,7 +27,8 @@ import numpy as np
 from lmc.backend.base import Capabilities, Handle, Health, Hints, Output, Result, Scored, check_adapter, check_supported
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.constraint import KINDS, Compiler
-from lmc.backend.engine.drafts import Costs, Drafts, Guesses, Setting, check_setting
+from lmc.backend.engine.draft_costs import Costs
+from lmc.backend.engine.drafts import Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
 from lmc.backend.engine.eyes import Eyes, Preparing

@@ -27,6 +27,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from lmc.backend.engine.draft_costs import Costs, DraftBudget
 from lmc.backend.engine.draft_sources import LONGEST, Match, ModelGuess, occurrence
 from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
@@ -108,110 +109,6 @@ class _GenStatistics:
         if self.constants != constants:
             self.constants = constants
             self.program = np.array([x for text in constants for x in (_SEAM, *encode(text))], np.int32)[:_SITE]
-
-
-# -- cost of a pass ----------------------------------------------------------------------------------------------
-
-
-class Costs:
-    """Cost of rows of drafts, in units of passes without them.
-
-    ahead  whether passes without drafts are launched before the last one's tokens are known
-    row    cost of a further row
-    host   the host's work between two passes
-    step   what a smaller model takes for the next token of each of its drafts
-    """
-
-    def __init__(self, ahead: bool, row: float, host: float = 0.1) -> None:
-        self.ahead, self.row, self.host = ahead, row, host
-        self.step = _STEP
-        self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
-
-    def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
-        """Record the device and host time of a pass of so many rows, and so many rows of drafts beside them."""
-        plain = self._plain.get(rows)
-        if not drafted:
-            self._plain[rows] = seconds if plain is None else plain + (seconds - plain) / 8
-        elif plain:
-            self.row += (min(1.0, max(0.0, (seconds / plain - 1) / drafted)) - self.row) / 16
-        if plain:
-            self.host += (min(2.0, host / plain) - self.host) / 32
-
-    @property
-    def plain(self) -> float:
-        """Return what a pass without drafts takes, the host's work included."""
-        return max(1.0, self.host) if self.ahead else 1 + self.host
-
-    @property
-    def wait(self) -> float:
-        """Return what it costs to wait for a pass instead of launching the next one ahead."""
-        return 1 + self.host - self.plain
-
-    def of(self, counts: Sequence[int], guessed: Sequence[bool]) -> float:
-        """Return what so many tokens of each draft cost; their pass is waited for."""
-        steps = max((n for n, model in zip(counts, guessed, strict=True) if model), default=0)
-        return self.wait + self.row * sum(counts) + self.step * steps if any(counts) else 0.0
-
-    def learn_step(self, answers: int, steps: int, seconds: float) -> None:
-        """A smaller model has taken so long for so many tokens of each of its drafts."""
-        if plain := self._plain.get(answers):
-            self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
-
-    def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = ()) -> list[int]:
-        """Return how many tokens of each draft to run to maximize tokens per second; none if drafts would not gain.
-        `chances`: the probabilities that as many tokens of each draft are right (Odds). `guessed`: those of a smaller
-        model, whose tokens cost one more step shared by all of these."""
-        guessed = guessed or [False] * len(chances)
-        step = self.step / max(1, sum(guessed))
-        costs = [self.row + step * model for model in guessed]
-        order = sorted(((p / costs[i] if costs[i] else p, p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
-        counts = [0] * len(chances)
-        tokens, took = float(answers), 1 + self.host
-        for _, p, i in order:
-            if p * took <= tokens * costs[i]:
-                break
-            tokens, took = tokens + p, took + costs[i]
-            counts[i] += 1
-        return counts if tokens / took > _GAIN * answers / self.plain else [0] * len(chances)
-
-
-_STEP = 0.25  # until steps have told
-_GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
-
-
-class DraftBudget:
-    """The cost that drafts may still have, in the unit of costs: a share of the passes, and what drafts have gained. So where they do not pay they cost
-    that share and no more, however wrong the odds are.
-
-    A token that a draft gave an answer is a pass gained once all answers that run beside it have got as many: those that are ahead wait for
-    the others.
-    """
-
-    def __init__(self) -> None:
-        self.left = _AT_FIRST
-        self._since: dict[Request, int] = {}  # tokens of drafts that each answer had when the last one began
-        self._gained = 0  # by all of them since then
-
-    def begin(self, decoding: Sequence[Request], plain: float) -> None:
-        """Account for a pass, which takes that long without drafts."""
-        more = {req: req.accepted - since for req, since in self._since.items()}
-        going_on = [more[req] for req in decoding if req in more]
-        gained = max(self._gained, min(more.values(), default=0), min(going_on, default=0))
-        self.left = min(self.left + (_SHARE + gained - self._gained) * plain, _SAVED)
-        self._gained = gained
-        if len(going_on) < len(decoding):
-            self._since, self._gained = {req: req.accepted for req in decoding}, 0
-        elif len(going_on) < len(more):
-            self._since = {req: self._since[req] for req in decoding}
-
-    def ahead(self, req: Request) -> int:
-        """Return the tokens of drafts that an answer got since the last one began."""
-        return req.accepted - self._since.get(req, req.accepted)
-
-
-_SHARE = 0.01
-_AT_FIRST = 1.0
-_SAVED = 8.0  # the most that is left of what was gained
 
 
 # -- drafts ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable
 from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
-from lmc.backend.engine.drafts import Costs, Drafts
+from lmc.backend.engine.draft_costs import Costs
+from lmc.backend.engine.drafts import Drafts
 from lmc.backend.engine.forward_batch import ModelPass, PassCounts
 from lmc.backend.engine.host_tier import CopyRates, Mover
 from lmc.backend.engine.lengths import AnswerLengths

@@ -13,7 +13,8 @@ import pytest
 
 import lmc
 from lmc.backend.base import Hints
-from lmc.backend.engine.drafts import Costs, Drafts
+from lmc.backend.engine.draft_costs import Costs
+from lmc.backend.engine.drafts import Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
 from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.test_ahead import WORDS, gen, random_ask, seen_of

@@ -12,7 +12,8 @@ import pytest
 
 from lmc.backend.base import Hints
 from lmc.backend.engine import drafts as drafting
-from lmc.backend.engine.drafts import Costs, Odds, occurrence
+from lmc.backend.engine.draft_costs import Costs
+from lmc.backend.engine.drafts import Odds, occurrence
 from lmc.errors import Loc, ParameterError
 from lmc.segments import Gen, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
