@@ -69,17 +69,17 @@ def _choose(scores, weights, chosen, experts, COUNT: tl.constexpr, NORMED: tl.co
     odds = tl.exp(score - tl.max(score, 0))
     total = tl.sum(odds, 0)
     left, sum_of_chosen = odds, 0.0
-    for _ in tl.static_range(COUNT):
+    for _ in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
         best = tl.argmax(left, 0)
-        sum_of_chosen += tl.max(left, 0)
+        sum_of_chosen += tl.max(left, 0)  # pyright: ignore[reportOperatorIssue]
         left = tl.where(at == best, -1.0, left)
     if NORMED:
         total = sum_of_chosen
     left = odds
-    for place in tl.static_range(COUNT):
+    for place in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
         best = tl.argmax(left, 0)
         tl.store(chosen + row * COUNT + place, best)
-        tl.store(weights + row * COUNT + place, tl.max(left, 0) / total)
+        tl.store(weights + row * COUNT + place, tl.max(left, 0) / total)  # pyright: ignore[reportOperatorIssue]
         left = tl.where(at == best, -1.0, left)
 
 
