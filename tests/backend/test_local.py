@@ -546,10 +546,18 @@ def test_text_that_is_no_text_is_refused_with_the_reason(engine):
     for parts in (("a", "b\ud83d"), ("\udcff",)):
         with pytest.raises(ParameterError, match=r"the prompt has '\\ud...', half of a surrogate pair"):
             engine.submit(None, [Text(parts), gen(1)])
-    child = engine.submit(ask(engine, "x", gen(1)), [Text(("\ud800",)), gen(1)])
+    assert ask(engine, "x", gen(2)).results[0].output().text
+
+
+def test_text_that_is_no_text_behind_an_answer_fails_when_that_is_there():
+    engine, core = stepped(100)
+    parent = ask(engine, "x", gen(1))
+    child = engine.submit(parent, [Text(("\ud800",)), gen(1)])
+    drain(core)
     with pytest.raises(ParameterError, match="surrogate"):
         child.results[0].output()
-    assert ask(engine, "x", gen(2)).results[0].output().text
+    with pytest.raises(ParameterError, match="surrogate"):
+        engine.submit(parent, [Text(("\ud800",)), gen(1)])
 
 
 def test_tokens_that_the_model_does_not_know_are_refused():
