@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import collections
 import contextlib
 import contextvars
 import copy
@@ -122,6 +123,8 @@ def _of_cached(fn: Any) -> CallKind:
 
 
 def _of_class(cls: type) -> CallKind:
+    if cls is collections.defaultdict:
+        return CallKind.PASSES_ON
     if (
         issubclass(cls, BaseException | pathlib.PurePath)
         or cls in _OWN_DATA

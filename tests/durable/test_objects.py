@@ -14,6 +14,7 @@ import queue
 import random
 import sys
 import types
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -326,8 +327,9 @@ def works_on_threads(s: Any) -> Any:
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(work, f, i) for i, f in enumerate(s.fork(2))]
         found = [future.result() for future in futures] + list(pool.map(tool, "xy"))
-    s += "".join(found) + lmc.gen("z", max_tokens=2)
-    return found
+    made = defaultdict(functools.partial(tool, "d"), {"k": "v"})
+    s += "".join(found) + made["k"] + made["other"] + lmc.gen("z", max_tokens=2)
+    return found, dict(made)
 
 
 @lmc.function
