@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from lmc import userfiles
-from lmc.cli.console import say, write
+from lmc.cli.console import say, text_of, write
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
 from lmc.cli.options import Arguments, BackendName, Format, NoLoc, OutputFile, Target
@@ -103,10 +103,7 @@ def opt(
     from lmc.passes.base import Target
     from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for
 
-    try:
-        source = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    source = text_of(file)
     if file.suffix == ".py":
         raise UsageError(f"{file} is a program, not a graph; write its graph with: lmc dump-ir {file}:FUNCTION --after trace -o FILE.lmir")
     with as_usage():

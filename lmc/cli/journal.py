@@ -53,6 +53,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List runs, their status, and what they wait for."""
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path}: there is no such journal or folder")
     found = [(each, *_runs(each, key_file)) for path in paths for each in _journals(path)]
     if as_json:
         for path, runs, wrong in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from contextlib import closing
@@ -135,7 +136,14 @@ def serve(
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
     userfiles.check_folder(journals, "--journals")
-    if journals is not None and not journals.is_dir():
+    for option, seconds in (("--timeout", timeout), ("--drain", drain)):
+        if math.isnan(seconds):
+            raise UsageError(f"{option} {seconds}: give a number of seconds")
+    if not all(name or (".",)):
+        raise UsageError("--name '': a model's name is a text that requests give as model")
+    if journals is not None and journals.exists() and not journals.is_dir():
+        raise UsageError(f"--journals {journals}: this is a file; name a folder")
+    if journals is not None and not journals.exists():
         say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
     use_devices(model, tp, dp)

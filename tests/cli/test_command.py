@@ -92,6 +92,12 @@ BAD = {
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
     "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
     "graph that does not parse": (["opt", "text.lmir"], 1, ["text.lmir:2", "expected graph"]),
+    "a graph file that is no text": (["opt", "binary.lmir"], 2, ["cannot read binary.lmir", "utf-8"]),
+    "no journal of that name": (["journal", "list", "none"], 2, ["none: there is no such journal or folder"]),
+    "journals in a file": (["serve", "-b", "mock", "--journals", "in.jsonl"], 2, ["--journals in.jsonl", "name a folder"]),
+    "no time": (["serve", "-b", "mock", "--timeout", "nan"], 2, ["--timeout nan"]),
+    "no time to drain": (["serve", "-b", "mock", "--drain", "nan"], 2, ["--drain nan"]),
+    "no name": (["serve", "-b", "mock", "--name", ""], 2, ["--name ''"]),
     "no graph file": (["opt", "none.lmir"], 2, ["none.lmir"]),
     "unknown pass of opt": (["opt", "g.lmir", "--passes=cannonicalize"], 2, ["canonicalize"]),
     "unknown template of opt": (["opt", "g.lmir", "--template=qwem"], 1, ["qwem", "qwen"]),
@@ -112,6 +118,7 @@ def bad_files(folder):
     (folder / "empty.py").write_text("x = 1\n")
     (folder / "g.lmir").write_text("graph @g() -> (any) {\n}\n")
     (folder / "text.lmir").write_text("\nno graph\n")
+    (folder / "binary.lmir").write_bytes(b"\xff\xfe")
 
 
 @pytest.mark.parametrize("args, expected, words", BAD.values(), ids=BAD.keys())
