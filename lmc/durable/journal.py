@@ -209,7 +209,7 @@ class JournalFile:
         if self._error is not None:
             raise JournalError(
                 f"journal={str(self.path)!r}: {getattr(self._error, 'strerror', None) or self._error}; the run cannot continue without its journal"
-            )
+            ) from (self._error if isinstance(self._error, OSError) else None)
 
     def _work(self) -> None:
         closing, due = False, 0.0  # deadline of the next sync; 0: all is synced

@@ -63,7 +63,10 @@ class AuditLog:
     def close(self) -> None:
         if self._file is not None:
             self._write_late()
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError:  # it has not been written before, either
+                log.exception("the audit log cannot be written; something is not in it")
 
     def _write_late(self) -> None:
         late, self._late = self._late, Counter[str]()

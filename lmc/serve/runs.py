@@ -4,6 +4,7 @@ answer, days and restarts later."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -21,6 +22,8 @@ from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply
+
+log = logging.getLogger("lmc.serve")
 
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 
@@ -49,8 +52,12 @@ class JournaledRuns:
     def begun(self, run: str) -> Journal:
         """The same of a run that begins, or goes on; the folders that it is in are made."""
         journal = self.journal(run)
-        for folder in (self._directory.parent, self._directory):
-            make_directory(folder)
+        try:
+            for folder in (self._directory.parent, self._directory):
+                make_directory(folder)
+        except OSError as error:
+            log.exception("the folder %s of --journals cannot be made", self._directory)
+            raise ApiError(503, f"this server cannot keep runs now: its folder for them cannot be made ({error.strerror})", code="journal") from None
         return journal
 
     async def listed(self, call: EndpointCall) -> EndpointReply:
@@ -70,7 +77,7 @@ class JournaledRuns:
         if isinstance(error, InDoubtEffect):
             raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
-            raise ApiError(409, self._said(run, error.message), code="journal")
+            raise ApiError(503 if isinstance(error.__cause__, OSError) else 409, self._said(run, error.message), code="journal")
         return EndpointReply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
 
     async def _on_pool(self, work: Any) -> Any:

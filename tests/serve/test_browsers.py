@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import httpx
@@ -377,9 +378,19 @@ def test_a_failure_of_ours_names_its_request(caplog, monkeypatch):
     assert "the request mine-2 failed" in caplog.text
 
 
-def test_an_audit_log_that_cannot_be_written_is_said(tmp_path):
+def test_an_audit_log_that_cannot_be_written_is_said(tmp_path, caplog):
     with pytest.raises(ParameterError, match=r"audit log .* cannot be written"):
         talk(lambda client: client.get("/health"), audit_log=tmp_path / "no" / "file")
+
+
+    class Full(StringIO):
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    log = AuditLog(None)
+    log._file = Full()
+    log.close()
+    assert "the audit log cannot be written" in caplog.text, "and the server ends as it would"
 
 
 # -- TLS -----------------------------------------------------------------------------------------------------------------

@@ -59,6 +59,21 @@ def test_a_run_asks_and_goes_on_with_the_answers_in_other_servers(tmp_path: Path
     assert late.status_code == 409 and "no question" in late.json()["error"]["message"]
 
 
+def test_a_folder_that_cannot_be_made_and_a_full_disk_are_no_fault_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmc.durable import room
+
+    (tmp_path / "file").touch()
+    none = post("/programs/mail?run=a", {"to": "Ann"}, programs=[mail], journals=tmp_path / "file" / "runs")
+    assert none.status_code == 503 and "its folder for them cannot be made" in none.json()["error"]["message"]
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(room, "_allocate", full)
+    kept = post("/programs/mail?run=a", {"to": "Ann"}, programs=[mail], journals=tmp_path)
+    assert kept.status_code == 503 and "No space left on device" in kept.json()["error"]["message"]
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     how: dict[str, Any] = {"programs": [mail], "journals": tmp_path / "runs"}
     assert post("/programs/mail?run=../x", {"to": "Ann"}, **how).status_code == 400
