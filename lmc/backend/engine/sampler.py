@@ -123,7 +123,8 @@ class Sampler:
 
     def _adjust(self, logits: torch.Tensor, requests: Sequence[Sampled]) -> None:
         """Apply logit bias, and no end before the minimum; in place."""
-        logits[:, self._vocab_size :] = -torch.inf
+        if logits.shape[1] > self._vocab_size:
+            logits[:, self._vocab_size :] = -torch.inf
         biased = [(i, *_bias(r.params.logit_bias)) for i, r in enumerate(requests) if r.params.logit_bias]
         if biased:
             where, values = _places((i, ids) for i, ids, _ in biased), np.concatenate([by for _, _, by in biased])
