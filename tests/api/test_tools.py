@@ -203,6 +203,7 @@ def test_what_anthropic_s_own_tools_say_in_a_stream_is_no_call():
         {"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{}"}},
         {"type": "content_block_start", "index": 1, "content_block": {"type": "text", "text": ""}},
         {"type": "content_block_delta", "index": 1, "delta": {"type": "text_delta", "text": "Fine."}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
     ):
         pieces.add(event)
     text, _, extra = pieces.result()
