@@ -277,12 +277,14 @@ def test_usage_and_history():
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
 
 
-def test_programs_save_and_load(tmp_path):
+@pytest.mark.parametrize("named", ["RequestEngine", "Engine"])  # now, and before 0.2
+def test_programs_save_and_load(named, tmp_path):
     mock = using(temperature=0)
     program = dspy.ChainOfThought("q -> a")
     program.set_lm(dspy.settings.lm)
     before = program(q="x").a
-    program.save(tmp_path / "program.json")
+    program.save(path := tmp_path / "program.json")
+    path.write_text(path.read_text().replace("RequestEngine", named))
     other = lmc.Mock()
     lmc.set_default_backend(other)
     try:
