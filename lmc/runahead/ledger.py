@@ -138,6 +138,10 @@ class Ledger:
 
     def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
+        with self._lock:  # or an evaluation on another thread would make the same request meanwhile
+            return self._ask(address, before, ask, run)
+
+    def _ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
         guess = self._take(address, before, ask) if self.guesses else None
         if guess is None:
             annotation = self.plan.at(address, ask, run)

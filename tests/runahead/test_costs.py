@@ -519,6 +519,31 @@ def test_an_evaluation_lets_other_bodies_of_its_program_go_first(monkeypatch: py
     backend.close()
 
 
+def test_what_another_thread_requests_during_an_evaluation_is_requested_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
+        address, (prompt, ask, _) = next(iter(ledger.asked.items()))
+        if not threads:
+            place = (*address[:3], 7)
+            threads.append(threading.Thread(target=ledger.ask, args=(place, prompt, ask, run)))
+            threads[0].start()
+            threads[0].join(0.2)  # it has asked, or waits for the evaluation
+            ledger.guess(place, prompt, ask, run, certain=True)
+        return ()
+
+    @lmc.function
+    def fn(s, q):
+        s += q + lmc.gen("a", max_tokens=4)
+        s["a"]
+        threads[0].join()
+
+    monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
+    backend = Mock(latency=0.05)
+    state = eager(lmc.compile(fn))("x", backend=backend)
+    assert len(backend.call_log) == 2 and (state.usage.ahead_used, state.usage.ahead_wasted) == (1, 0)
+
+
 def test_an_evaluation_that_lets_others_go_first_leaves_the_ledger_to_threads_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that item 1 has started makes its request while item 0 goes first."""
     backend, later, free, asked, seen = Gated(), threading.Event(), threading.Event(), threading.Event(), list[bool]()
