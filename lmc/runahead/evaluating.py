@@ -7,6 +7,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -29,7 +30,6 @@ from lmc.frontend.state import State
 from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
-from lmc.runahead.followed import FollowedProgram, FollowedPrograms, Pending
 from lmc.runahead.frames import Locals, frames
 from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
 from lmc.runahead.records import Address
@@ -45,13 +45,19 @@ class Hole:
         self.deps, self.known = deps, known.known if isinstance(known, Hole) else known
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An answer in an evaluation: its address, and its result if it was requested."""
+
+    address: Address
+    result: Result | None
+
+
 class AheadEmitter:
     """The emitter of an evaluation: requests go to the ledger, as guesses."""
 
-    def __init__(
-        self, ledger: Ledger, run: Run, followed: FollowedPrograms, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None,
-    ) -> None:  # fmt: skip
-        self.ledger, self.run, self.followed, self.evaluation = ledger, run, followed, evaluation
+    def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
+        self.ledger, self.run, self.evaluation = ledger, run, evaluation
         self._template = run.backend.chat_template
         self._places: dict[Result, Address] = {} if places is None else places
 
@@ -63,7 +69,7 @@ class AheadEmitter:
         run = self.run._replace(defaults=options.defaults(self.run.defaults), backend=options.backend or self.run.backend)
         if options.seed is not None:
             run = run._replace(seed=options.seed, item=0)
-        return AheadEmitter(self.ledger, run, self.followed, self.evaluation, self._places)
+        return AheadEmitter(self.ledger, run, self.evaluation, self._places)
 
     # -- prompts
 
@@ -128,8 +134,6 @@ class AheadEmitter:
         assert evaluation is not None
         address: Address = (run.seed, run.item, stream, ordinal)
         entry = self.ledger.asked.get(address)
-        if evaluation.shifted or evaluation.exploring or not evaluation.certain:
-            self.followed.note(None)
         if evaluation.shifted:  # the request may have another address, and the address be another's
             made = self._made(ctx, make, deps, address)
             if made is not None and made is not (entry and entry[2]):
@@ -140,56 +144,18 @@ class AheadEmitter:
             _, asked, after = entry
             if asked.loc == expr.loc:
                 evaluation.confirm()
-                self._note(address, after, expr)
             elif evaluation.exploring:  # Python has taken another arm
                 raise Undecided(None)
-            else:
-                self.followed.note(None)
             return after, self._pending(address, after)
         try:
             after = self._guessed(ctx, make, deps, address)
         except LmcError:  # Python raises it here; no request is made
-            self.followed.note(None)
             return Hole(None), Pending(address, None)
         if after is not None:
-            self._note(address, after, expr)
             return after, self._pending(address, after)
         self.ledger.missed.add(None if evaluation.shifted else address)
         evaluation.miss()
         return Hole(frozenset([address])), Pending(address, None)
-
-    def _note(self, address: Address, after: Prompt, expr: GenExpr | SelectExpr) -> None:
-        """Note a request that was made: in a later evaluation, it is if this still is its answer."""
-        ledger = self.ledger
-
-        def again(_: Any, do: bool) -> bool:
-            entry = ledger.asked.get(address)
-            if entry is not None:
-                return entry[2].result is after.result and entry[1].loc == expr.loc
-            guess = next((guess for guess in ledger.guesses.get(address, ()) if guess.after is after), None)
-            if guess is not None and do:
-                guess.reached = ledger.evaluations
-            return guess is not None
-
-        self.followed.note(again)
-
-    def _note_miss(self, address: Address, needed: Deps) -> None:
-        """Note a request whose prompt is not known."""
-        ledger = self.ledger
-
-        def again(evaluation: Any, do: bool) -> bool:
-            if do:
-                evaluation.blocked(needed)
-                ledger.missed.add(address)
-                evaluation.miss()
-            return address not in ledger.asked
-
-        self.followed.note(again)
-
-    def _note_lack(self, address: Any) -> None:
-        """Note an answer that was read before it arrived."""
-        ledger = self.ledger
-        self.followed.note(lambda _, __: not ledger.known(address))
 
     def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
         """Return the prompt with the answer of an equal request, if Python has made one."""
@@ -205,9 +171,7 @@ class AheadEmitter:
         run, evaluation = self.run, self.evaluation
         assert evaluation is not None
         if isinstance(ctx, Hole) or deps is None or deps:
-            needed = join(_deps(ctx), deps)
-            evaluation.blocked(needed)
-            self._note_miss(address, needed) if needed else self.followed.note(None)
+            evaluation.blocked(join(_deps(ctx), deps))
             known = ctx.known if isinstance(ctx, Hole) else ctx
             if known is not None and evaluation.certain and not evaluation.exploring:
                 self.ledger.prefill(known, run)
@@ -215,10 +179,7 @@ class AheadEmitter:
         ask = make(Origin(*address))
         if evaluation.shifted and not repeatable(ask):
             return None
-        made = self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
-        if made is None:
-            self.followed.note(None)
-        return made
+        return self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
         assert after.result is not None
@@ -234,7 +195,6 @@ class AheadEmitter:
                 place = None if result is None else self._places.get(result)
                 failed = result is not None and result.done
                 deps = join(deps, None if place is None or failed else frozenset([place]))
-                self.followed.note(None)
         return deps
 
     def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Hole:
@@ -264,7 +224,6 @@ class AheadEmitter:
     def _of(self, answer: Pending, part: Callable[[Any], Any]) -> Any:
         result = answer.result
         if result is None or not result.done:
-            self._note_lack(answer.address)
             return Unknown(frozenset([answer.address]), some=True)
         return Unknown(None) if result.error is not None else part(result.output())
 
@@ -293,7 +252,6 @@ class AheadEmitter:
             return Unknown(None)
         key, future = begun
         if not future.done():
-            self._note_lack(key)
             return Unknown(frozenset([key]))
         if future.cancelled() or future.exception() is not None or not is_data(result := future.result()):
             return Unknown(None)
@@ -331,7 +289,6 @@ class ProgramSource:
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
         self._running: dict[Place, Locals] = {}
-        self._followed: dict[str, FollowedProgram] = {}
         self._steps: greenlet | None = None
         self._paused: greenlet | None = None  # where the evaluation is: in `_steps`, or in a generator of the program's that it goes through
         self._evaluation: Evaluation | None = None
@@ -362,10 +319,10 @@ class ProgramSource:
 
     def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
         self._number, self._thread, passed = ledger.evaluations, threading.current_thread(), ledger.profile.passed
-        emitter = AheadEmitter(ledger, run, FollowedPrograms(self._followed))
+        emitter = AheadEmitter(ledger, run)
         self._evaluation = emitter.evaluation = Evaluation(
             self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
-            explores=ledger.policy is AheadPolicy.LIKELY, followed=emitter.followed,
+            explores=ledger.policy is AheadPolicy.LIKELY,
         )  # fmt: skip
         self._steps = greenlet(self._evaluation.run)
         self._steps.gr_context = copy_context()

@@ -210,9 +210,7 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     caller.asked.append(state.asked)
     ev.states.append(state)
     certain, shifted = ev.certain, ev.shifted
-    follow = lambda: _nested(ev, fn, state, args, arguments)
-    again = options is NO_OPTIONS and type(fn.func) is types.FunctionType and not fn.func.__closure__
-    state.ret_value = ev.followed.follow(ev, fn, state, (args, arguments), follow) if again and ev.followed is not None else follow()
+    state.ret_value = _nested(ev, fn, state, args, arguments)
     if not ev.certain and certain:
         ev.certain, ev.shifted = certain, shifted  # whatever happens in it, its caller continues after it
     elif not own_seed:

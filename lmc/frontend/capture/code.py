@@ -206,7 +206,6 @@ class Evaluator(Protocol):
     emitter: Any
     explores: bool
     exploring: int
-    followed: Any
     forked: dict[int, Deps]
     frames: Mapping[Any, Any]
     generators: list[Any]

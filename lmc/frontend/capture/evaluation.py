@@ -35,10 +35,10 @@ class Evaluation:
     def __init__(
         self, function: Function, arguments: OutsideSnapshot, emitter: Asking, *, domain: Domain | None = None, budget: int = 50_000,
         paused: Callable[[], bool] = lambda: False, passes: Callable[[Loc], int] = lambda _: 0, frames: Mapping[Any, Any] = {}, stream: str = "",
-        explores: bool = False, followed: Any = None,
+        explores: bool = False,
     ) -> None:  # fmt: skip
-        """`followed`: sub-programs that need not be followed again. `explores`: it looks into arms of undecided branches, too. `frames`: locals of the
-        frames of Python's that run functions of the program now, by their places."""
+        """`explores`: it looks into arms of undecided branches, too. `frames`: locals of the frames of Python's that run functions of the program now,
+        by their places."""
         self.function, self.snapshot, self.emitter = function, arguments, emitter
         self.domain = domain or Domain()
         self.paused, self.passes, self.frames, self.stream = paused, passes, frames, stream
@@ -57,7 +57,6 @@ class Evaluation:
         """Dependencies of unknown operations that may have raised."""
         self.handled: list[Any] = []
         self.tries = 0
-        self.followed = followed
         self.explores, self.exploring = explores, 0  # number of nested arms being explored
         self.depth = self.steps = self.misses = 0
         self.states: list[State] = []
