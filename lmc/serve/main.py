@@ -256,6 +256,10 @@ class Connection(H11Protocol):
         elif answered or self.conn.their_state is not h11.IDLE:
             self._stop_waiting()
 
+    def _should_upgrade(self) -> bool:
+        """No upgrade is offered, and an offer of a client's is ignored (RFC 9110, 7.8): uvicorn would log two lines of advice for each."""
+        return False
+
     def on_response_complete(self) -> None:
         self._await_reader()
         super().on_response_complete()

@@ -241,12 +241,13 @@ def test_a_request_of_two_lengths_is_refused_and_what_follows_is_no_request(url,
     assert b"connection: close" in answers.lower()
 
 
-def test_a_websocket_is_not_offered(url):
+def test_a_websocket_is_not_offered(url, caplog):
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
     for path, status in (("/v1/models", 200), (CHAT, 405)):
         with raw(url) as connection:
             connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{upgrade}\r\n\r\n".encode())
             assert status_of(connection) == status
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def test_a_huge_body_is_refused_before_it_is_read(url):
