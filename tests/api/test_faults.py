@@ -134,6 +134,13 @@ def test_the_server_says_when(openai):
     assert arrived[1] - arrived[0] >= 0.3
 
 
+def test_who_asks_for_an_hour_is_not_waited_for(openai):
+    backend, server = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("status", 429, {"retry-after": "3600"})})
+    with pytest.raises(lmc.BackendError, match="after 1 attempt: HTTP 429.*takes requests again in 3600 s"):
+        program.run(q="x", backend=backend).text()
+    assert len(server.seen) == 1
+
+
 def test_a_limit_that_is_used_up_is_waited_for(openai):
     from tests.api import openai_server
     from tests.api.http import Answer, Server

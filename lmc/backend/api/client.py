@@ -310,7 +310,7 @@ class Client:
         """Handle the failure of attempt `number`: wait until another may be made, or raise."""
         if not fault.transient:
             raise fault
-        if number >= self.patience.retries:
+        if number >= self.patience.retries or self._is_too_late(fault):
             raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
         log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
         await self._back_off(fault, number)
@@ -319,7 +319,8 @@ class Client:
         """Return the user-visible error of a fault."""
         status = f"HTTP {fault.status}: " if fault.status is not None else ""
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
-        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{_ADVICE.get(fault.status or 0, '')}", loc=tally.loc)
+        later = f"; the server takes requests again in {fault.retry_after:.0f} s" if self._is_too_late(fault) else ""
+        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{later}{_ADVICE.get(fault.status or 0, '')}", loc=tally.loc)
 
     def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
         """Return a body's reported usage, if plausible: an invalid one counts as no report, since it would corrupt the
@@ -341,12 +342,16 @@ class Client:
         log("backend", f"{self.name}: the usage that the server reports is not counted: {reason}")
         return None
 
+    def _is_too_late(self, fault: Fault) -> bool:
+        """Return whether the server asks to wait for longer than an attempt may take, and there is no other."""
+        return not fault.elsewhere and (fault.retry_after or 0.0) > self.patience.timeout
+
     async def _back_off(self, fault: Fault, number: int) -> None:
         patience = self.patience
         if fault.elsewhere:
             return
         if fault.retry_after is not None:
-            self.rates.pause(min(fault.retry_after, patience.timeout))  # the whole server is busy: all requests pause
+            self.rates.pause(fault.retry_after)  # the whole server is busy: all requests pause
             return
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
