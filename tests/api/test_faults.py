@@ -136,7 +136,7 @@ def test_the_server_says_when(openai):
 
 def test_who_asks_for_an_hour_is_not_waited_for(openai):
     backend, server = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("status", 429, {"retry-after": "3600"})})
-    with pytest.raises(lmc.BackendError, match="after 1 attempt: HTTP 429.*takes requests again in 3600 s"):
+    with pytest.raises(lmc.BackendError, match=r"after 1 attempt: HTTP 429.*takes requests again in 3600 s"):
         program.run(q="x", backend=backend).text()
     assert len(server.seen) == 1
 

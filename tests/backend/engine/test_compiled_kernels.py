@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
+from collections import deque
 from typing import Any
 
 import pytest
@@ -131,7 +132,7 @@ class Scheduler:
 def test_kernels_are_taken_when_nothing_runs():
     scheduler: Any = Scheduler()
     core, runner = EngineCore.__new__(EngineCore), Runner()
-    core.scheduler, core._runner, core._flying = scheduler, runner, None  # type: ignore[assignment]
+    core.scheduler, core._runner, core._flying, core._unreported = scheduler, runner, None, deque()  # type: ignore[assignment]
     runner.compiled.set()
     scheduler.idle = False
     core._take_kernels()
