@@ -53,9 +53,9 @@ class KnownEffects:
     def keep(self, instance: Any) -> None:
         """Record that the program has made an instance."""
         key = id(instance)
-        if hasattr(instance, "__weakref__"):
+        try:
             self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
-        else:
+        except TypeError:  # of a class with slots
             self.instances[key] = lambda: instance
 
     def has_made(self, x: Any) -> bool:

@@ -246,14 +246,16 @@ _OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "_
 """Builtins with effects outside of the run, or possible ones."""
 _TURNS = frozenset({
     asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
-    threading.Semaphore, threading.BoundedSemaphore, Future, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue,
+    threading.Semaphore, threading.BoundedSemaphore, Future,
 })  # fmt: skip
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
+KEPT = frozenset({random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue})
+"""Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
 _MADE_AGAIN = frozenset({
     copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
     asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
-    sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, random.Random, contextvars.copy_context,
-    contextvars.ContextVar, types.SimpleNamespace, io.StringIO, io.BytesIO, csv.writer, csv.reader, ThreadPoolExecutor, *_TURNS,
+    sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
+    contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, *KEPT, *_TURNS,
 })  # fmt: skip
 _IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
 """Types of objects that a program makes again, with what it has done to them."""

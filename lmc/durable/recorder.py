@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
+import dataclasses
 import functools
 import gc
 import inspect
@@ -20,7 +22,7 @@ from lmc import codec
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import MANAGERS, CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine, refuse_unseen_calls
+from lmc.durable.effects import KEPT, MANAGERS, CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine, refuse_unseen_calls
 from lmc.durable.instrument import is_instrumented, twin
 from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
@@ -60,9 +62,11 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             refuse_unseen_calls(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
-        if isinstance(fn, type) and fn in _KEPT:
+        if isinstance(fn, type) and fn in KEPT:
             return functools.partial(self._kept, fn)
-        if type(owner := getattr(fn, "__self__", None)) in _KEPT and self.journal.effects.has_made(owner):
+        if fn is csv.writer or fn is csv.DictWriter:
+            return functools.partial(self._writer, fn)
+        if type(owner := getattr(fn, "__self__", None)) in KEPT and self.journal.effects.has_made(owner):
             return fn
         if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
             kind = CallKind.OWN
@@ -79,6 +83,12 @@ class Recorder:
         if cls is not random.Random or (args and args[0] is not None):
             self.journal.effects.keep(made)
         return made
+
+    def _writer(self, make: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a writer of tables: an effect unless it writes to memory of the run, or its lines would be written again."""
+        to = args[0] if args else kwargs.get("f")
+        known = isinstance(to, io.StringIO) and self.journal.effects.has_made(to)
+        return make(*args, **kwargs) if known else self.made(make, CallKind.EFFECT, args, kwargs)
 
     def _only_computes(self, fn: Any) -> bool:
         """Return whether a call only computes on objects that the program makes: a method of one, or what makes one, or a
@@ -267,13 +277,19 @@ class Recorder:
                 self._twin(init)(instance, *args, **kwargs)
             elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
                 vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
-                init(instance, *args, **kwargs)
+                init(instance, *args, **self._with_fields(cls, args, kwargs))
                 del vars(instance)["__post_init__"]
             else:
-                init(instance, *args, **kwargs)
+                init(instance, *args, **self._with_fields(cls, args, kwargs))
             return instance
 
         return make
+
+    def _with_fields(self, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the arguments of a generated `__init__` with the fields that are kept objects, which it would make without the run's knowing."""
+        given = {*cls.__init__.__code__.co_varnames[1 : 1 + len(args)], *kwargs}
+        fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given] if dataclasses.is_dataclass(cls) else ()
+        return {**kwargs, **{f.name: self._kept(f.default_factory) for f in fields if isinstance(f.default_factory, type) and f.default_factory in KEPT}}
 
     # -- awaits
 
@@ -335,7 +351,6 @@ def _named(found: Any, fn: Any) -> Any:
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
-_KEPT = frozenset({random.Random, io.StringIO, io.BytesIO})
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
 """Types none of whose methods call a function passed to them."""
 _TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import queue
 import random
 import types
 from collections import deque
@@ -199,6 +200,8 @@ class CallSnapshot:
 _WATCHED: Mapping[type, Callable[[Any], Any]] = {
     random.Random: random.Random.getstate,
     **dict.fromkeys((io.StringIO, io.BytesIO), lambda x: None if x.closed else (x.tell(), x.getvalue())),
+    **dict.fromkeys((queue.Queue, queue.LifoQueue, queue.PriorityQueue), lambda x: [*map(id, x.queue)]),
+    queue.SimpleQueue: queue.SimpleQueue.qsize,
 }
 """State of objects that the program makes again, and whose changes by a call cannot be repeated."""
 

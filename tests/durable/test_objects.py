@@ -25,6 +25,7 @@ import pytest
 
 import lmc
 from lmc.durable import records
+from lmc.durable.calls import KnownEffects
 from lmc.errors import JournalError
 from tests.durable.resuming import CALLS, resumes_anywhere
 
@@ -300,6 +301,22 @@ def writes_in_memory(s: Any) -> Any:
     return out.getvalue(), hashlib.sha256(s["a"].encode()).hexdigest(), space.filled, space.n, read
 
 
+@dataclass
+class Desk:
+    out: io.StringIO = field(default_factory=io.StringIO)
+    inbox: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+
+
+@lmc.function
+def has_fields_in_memory(s: Any) -> Any:
+    desk, other = Desk(), Desk(io.StringIO("given"))
+    desk.out.write("begun")
+    desk.inbox.put(tool("x"))
+    s += desk.out.getvalue() + lmc.gen("a", max_tokens=2)
+    desk.out.write(s["a"])
+    return desk.out.getvalue(), desk.inbox.get(timeout=1), other.out.read()
+
+
 @lmc.function
 def sets_context_variables(s: Any) -> Any:
     token = TOPIC.set("tea")
@@ -343,7 +360,7 @@ def exits(s: Any) -> Any:
 
 PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, keeps_what_tools_give_of_it, defines_a_model,
-    decorates_inside, draws_by_a_seed, writes_in_memory, sets_context_variables, works_on_threads, exits,
+    decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
@@ -395,6 +412,10 @@ def writes(out: io.StringIO) -> None:
     out.write("more")
 
 
+def puts(items: queue.Queue[str]) -> None:
+    items.put("more")
+
+
 @lmc.function
 def hands_out(s: Any, call: Any, make: Any) -> Any:
     made = make()
@@ -403,7 +424,10 @@ def hands_out(s: Any, call: Any, make: Any) -> Any:
     return s["a"]
 
 
-@pytest.mark.parametrize(("call", "make"), [(draws, functools.partial(random.Random, 5)), (writes, io.StringIO)])
+HANDED = [(draws, functools.partial(random.Random, 5)), (writes, io.StringIO), (puts, queue.Queue), (puts, queue.SimpleQueue)]
+
+
+@pytest.mark.parametrize(("call", "make"), HANDED)
 def test_what_a_tool_does_to_such_an_object_is_missed_by_nobody(call: Any, make: Any, tmp_path: Path) -> None:
     with pytest.warns(lmc.JournalWarning, match="cannot hold what it did to a"):
         hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
@@ -424,3 +448,55 @@ def test_what_a_tool_writes_to_an_outside_object_is_its_effect(tmp_path: Path) -
     for _ in range(2):
         assert out.getvalue() in ("", prints.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value)
     assert out.getvalue().count("\n") == 2
+
+
+class Log:
+    """Outside of the run, like an open file."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def write(self, line: str) -> None:
+        self.lines.append(line)
+
+
+LOG, INBOX = Log(), queue.Queue[str]()
+
+
+@lmc.function
+def writes_outside(s: Any, make: Any) -> Any:
+    table = make(LOG)
+    table.writerow({"a": 1})
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return s["a"]
+
+
+@pytest.mark.parametrize("make", (csv.writer, functools.partial(csv.DictWriter, fieldnames=["a"])))
+def test_lines_of_a_table_outside_are_not_written_again(make: Any, tmp_path: Path) -> None:
+    LOG.lines.clear()
+    with pytest.warns(lmc.JournalWarning, match="cannot hold a"):
+        writes_outside.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed"):
+        writes_outside.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
+    assert len(LOG.lines) == 1
+
+
+@lmc.function
+def takes_work(s: Any) -> Any:
+    s += INBOX.get(timeout=1) + lmc.gen("a", max_tokens=2)
+    return s.text()
+
+
+def test_what_comes_from_a_queue_outside_is_in_the_journal(tmp_path: Path) -> None:
+    INBOX.put("first")
+    found = takes_work.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value
+    INBOX.put("second")
+    assert takes_work.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == found
+    assert INBOX.get(timeout=1) == "second"
+
+
+def test_a_run_keeps_no_objects_of_python_that_it_has_dropped() -> None:
+    known = KnownEffects()
+    for make in (io.StringIO, io.BytesIO, queue.SimpleQueue, queue.Queue, functools.partial(random.Random, 5), Memory):
+        known.keep(make())
+    assert not known.instances
