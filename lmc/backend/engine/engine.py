@@ -170,14 +170,15 @@ class EngineCore:
         self.broken = BackendError(f"the engine was started by process {parent}, of which this one is a fork: {REMEDY}")
         self._ended, self._computing, self._resting = True, False, threading.Event()
         self._resting.set()
+        self._flying = None  # first: a pass in flight cannot be looked at here
+        self._report()
         self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
         self._pending_deltas.clear()
-        self._report()
         for req in list(self._live):
             req.error, req.done = self.broken, True
             _tell(req)
-        self._live, self._flying = {}, None
+        self._live = {}
 
     def launch(self) -> None:
         """Start the loop; a subclass may run `turn` itself instead."""
