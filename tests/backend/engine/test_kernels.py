@@ -139,6 +139,16 @@ def test_choice_of_experts(k, rows, count, experts, normed):
 
 
 @pytest.mark.parametrize("normed", [True, False])
+def test_a_row_without_scores_goes_to_experts_that_exist(k, normed):
+    """Its weights are NaN, so that its answer fails; a place behind the last expert would end the device."""
+    scores = noise(5, 5, dtype=torch.float32)
+    scores[0], scores[1, 2], scores[2, 4], scores[3] = float("nan"), float("nan"), float("inf"), -float("inf")
+    weights, chosen = k.choose(scores, 3, normed=normed)
+    assert int(chosen.max()) < 5 and all(len(set(row)) == 3 for row in chosen.tolist())
+    assert weights[:3].isnan().all() and not weights[4].isnan().any()
+
+
+@pytest.mark.parametrize("normed", [True, False])
 def test_experts_by_groups_are_those_one_by_one(k, normed):
     from lmc.backend.engine.models.experts import Experts, GroupedExperts
     from lmc.backend.engine.models.linear import Dense

@@ -65,7 +65,10 @@ def _choose(scores, weights, chosen, experts, COUNT: tl.constexpr, NORMED: tl.co
         after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, EXPERTS)
-    score = tl.load(scores + row * experts + at, mask=at < experts, other=-float("inf")).to(tl.float32)
+    given = tl.load(scores + row * experts + at, mask=at < experts, other=-float("inf")).to(tl.float32)
+    known = given < float("inf")  # not NaN, nor what overflowed: such a row goes to experts that exist, with NaN as weights
+    score = tl.where(known, tl.maximum(given, -3e38), 0.0)
+    lost = tl.sum(tl.where(known, 0.0, float("nan")), 0)
     odds = tl.exp(score - tl.max(score, 0))
     total = tl.sum(odds, 0)
     left, sum_of_chosen = odds, 0.0
@@ -79,7 +82,7 @@ def _choose(scores, weights, chosen, experts, COUNT: tl.constexpr, NORMED: tl.co
     for place in tl.static_range(COUNT):  # pyright: ignore[reportGeneralTypeIssues]
         best = tl.argmax(left, 0)
         tl.store(chosen + row * COUNT + place, best)
-        tl.store(weights + row * COUNT + place, tl.max(left, 0) / total)  # pyright: ignore[reportOperatorIssue]
+        tl.store(weights + row * COUNT + place, tl.max(left, 0) / total + lost)  # pyright: ignore[reportOperatorIssue]
         left = tl.where(at == best, -1.0, left)
 
 
