@@ -244,14 +244,7 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
         if raised is not None:
             for kinds, name, handler in clauses:
                 if kinds is None or ev.catches(kinds(frame), raised.value):
-                    ev.handled.append(raised.value)
-                    if name is not None:
-                        frame.vars[name] = raised.value
-                    try:
-                        return handler.run(frame)
-                    finally:
-                        ev.handled.pop()
-                        frame.vars.pop(name or "", None)
+                    return _handled(frame, handler, name, raised.value)
             raise raised
         if ev.risks[risk:] and clauses:  # something unknown may have raised
             deps = join(NOTHING, *ev.risks[risk:])
@@ -279,19 +272,22 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
     return run
 
 
+def _handled(frame: Frame, handler: Arm, name: str | None, error: Any) -> Any:
+    """Run a handler with the exception that it handles, under its name if it has one."""
+    handled = frame.ev.handled
+    handled.append(error)
+    if name is not None:
+        frame.vars[name] = error
+    try:
+        return handler.run(frame)
+    finally:
+        handled.pop()
+        frame.vars.pop(name or "", None)
+
+
 def _of_unknown(handler: Arm, name: str | None, deps: Deps) -> Arm:
     """Return a handler of an exception of which nothing is known."""
-    if name is None:
-        return handler
-
-    def run(frame: Frame) -> Any:
-        frame.vars[name] = Unknown(deps)
-        try:
-            return handler.run(frame)
-        finally:
-            frame.vars.pop(name, None)
-
-    return Arm(run, handler.effects, handler.loc)
+    return Arm(lambda frame: _handled(frame, handler, name, Unknown(deps)), handler.effects, handler.loc)
 
 
 def _raise(node: ast.Raise, scope: Scope) -> Eval:
