@@ -26,10 +26,9 @@ from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.observing import observer
 from lmc.prompt import Excerpt, Prompt
-from lmc.runahead.annotations import Annotation
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
-from lmc.runahead.records import Address, Record
+from lmc.runahead.records import Address, GraphAddress, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
@@ -139,23 +138,20 @@ class Ledger:
     def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         with self._lock:  # or an evaluation on another thread would make the same request meanwhile
-            return self._ask(address, before, ask, run)
-
-    def _ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
-        guess = self._take(address, before, ask) if self.guesses else None
-        if guess is None:
-            annotation = self.plan.at(address, ask, run)
-            merged = None if annotation.same_as is None else self._merged(annotation, address, before, ask)
-            after = merged or self.plan.submit(annotation, before, ask, run)
-            self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
-        else:
-            after = Prompt(before, (), guess.result, guess.after.handle, ())
-        assert after.result is not None
-        if self._prefilled:
-            self._needed_no_more(before)
-        self.asked[address] = (before, ask, after)
-        self._record(address, ask, after.result, "no" if guess is None else "used", perf_counter())
-        return after
+            guess = self._take(address, before, ask) if self.guesses else None
+            if guess is None:
+                annotation = self.plan.at(address, ask, run)
+                merged = None if annotation.same_as is None else self._merged(annotation.same_as, address, before, ask)
+                after = merged or self.plan.submit(annotation, before, ask, run)
+                self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
+            else:
+                after = Prompt(before, (), guess.result, guess.after.handle, ())
+            assert after.result is not None
+            if self._prefilled:
+                self._needed_no_more(before)
+            self.asked[address] = (before, ask, after)
+            self._record(address, ask, after.result, "no" if guess is None else "used", perf_counter())
+            return after
 
     def _record(self, address: Address, ask: Gen | Select, result: Result, ahead: str, asked: float = 0.0) -> None:
         self.records.append(Record(address, "gen" if ask.__class__ is Gen else "select", ask.name, ask.loc, result, ahead, asked))
@@ -168,12 +164,10 @@ class Ledger:
         """Record a call of a host function, for reports."""
         self.host_calls.append((name, began, ended))
 
-    def _merged(self, annotation: Annotation, address: Address, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
+    def _merged(self, same_as: GraphAddress, address: Address, before: Prompt, ask: Gen | Select, *, ahead: bool = False) -> Prompt | None:
         """Return `before` followed by the answer to the equal request that the plan says answers this one, too, at temperature 0: one of Python's, or
         with `ahead` a guess. None if there is none."""
-        if annotation.same_as is None:
-            return None
-        stream, ordinal = annotation.same_as
+        stream, ordinal = same_as
         place = (*address[:2], f"{self.stream}{stream}", ordinal)
         entry = self.asked.get(place)
         if entry is None and ahead and (there := self.guesses.get(place)):
@@ -188,32 +182,31 @@ class Ledger:
         return next((after for prompt, other, after in there if other == ask and equal(prompt, before)), None)
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
-        with self._lock:
-            there = list(self.guesses.get(address, ()))
-            found = next((g for g in there if g.answers(before, ask)), None)
-            for guess in [g for g in there if g is not found and (g.in_arm or not repeatable(ask))]:
-                self._drop(guess)
-                if guess.in_arm:
-                    self._wrong(guess.ask.loc)
-            if found is None and repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
-                found = next(self._equal(before, ask), None)
-            if found is not None and found.result.error is not None:  # a guess that failed is no answer
-                self._drop(found)
-                found = None
-            if found is None:
-                for site in {guess.ask.loc for guess in there if not guess.in_arm}:
-                    self._wrong(site)
-                return None
-            found.used = True
-            self._remove(found)
-            if (needed := getattr(found.after.handle, "needed", None)) is not None:
-                needed()
-            self.usage += Usage(ahead_used=1)
-            if (watching := observer()) is not None:
-                watching.settle(found.result, used=True)
-            self.profile.right(found.ask.loc)
-            self._useless[found.ask.loc] = False
-            return found
+        there = list(self.guesses.get(address, ()))
+        found = next((g for g in there if g.answers(before, ask)), None)
+        for guess in [g for g in there if g is not found and (g.in_arm or not repeatable(ask))]:
+            self._drop(guess)
+            if guess.in_arm:
+                self._wrong(guess.ask.loc)
+        if found is None and repeatable(ask):  # an address may have moved after an unpredicted retry: the content counts
+            found = next(self._equal(before, ask), None)
+        if found is not None and found.result.error is not None:  # a guess that failed is no answer
+            self._drop(found)
+            found = None
+        if found is None:
+            for site in {guess.ask.loc for guess in there if not guess.in_arm}:
+                self._wrong(site)
+            return None
+        found.used = True
+        self._remove(found)
+        if (needed := getattr(found.after.handle, "needed", None)) is not None:
+            needed()
+        self.usage += Usage(ahead_used=1)
+        if (watching := observer()) is not None:
+            watching.settle(found.result, used=True)
+        self.profile.right(found.ask.loc)
+        self._useless[found.ask.loc] = False
+        return found
 
     # -- requests made ahead
 
@@ -233,7 +226,7 @@ class Ledger:
                 if found.reached != self.evaluations:  # else another arm of an undecided branch makes it there
                     self._drop(found)
             annotation = self.plan.at(address, ask, run)
-            if (merged := self._merged(annotation, address, before, ask, ahead=True)) is not None:
+            if annotation.same_as is not None and (merged := self._merged(annotation.same_as, address, before, ask, ahead=True)) is not None:
                 return merged
             found = next(self._equal(before, ask, self.evaluations), None) if repeatable(ask) else None
             if found is not None:  # an earlier evaluation has reached it at another address
@@ -274,9 +267,8 @@ class Ledger:
     def _needed_no_more(self, before: Prompt) -> None:
         """Release the prefills that a prompt of Python's has used."""
         place, parts = content(before)
-        with self._lock:
-            for key in [key for key in self._prefilled if key[0] == place and without(parts, key[1]) is not None]:
-                del self._prefilled[key]
+        for key in [key for key in self._prefilled if key[0] == place and without(parts, key[1]) is not None]:
+            del self._prefilled[key]
 
     def pure_calls(self) -> CallsAhead | None:
         """Return the calls of pure functions that the run knows; None where nothing is made ahead."""
