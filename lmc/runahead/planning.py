@@ -43,12 +43,10 @@ class Planner:
                 self._graph = graph_of(self.function)
             return self._graph
 
-    def lower(self, examples: Mapping[str, Any]) -> Graph:
+    def lower(self, examples: Mapping[str, Any]) -> None:
         """Trace the graph for these arguments."""
         with self._lock:
-            self._graph = graph_of(self.function, **examples)
-            self._annotations.clear()
-            return self._graph
+            self.adopt(graph_of(self.function, **examples))
 
     def adopt(self, graph: Graph) -> None:
         """Continue from a graph that was saved, or edited."""
