@@ -13,12 +13,11 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.expressions import place
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
 
-_MISSING = object()
 MOST_MISSED = 128
 """Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
 UNCERTAIN_MISS = 16
@@ -190,8 +189,8 @@ class Evaluation:
 
     def global_value(self, module: dict[str, Any], name: str) -> Any:
         key = (id(module), name)
-        found = self.globals.get(key, _MISSING)
-        if found is not _MISSING:
+        found = self.globals.get(key, MISSING)
+        if found is not MISSING:
             return found
         if name in module:
             raw = self.snapshot.first(key, module[name])

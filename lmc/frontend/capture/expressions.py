@@ -14,7 +14,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import RETURN, Arm, BranchStatement, LoopStatement, Signal
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.unknown import NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Closure, LazyItems, UndecidedItems
 from lmc.frontend.scopes import Bindings, Comprehension
 
@@ -44,13 +44,10 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
         return lambda frame: frame.outer_value(name)
 
     def of_module(frame: Frame) -> Any:
-        found = frame.ev.globals.get((id(frame.module), name), _MISSING)
-        return frame.ev.global_value(frame.module, name) if found is _MISSING else found
+        found = frame.ev.globals.get((id(frame.module), name), MISSING)
+        return frame.ev.global_value(frame.module, name) if found is MISSING else found
 
     return of_module
-
-
-_MISSING = object()
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

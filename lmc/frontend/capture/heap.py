@@ -9,12 +9,11 @@ from typing import Any
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.unknown import Unknown
+from lmc.frontend.capture.unknown import MISSING, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.state import State, StateGroup
 
-MISSING = object()
 _NUMBERS = ("forks", "calls", "tasks")
 _BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "types", "scopes", "_value")
 """Attributes of a state that change as it goes on; those of a task."""

@@ -15,13 +15,12 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
-from lmc.frontend.capture.unknown import Raised, Undecided, Unknown, raised
+from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
 from lmc.frontend.expressions import Expr
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State, StateGroup
 
-_MISSING = object()
 _METHOD_KINDS = (types.FunctionType, property, staticmethod, classmethod, functools.cached_property)
 
 
@@ -57,10 +56,10 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
             return ev.adopt(vars(x)[f"_{name}_"])
         return _bound(ev, class_attribute(ev, kind, name), x, kind)
     if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
-        held = getattr(kind, name, _MISSING)
-        if held is _MISSING and kind is not LazyItems:
+        held = getattr(kind, name, MISSING)
+        if held is MISSING and kind is not LazyItems:
             raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
-        return BoundMethod(name, x) if callable(held) or held is _MISSING else ev.adopt(op.native(getattr, x, name))
+        return BoundMethod(name, x) if callable(held) or held is MISSING else ev.adopt(op.native(getattr, x, name))
     return Unknown(None)
 
 
@@ -68,7 +67,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     found = class_attribute(ev, x.cls, name)
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
-    if found is not _MISSING:
+    if found is not MISSING:
         return _bound(ev, found, x, x.cls)
     if name == "__class__":
         return x.cls
@@ -79,7 +78,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
 
 def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
     """Bind an attribute of a class to an object, or to the class (`x` is None)."""
-    if found is _MISSING:
+    if found is MISSING:
         return Unknown(None)
     if type(found) is staticmethod:
         return found.__func__
@@ -98,7 +97,7 @@ def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
 
 
 def class_attribute(ev: Evaluator, cls: type, name: str) -> Any:
-    """Return the raw value of a name in a class and its bases; `_MISSING` if there is none."""
+    """Return the raw value of a name in a class and its bases; `MISSING` if there is none."""
     for one in cls.__mro__:
         if one.__module__ != "builtins" and name in vars(one):
             raw = vars(one)[name]
@@ -106,7 +105,7 @@ def class_attribute(ev: Evaluator, cls: type, name: str) -> Any:
                 return Unknown(None)
             if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
                 return raw if type(raw) in _METHOD_KINDS else ev.adopt(ev.snapshot.first((id(one), name), raw))
-    return _MISSING
+    return MISSING
 
 
 def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
@@ -117,7 +116,7 @@ def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
         return ev.adopt(member) if member is not None else _bound(ev, class_attribute(ev, cls, name), None, cls)
     if is_plain(cls):
         found = class_attribute(ev, cls, name)
-        if found is _MISSING:
+        if found is MISSING:
             raise Raised(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
         return _bound(ev, found, None, cls)
     made = table.CLASS_METHODS.get((cls, name))
@@ -176,7 +175,7 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
 def special(ev: Evaluator, x: Object, name: str) -> Any:
     """The method of the program's that an operator means, bound; None if the class has none."""
     found = class_attribute(ev, x.cls, name)
-    if found is _MISSING or found is None or _is_generated(found):
+    if found is MISSING or found is None or _is_generated(found):
         return None
     return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
@@ -263,11 +262,11 @@ def manager(ev: Evaluator, x: Any) -> Manager:
     if type(x) is Manager:
         return x
     if isinstance(x, (State, Expr)):
-        return Manager(lambda: op.native(op.native(getattr, x, "__enter__")), lambda _: False)
+        return Manager(lambda: op.native(op.native(getattr, x, "__enter__")))
     if isinstance(x, Object) and (enter := ev.special(x, "__enter__")) is not None and (leave := ev.special(x, "__exit__")) is not None:
         return Manager(lambda: ev.call(enter, [], {}), lambda error: _leave(ev, leave, error))
     result = ev.unknown_code(x, [x], {})
-    return Manager(lambda: result, lambda _: False)
+    return Manager(lambda: result)
 
 
 def _leave(ev: Evaluator, leave: Any, error: Any) -> bool:

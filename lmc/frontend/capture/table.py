@@ -376,12 +376,7 @@ def _create_task(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @rule(asyncio.TaskGroup)
 def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     group = Object(ev, asyncio.TaskGroup, {"create_task": Partial(lambda more, named: _create_task(ev, more, named))})
-
-    def leave(error: Any) -> bool:
-        op.run_tasks(ev)
-        return False
-
-    return Manager(lambda: group, leave)
+    return Manager(lambda: group, lambda _: op.run_tasks(ev))
 
 
 # -- rules of one line -----------------------------------------------------------------------------------------------------
@@ -407,12 +402,11 @@ _SHORT: Mapping[Any, Rule] = {
         op.apply(ev, "copy", copy.copy, *args) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else ev.unknown_code(copy.copy, args, {})),
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
-    contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, lambda _: False),
+    contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
     contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
-    **dict.fromkeys(
-        (asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None, lambda _: False)),
+    **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None)),
     asyncio.wait_for: lambda ev, args, kwargs: args[0],
     asyncio.shield: lambda ev, args, kwargs: op.task(ev, args[0]),
     **dict.fromkeys(

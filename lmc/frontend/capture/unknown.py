@@ -10,6 +10,8 @@ from lmc.frontend.values import Symbolic
 Deps = frozenset[Any] | None
 """Addresses of the answers that a value depends on; None: only Python can tell it."""
 NOTHING: frozenset[Any] = frozenset()
+MISSING = object()
+"""Instead of a value, where there is none."""
 
 
 def join(*deps: Deps) -> Deps:

@@ -248,4 +248,4 @@ class Manager:
     """A context manager: the value of entering, and the exit (`leave(exception or None)` returns whether it is suppressed)."""
 
     enter: Callable[[], Any]
-    leave: Callable[[Any], bool]
+    leave: Callable[[Any], bool | None] = lambda _: False

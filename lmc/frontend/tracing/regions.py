@@ -17,8 +17,8 @@ from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
-from lmc.frontend.capture.heap import MISSING, Heap
-from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.heap import Heap
+from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import Object
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State, StateGroup

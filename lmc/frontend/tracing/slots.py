@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmc.frontend.capture.heap import MISSING, Heap
+from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.unknown import Unknown
+from lmc.frontend.capture.unknown import MISSING, Unknown
 from lmc.frontend.emitter import Scoped
 from lmc.frontend.state import State
 
