@@ -127,7 +127,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         All answers have arrived when it returns. Cancelling it cancels its requests and awaits.
         """
         bound, options = self._split(args, kwargs)
-        with self._journaled(options, (bound,)) as options, self._during(1, options):
+        with self._during(options, (bound,)) as options:
             return await self.function._arun(bound, options)
 
     @users_frames
@@ -140,7 +140,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         states: dict[int, State] = {}
         if bound:
             numbers = range(len(bound))
-            with self._journaled(given, bound, numbers, batch=True) as given, self._during(len(bound), given):
+            with self._during(given, bound, numbers, batch=True) as given:
                 async with aclosing(self.function._in_flight(bound, numbers, given, progress=progress).acompleted()) as done:
                     states = {index: state async for index, state in done}
         return _in_order(states, bound, errors)
@@ -177,15 +177,14 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool, here: bool = False
     ) -> Iterator[tuple[int, State]]:
         with (
-            self._journaled(options, bound, numbers, batch=True) as options,
-            self._during(len(bound), options),
+            self._during(options, bound, numbers, batch=True) as options,
             closing(self.function._in_flight(bound, numbers, options, progress=progress).completed(here=here)) as done,
         ):
             yield from done
 
     def _call(self, bound: inspect.BoundArguments, options: Options) -> State:
         fn = self.function
-        with self._journaled(options, (bound,)) as options, self._during(1, options):
+        with self._during(options, (bound,)) as options:
             if fn.is_async and not options.stream:
                 return aio.run_here(lambda: fn._arun(bound, options), fn.described, f"await {fn.name}.acall(…)")
             return fn._run(bound, options)
@@ -220,26 +219,22 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.profile.spent += thread_time() - began
 
     @contextmanager
-    def _during(self, runs: int, options: Options) -> Generator[None]:
-        """Record the cost of a call or batch, however it ends."""
-        backend, stats = self.function._backend(options), self.stats
-        before, began = backend.counters(), perf_counter()
-        try:
-            yield
-        finally:
-            stats.runs += runs
-            stats.run_seconds = perf_counter() - began
-            stats.counters = backend.counters() - before
-            stats.note = getattr(backend, "counts_alone", "")
-
-    def _journaled(
-        self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False
-    ) -> AbstractContextManager[Options]:
-        """Yield the options of a call, with its journal open if it has one."""
-        if not isinstance(options.journal, str):
-            return nullcontext(options)
-        compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
-        return self.function._journaled(options, bound, numbers, batch=batch, compiled=", ".join(compiled), backend=self.backend)
+    def _during(self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False) -> Generator[Options]:
+        """Yield the options of a call or batch, with its journal open if it has one; record the cost, however it ends."""
+        journaled: AbstractContextManager[Options] = nullcontext(options)
+        if isinstance(options.journal, str):
+            compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
+            journaled = self.function._journaled(options, bound, numbers, batch=batch, compiled=", ".join(compiled), backend=self.backend)
+        with journaled as options:
+            backend, stats = self.function._backend(options), self.stats
+            before, began = backend.counters(), perf_counter()
+            try:
+                yield options
+            finally:
+                stats.runs += len(bound)
+                stats.run_seconds = perf_counter() - began
+                stats.counters = backend.counters() - before
+                stats.note = getattr(backend, "counts_alone", "")
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
         if errors not in ("raise", "return"):
