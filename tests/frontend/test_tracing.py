@@ -389,6 +389,21 @@ def test_a_handler_that_shows_its_exception_is_followed():
     assert text.count("gen(") == 2 and "raise(" not in text
 
 
+@lmc.function
+def raises_again(s):
+    s += "Number:" + lmc.gen("n", max_tokens=2)
+    try:
+        return int(s["n"])
+    except ValueError:
+        raise
+
+
+def test_a_handler_that_raises_its_exception_again_raises_that():
+    """It was drawn as an error of a `raise` outside of any handler."""
+    text = print_graph(graph_of(raises_again))
+    assert "raise" in text and "No active exception" not in text
+
+
 def test_a_graph_that_grows_with_each_call_is_cut_off():
     def deeper(k, s):
         s += "q" + lmc.gen("x", max_tokens=2)
