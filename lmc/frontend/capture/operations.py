@@ -17,7 +17,7 @@ from typing import Any
 from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
-from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.expressions import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
@@ -271,11 +271,8 @@ def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
         i += 1
 
 
-_END = object()
-
-
 def _counted(ev: Evaluator, items: Any) -> Iterator[Any]:
-    while (item := native(next, items, _END)) is not _END:
+    while (item := native(next, items, MISSING)) is not MISSING:
         ev.count(1)
         yield item
 

@@ -34,7 +34,7 @@ from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -202,7 +202,6 @@ _TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
     "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
-_END = object()
 
 
 def _known(ev: Evaluator, x: Any) -> Any:
@@ -214,7 +213,7 @@ def _known(ev: Evaluator, x: Any) -> Any:
 
 def _each(ev: Evaluator, items: Any) -> Any:
     """The items of an iterator of Python's; those of groups are taken at once."""
-    while (item := op.native(next, items, _END)) is not _END:
+    while (item := op.native(next, items, MISSING)) is not MISSING:
         yield (item[0], LazyItems(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
 
 
@@ -306,8 +305,8 @@ def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 @rule(hasattr)
 def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    found = _getattr(ev, [*args[:2], _END], kwargs)
-    return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not _END
+    found = _getattr(ev, [*args[:2], MISSING], kwargs)
+    return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not MISSING
 
 
 def _cached(ev: Evaluator, fn: Any) -> Any:
