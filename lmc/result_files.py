@@ -1,4 +1,4 @@
-"""Files of results: JSONL records of the items of a batch, each written when its run ends, and taken up where a run was interrupted."""
+"""Files of results: JSONL records of the items of a batch, each written when its run ends, and continued where a batch was interrupted."""
 
 from __future__ import annotations
 

@@ -428,7 +428,7 @@ HANDED = [(draws, functools.partial(random.Random, 5)), (writes, io.StringIO), (
 
 
 @pytest.mark.parametrize(("call", "make"), HANDED)
-def test_what_a_tool_does_to_such_an_object_is_missed_by_nobody(call: Any, make: Any, tmp_path: Path) -> None:
+def test_what_a_tool_does_to_such_an_object_ends_in_an_error_on_resuming(call: Any, make: Any, tmp_path: Path) -> None:
     with pytest.warns(lmc.JournalWarning, match="cannot hold what it did to a"):
         hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
     with pytest.raises(JournalError, match="cannot be resumed"):
