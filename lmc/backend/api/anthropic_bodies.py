@@ -228,7 +228,7 @@ class EventAssembler:
 
     def __init__(self, watch: Watch, read: Any, begun: Callable[[], None] = lambda: None) -> None:
         self._watch, self._read, self._begun = watch, read, begun
-        self.text_of, self._body = "", Body()
+        self._text, self._body = "", Body()
         self._blocks: dict[int, Body] = {}  # received so far, calls with the text of their input
 
     def add(self, body: Body) -> None:
@@ -251,8 +251,8 @@ class EventAssembler:
         kind = delta.get("type")
         if kind == "text_delta":
             block["text"] = (block.get("text") or "") + delta["text"]
-            self.text_of += delta["text"]
-            self._watch.grown(self.text_of)
+            self._text += delta["text"]
+            self._watch.grown(self._text)
         elif kind == "input_json_delta" and "input" in block:
             block["input"] += delta["partial_json"]
         elif kind == "thinking_delta":
