@@ -276,11 +276,13 @@ class Recorder:
             elif not init.__code__.co_filename.startswith("<"):
                 self._twin(init)(instance, *args, **kwargs)
             elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
-                vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
+                behind = types.MethodType(self._twin(post), instance)
+                vars(instance)["__post_init__"] = lambda *given: (self._keep_fields(instance), behind(*given))[1]
                 init(instance, *args, **self._with_fields(cls, args, kwargs))
                 del vars(instance)["__post_init__"]
             else:
                 init(instance, *args, **self._with_fields(cls, args, kwargs))
+                self._keep_fields(instance)
             return instance
 
         return make
@@ -288,8 +290,13 @@ class Recorder:
     def _with_fields(self, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a generated `__init__` with the fields that are kept objects, which it would make without the run's knowing."""
         given = {*cls.__init__.__code__.co_varnames[1 : 1 + len(args)], *kwargs}
-        fields = [f for f in dataclasses.fields(cls) if f.init and f.name not in given] if dataclasses.is_dataclass(cls) else ()
-        return {**kwargs, **{f.name: self._kept(f.default_factory) for f in fields if isinstance(f.default_factory, type) and f.default_factory in KEPT}}
+        return {**kwargs, **{f.name: self._kept(f.default_factory) for f in _kept_fields(cls) if f.init and f.name not in given}}
+
+    def _keep_fields(self, instance: Any) -> None:
+        """Keep the fields that are no arguments, which the generated `__init__` has made."""
+        for f in _kept_fields(type(instance)):
+            if not f.init and f.default_factory is not random.Random:
+                self.journal.effects.keep(getattr(instance, f.name))
 
     # -- awaits
 
@@ -343,6 +350,11 @@ class _Call:
         """Return Python's name of the function, for calls that it rejects."""
         name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+def _kept_fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return [f for f in fields if isinstance(f.default_factory, type) and f.default_factory in KEPT]
 
 
 def _named(found: Any, fn: Any) -> Any:

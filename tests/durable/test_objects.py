@@ -304,7 +304,10 @@ def writes_in_memory(s: Any) -> Any:
 @dataclass
 class Desk:
     out: io.StringIO = field(default_factory=io.StringIO)
-    inbox: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
+    inbox: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue, init=False)
+
+    def __post_init__(self) -> None:
+        self.inbox.put("first")
 
 
 @lmc.function
@@ -314,7 +317,7 @@ def has_fields_in_memory(s: Any) -> Any:
     desk.inbox.put(tool("x"))
     s += desk.out.getvalue() + lmc.gen("a", max_tokens=2)
     desk.out.write(s["a"])
-    return desk.out.getvalue(), desk.inbox.get(timeout=1), other.out.read()
+    return desk.out.getvalue(), desk.inbox.get(timeout=1), desk.inbox.get(timeout=1), other.out.read()
 
 
 @lmc.function
