@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 
-from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
+from lmc.backend.engine.attention.base import ForwardBatch, PictureRows, Span  # noqa: E402
 from lmc.backend.engine.distributed.group import GatheredHead, RankGroup, Summed  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama  # noqa: E402
@@ -107,6 +107,40 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
     assert float((found - expected).norm() / expected.norm()) < 0.03, "e4m3 rounds sums of other orders apart"
     assert len(multiplied) == 4 * config.num_layers
     assert len(quantized) == config.num_layers, "of the outputs of attention; the others by the norm and the activation before"
+
+
+@pytest.mark.parametrize("axes", [None, (0,) * 6 + (1,) * 5 + (2,) * 5, (0, 1, 2) * 5 + (0,)], ids=["in a row", "axes in sections", "axes interleaved"])
+@pytest.mark.parametrize("deeper", [0, 2])
+def test_rows_of_pictures_give_the_references_numbers(deeper, axes):
+    """Features in place of embeddings and behind the first layers, positions on three axes; what follows is behind the picture."""
+    pytest.importorskip("triton")
+    from dataclasses import replace
+
+    from lmc.backend.engine.models.fused import FusedLlama
+
+    generator = torch.Generator().manual_seed(0)
+    config = replace(CONFIGS["qwen3"], num_layers=3, rope_axes=axes or ())
+    noise = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)
+    model = llama.build({n: noise(*s) * 0.2 + (len(s) == 1) for n, s in llama.shapes(config).items()}, config)
+    shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
+    ours, theirs, others = (KVPool(*shape, torch.float32, DEVICE) for _ in range(3))
+    ids, slots = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
+    pictures = torch.tensor([2, 3, 4, 5, 6, 7, 11, 12], device=DEVICE)
+    places = torch.tensor([[2, 2, 2, 2, 2, 2, 8, 8], [2, 2, 2, 3, 3, 3, 8, 8], [2, 3, 4, 2, 3, 4, 8, 9]], device=DEVICE)
+    at = slots if axes is None else slots - 3 * (slots > 7)
+    seen = PictureRows(pictures, noise(8, 64), tuple(noise(8, 64) for _ in range(deeper)), None if axes is None else places)
+    batch = ForwardBatch(ids, at, slots, (Span(0, rows, slots),), slots)
+    expected, blind = model.forward(replace(batch, seen=seen), theirs), model.forward(batch, others)
+    assert float((expected - blind).abs().max()) > 0.1
+    fused = FusedLlama(model)
+    with torch.inference_mode():
+        inputs, sampled = (ids.int(), at.int(), slots.int()), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        found = fused.logits(fused.hidden(inputs, sampled, ours, causal, seen=seen))
+        last = fused.logits(fused.hidden(inputs, sampled, ours, causal, slots[[16, 3]].int(), seen))
+    near = {"atol": 2e-4 * float(expected.std()), "rtol": 1e-3}
+    torch.testing.assert_close(found, expected, **near)
+    torch.testing.assert_close(last, expected[[16, 3]], **near)
+    torch.testing.assert_close(ours.key(1)[:rows], theirs.key(1)[:rows], atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
