@@ -327,9 +327,10 @@ def image(source: Any, detail: str = "auto") -> ImageExpr:
     """An image for a vision model.
 
     source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels
-            (uint8, or floats from 0 to 1; [height, width, 3] or channels first), or a web address, which the backend
-            fetches
-    detail  "low" or "high": the resolution at which an API that offers the choice processes it
+            (uint8, or floats from 0 to 1; [height, width, 3] or channels first), or a web address, which an API
+            fetches and an engine refuses
+    detail  "low" or "high": the resolution at which an API that offers the choice processes it; on an engine, "low" is one tile with SmolVLM,
+            Idefics3 and LLaVA-OneVision
 
     It is read once, where it is appended. Anything that is not a valid image (damaged, animated, empty, beyond 64 million pixels, of more than
     8 bits or CMYK) is an error at that line, before the model is asked.
