@@ -27,17 +27,18 @@ import numpy as np
 from benchmarks.bench_host import NullRunner
 from benchmarks.bench_programs import choose, runner, where
 from benchmarks.workloads import Size, Workload, text
-from lmc.backend.engine import tokenizer as tokenizers
+from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine.attention.sharing import PassGroups
 from lmc.backend.engine.attention.tiled import put
 from lmc.backend.engine.attention.tiles import Tiler
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.cuda_runner import _SHARE_FROM, CudaRunner, _arranged
 from lmc.backend.engine.engine import PassOutput
-from lmc.backend.engine.forward_batch import Pass
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.model_runner import wanted_rows
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.gguf import embedded_path
+from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML
 
@@ -45,7 +46,7 @@ _MOMENT = 3e-4  # seconds: shorter than a turn of Python's threads
 _BUSY = 6e-5  # seconds of processor time in a moment in which others work
 
 
-def seconds(work: Pass) -> float:
+def seconds(work: ModelPass) -> float:
     """Of a pass: the weights, its rows, and the slots that decoding rows read."""
     read = sum(len(span.slots) for span in work.spans if len(span.ids) == 1)
     return 2.9e-3 + 1.6e-5 * min(work.rows, 200) + 1.5e-5 * max(0, work.rows - 200) + 1.3e-8 * read
@@ -115,7 +116,7 @@ class StandIn(CudaRunner):
 
     def attach(self) -> None: ...
 
-    def launch(self, work: Pass) -> Flight:
+    def launch(self, work: ModelPass) -> Flight:
         self._prepare(work)
         output, needs = self._answers.run(work), self._speed * seconds(work)
         self.clock.waited += self._costs[work.rows > self.quick_rows]
@@ -124,7 +125,7 @@ class StandIn(CudaRunner):
         self.free, self.busy, self.launches = begins + needs, self.busy + needs, self.launches + 1
         return Flight(self.clock, output, self.free, needs)
 
-    def _prepare(self, work: Pass) -> None:
+    def _prepare(self, work: ModelPass) -> None:
         wanted, _ = wanted_rows(work)
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         rows = next((b for b in self.buckets if b >= work.rows), work.rows)
@@ -150,7 +151,7 @@ class Flight:
         return self.output, self.needs
 
 
-def engine(stand_in: StandIn, words: tokenizers.Tokenizer) -> LocalBackend:
+def engine(stand_in: StandIn, words: Tokenizer) -> LocalBackend:
     return LocalBackend(
         name="stand-in", vocabulary=words, chat_template=CHATML, runner=stand_in,
         compiler=ConstraintCompiler(
@@ -192,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--large", type=float, default=12.0, help="the same for more rows than are captured")
     parser.add_argument("--count", action="store_true", help="count calls of functions; times mean nothing then")
     options = parser.parse_args(argv)
-    words = tokenizers.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
+    words = gguf_tokenizer.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
     tokens = words.encode((text(Random(1), 400),))
     stand_in = StandIn(tokens, 400_000, speed=options.speed, launch=options.launch / 1e3, large=options.large / 1e3)
     print("  ".join(f"{k}: {v}" for k, v in where().items()))

@@ -1,12 +1,15 @@
 """The benchmark's workloads: right shapes, fresh and repeatable text, equal answers in both modes."""
 
 import gc
+import importlib
 import itertools
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import benchmarks
 import lmc
 from benchmarks import agent_traces, bench_agents, bench_compile, bench_passes, bench_programs
 from benchmarks.pass_workloads import LATE_POOL
@@ -32,6 +35,15 @@ def names(workloads):
 def test_there_are_the_ten_figures_and_four_host_programs():
     assert len(figures(SMALL)) == 10 and len(host_overhead()) == 4
     assert len(set(names(ALL))) == 14
+
+
+@pytest.mark.model  # most need torch
+@pytest.mark.parametrize("name", sorted(path.stem for path in Path(benchmarks.__file__).parent.glob("bench_*.py")))
+def test_each_benchmark_finds_what_it_takes_from_the_runtime(name):
+    """They take names of internals, which nothing else checks."""
+    for needs in {"bench_dspy": ["dspy"], "bench_loop": ["triton"]}.get(name, []):
+        pytest.importorskip(needs)
+    assert callable(importlib.import_module(f"benchmarks.{name}").main)
 
 
 def test_words_are_plain_and_many():
