@@ -23,8 +23,8 @@ from lmc.backend.engine.kernels.quantize import quantize
 from lmc.backend.engine.models.fp8 import Fp8, fp8
 
 CUTS = [
-    *(Cut(64, 128, 6, split) for split in (1, 2, 4, 8)), *(Cut(64, 256, 3, split) for split in (1, 2, 4, 8)), *(Cut(64, 128, 4, split) for split in (2, 4)),
-    *(Cut(128, 128, 4, split, 8) for split in (1, 2, 4)), Cut(32, 256, 4, 1), Cut(32, 256, 4, 2), Cut(128, 128, 6, 2, 4),
+    *(Cut(64, 128, 8, split) for split in (1, 2, 4, 8)), *(Cut(64, 128, 6, split) for split in (1, 2, 4)), *(Cut(64, 256, 6, split) for split in (1, 2)),
+    *(Cut(128, 128, 5, split, 8) for split in (1, 2, 4)), Cut(128, 128, 4, 1), Cut(128, 256, 3, 1, 8), Cut(256, 128, 4, 1, 8),
 ]  # fmt: skip
 """Of the kernel for few rows: tried by `--cuts`."""
 

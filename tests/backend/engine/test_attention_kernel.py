@@ -34,7 +34,8 @@ def reference(q, keys, values, spans, window):
 
 def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
     """spans: (rows, slots); groups: (first span, spans, slots that they share)."""
-    from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
+    from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend, attend_quantized
+    from lmc.backend.engine.kernels.quantize import quantize
 
     heads, kv_heads, dim = shape
     lengths, generator = np.array([n for n, _ in spans]), torch.Generator().manual_seed(0)
@@ -57,7 +58,11 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
     positions = to(np.concatenate([np.arange(len(slots) - n, len(slots)) for n, slots in spans]))
     tables = DevicePlan(*(to(getattr(plan, name)) for name in DevicePlan.__dataclass_fields__))
     partials = Partials(tiler.most_partials(rows), heads, dim, q.device)
-    found = attend(q, keys, values, positions, tables, partials, wide=len(plan.wide) > 0, window=window or 0).double()
+    how = {"wide": len(plan.wide) > 0, "window": window or 0}
+    found = attend(q, keys, values, positions, tables, partials, **how)
+    for given, expected in zip(attend_quantized(q, keys, values, positions, tables, partials, **how), quantize(found.view(rows, -1)), strict=True):
+        assert torch.equal(given.float(), expected.float())
+    found = found.double()
     if fp8:
         keys, values = keys[:], values[:]
     expected = reference(q, keys, values, [(n, torch.as_tensor(s, device=DEVICE)) for n, s in spans], window)

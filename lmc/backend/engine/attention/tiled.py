@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
-from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
+from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend, attend_quantized
 from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.staging import StagingBuffer
 
@@ -91,3 +91,8 @@ class StagedAttention:
             q, keys, values, self.positions, self.tables, self.partials,
             wide=self.wide, window=self.window, beside=self.beside, out=out,
         )  # fmt: skip
+
+    def quantized(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
+        """Return the same in FP8: e4m3 [T, num_heads · head_dim] and scales [T, 1]."""
+        where = self.positions, self.tables, self.partials
+        return attend_quantized(q, keys, values, *where, wide=self.wide, window=self.window, beside=self.beside)

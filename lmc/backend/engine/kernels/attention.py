@@ -21,7 +21,8 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
 from lmc.backend.engine.kernels.dependent_launch import after, can_launch_early, launch
-from lmc.backend.engine.kernels.e4m3 import LARGEST
+from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
+from lmc.backend.engine.kernels.quantize import quantized_like
 from lmc.backend.engine.kv_fp8 import Stored, apart
 
 _WARPS = {NARROW: 2, WIDE: 4}
@@ -185,21 +186,11 @@ def _attend(
 
 
 @triton.jit
-def _merge(
-    partial, lse, indptr, out,
+def _merged(
+    partial, lse, begin, end, head, column, inside,
     HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Run one program per row and BLOCK heads; the loads of PARTS partial results are in flight together."""
-    if EARLY:
-        after()
-    row = tl.program_id(0)
-    begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
-    if begin == end:
-        return
-    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = tl.arange(0, WIDTH)
-    inside = (head < HEADS)[:, None] & (column < DIM)[None, :]
+    """Return the merged results [BLOCK, WIDTH] of a row's heads; the loads of PARTS partial ones are in flight together."""
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     sums = tl.zeros((BLOCK, WIDTH), tl.float32)
@@ -215,8 +206,50 @@ def _merge(
             sums = sums * fade[:, None] + weight[:, None] * mean
             total = total * fade + weight
             best = higher
-    y = (sums / tl.where(total > 0.0, total, 1.0)[:, None]).to(out.dtype.element_ty)
-    tl.store(out + (row * HEADS + head)[:, None] * DIM + column[None, :], y, mask=inside)
+    return sums / tl.where(total > 0.0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _merge(
+    partial, lse, indptr, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Run one program per row and BLOCK heads."""
+    if EARLY:
+        after()
+    row = tl.program_id(0)
+    begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
+    if begin == end:
+        return
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, WIDTH)
+    inside = (head < HEADS)[:, None] & (column < DIM)[None, :]
+    y = _merged(partial, lse, begin, end, head, column, inside, HEADS, DIM, WIDTH, BLOCK, PARTS)
+    tl.store(out + (row * HEADS + head)[:, None] * DIM + column[None, :], y.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _merge_quantized(
+    partial, lse, indptr, out, quantized, scales,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    LARGEST: tl.constexpr, SMALLEST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Run one program per row, of all heads: as `_merge` and then quantize.py. What is not in several pieces is read from `out`."""
+    if EARLY:
+        after()
+    row = tl.program_id(0)
+    begin, end = tl.load(indptr + row), tl.load(indptr + row + 1)
+    head, column = tl.arange(0, BLOCK), tl.arange(0, WIDTH)
+    inside = (head < HEADS)[:, None] & (column < DIM)[None, :]
+    to = (row * HEADS + head)[:, None] * DIM + column[None, :]
+    if begin == end:
+        y = tl.load(out + to, mask=inside, other=0.0).to(tl.float32)
+    else:
+        y = _merged(partial, lse, begin, end, head, column, inside, HEADS, DIM, WIDTH, BLOCK, PARTS).to(out.dtype.element_ty).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.max(tl.abs(y), 1), 0) / LARGEST, SMALLEST)
+    tl.store(quantized + to, (y / scale).to(quantized.dtype.element_ty), mask=inside)
+    tl.store(scales + row, scale)
 
 
 class Partials:
@@ -246,12 +279,44 @@ def attend(
     """Compute q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q, in `out` if
     given; rows in no piece are left undefined. `positions` [T]. `wide`: whether there may be wide pieces. `window`: how
     many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
+    out = torch.empty_like(q) if out is None else out
+    early = _attend_pieces(q, keys, values, positions, tables, partials, wide, window, beside, out)
+    (rows, heads, dim), block = q.shape, 1 if len(q) <= 16 else 4
+    launch(
+        _merge, (rows, triton.cdiv(heads, block)),
+        partials.means, partials.lse, tables.indptr, out, heads, dim, triton.next_power_of_2(dim), block, _PARTS, warps=1, early=early,
+    )  # fmt: skip
+    return out
+
+
+def attend_quantized(
+    q: Tensor, keys: Stored, values: Stored, positions: Tensor, tables: DevicePlan, partials: Partials,
+    *, wide: bool, window: int = 0, beside: torch.cuda.Stream | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return `attend`'s result in FP8, as quantize.py does, in one launch less: e4m3 [T, num_heads · head_dim] and scales [T, 1]."""
+    out = torch.empty_like(q)
+    early = _attend_pieces(q, keys, values, positions, tables, partials, wide, window, beside, out)
+    rows, heads, dim = q.shape
+    quantized, scales = quantized_like(q.view(rows, -1))
+    width, block = triton.next_power_of_2(dim), triton.next_power_of_2(heads)
+    launch(
+        _merge_quantized, (rows,),
+        partials.means, partials.lse, tables.indptr, out, quantized, scales, heads, dim, width, block, _PARTS, LARGEST, SMALLEST,
+        warps=min(16, max(1, block * width // 512)), early=early,
+    )  # fmt: skip
+    return quantized, scales
+
+
+def _attend_pieces(
+    q: Tensor, keys: Stored, values: Stored, positions: Tensor, tables: DevicePlan, partials: Partials,
+    wide: bool, window: int, beside: torch.cuda.Stream | None, out: Tensor,
+) -> bool:  # fmt: skip
+    """Compute all pieces, into `out` and the partial results; return whether what follows may be launched early."""
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
     (keys, key_scales), (values, value_scales) = apart(keys), apart(values)
     fp8 = keys is not key_scales
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
-    out = torch.empty_like(q) if out is None else out
     kinds = ((NARROW, tables.narrow, tables.narrow_shares), (WIDE, tables.wide, tables.wide_shares))
     early = can_launch_early() and not wide and rows <= _EARLY  # where streams meet, kernels wait for both
     if beside is not None and wide:
@@ -268,9 +333,4 @@ def attend(
             )  # fmt: skip
     if beside is not None and wide:
         torch.cuda.current_stream().wait_stream(beside)
-    block = 1 if rows <= 16 else 4
-    launch(
-        _merge, (rows, triton.cdiv(heads, block)),
-        partials.means, partials.lse, tables.indptr, out, heads, dim, width, block, _PARTS, warps=1, early=early,
-    )  # fmt: skip
-    return out
+    return early

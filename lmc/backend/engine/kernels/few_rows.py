@@ -2,9 +2,10 @@
 
     y[t, o] = s[t] · scale[o] · Σ p[t, i] q[o, i]        q [out, in] and p [T, in] e4m3, sums in float32
 
-Tensor cores want 64 rows on their left, so the matrix is on the left and the few rows are on the right. The columns of a tile of
-outputs are split over programs, so that all multiprocessors read; the last program of a tile to end adds their parts in order, so the
-bits are the same each time. Tensor cores add e4m3 with 14 bits: their sums are added in float32 every 128 columns.
+Tensor cores want 64 rows on their left, so the matrix is on the left and the few rows are on the right. Both come by TMA (tensor descriptors),
+which leaves registers and issue slots to the rest. The columns of a tile of outputs are split over programs, so that all multiprocessors read; the
+last program of a tile to end adds their parts in order, so the bits are the same each time. Tensor cores add e4m3 with 14 bits: their sums are added
+in float32 every 128 columns.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
 
@@ -37,23 +39,18 @@ def _multiply_few(
     p, scales, q, scale, y, parts, ended, rows, outputs, columns,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]."""
     if EARLY:
         after()
     tile, part = tl.program_id(0), tl.program_id(1)
     out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
-    at = tl.arange(0, COLUMNS)
     each = tl.cdiv(tl.cdiv(columns, COLUMNS), SPLIT) * COLUMNS
     first = part * each
-    weights = q + out[:, None].to(tl.int64) * columns + at[None, :]
-    given = p + row[None, :] * columns + at[:, None]
-    there, is_row = (out < outputs)[:, None], (row < rows)[None, :]
     summed = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
-        inside = k + at < columns
-        a = tl.load(weights + k, mask=there & inside[None, :], other=0.0)
-        b = tl.load(given + k, mask=is_row & inside[:, None], other=0.0)
-        summed = tl.dot(a, b, summed, max_num_imprecise_acc=PRECISE)
+        a, b = q.load([tile * OUTPUTS, k]), p.load([0, k])
+        summed = tl.dot(a, b.T, summed, max_num_imprecise_acc=PRECISE)
     if SPLIT == 1:
         _scale(summed, scales, scale, y, row, out, rows, outputs)
     else:
@@ -82,14 +79,14 @@ class Cut:
 
 
 def cut_of(outputs: int) -> Cut:
-    """Return the cut that is within a few per cent of the fastest on an H200 (`benchmarks.bench_fp8 --cuts`): as few programs
-    as fill its 132 multiprocessors."""
-    if outputs >= 128 * 192:
-        return Cut(128, 128, 4, 1, 8)
+    """Return the cut that is within a few per cent of the fastest on an H200 (`benchmarks.bench_fp8 --cuts`): as few
+    programs as keep its 132 multiprocessors reading."""
+    if outputs >= 256 * 96:
+        return Cut(256, 128, 4, 1, 8)
     split = 1
-    while triton.cdiv(outputs, 64) * split < 128 and split < 8:
+    while triton.cdiv(outputs, 64) * split < 96 and split < 8:
         split *= 2
-    return Cut(64, 128, 6, split)
+    return Cut(64, 128, 8, split)
 
 
 class FewRows:
@@ -103,7 +100,7 @@ class FewRows:
     def multiply(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut | None = None) -> Tensor:
         """Return y [T, out] of `dtype`; T ≤ MOST.
 
-        p, q           [T, in] and [out, in] e4m3, contiguous
+        p, q           [T, in] and [out, in] e4m3, contiguous, in a multiple of 16
         scales, scale  [T, 1] and [1, out] float32
         cut            None: see `cut_of`
         """
@@ -116,7 +113,8 @@ class FewRows:
             if cut.split > 1:
                 self._grow(tiles, tiles * cut.split * cut.outputs * block)
             constants = block, cut.outputs, cut.columns, cut.split, _PRECISE, cut.stages
-            given = p, scales, q, scale, y, self._parts, self._ended, rows, outputs, columns
+            read, matrix = TensorDescriptor.from_tensor(p, [block, cut.columns]), TensorDescriptor.from_tensor(q, [cut.outputs, cut.columns])
+            given = read, scales, matrix, scale, y, self._parts, self._ended, rows, outputs, columns
             launch(_multiply_few, (tiles, cut.split), *given, *constants, warps=cut.warps)
         return y
 

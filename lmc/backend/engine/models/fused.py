@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import KVStore, PictureRows
+from lmc.backend.engine.attention.tiled import StagedAttention
 from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.distributed.peer_memory import PartialSum
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
@@ -24,6 +25,7 @@ from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
+_FEW = 16  # rows up to which a row's partial results are better merged by several programs
 Attention = Callable[[Tensor, Stored, Stored], Tensor]  # (q, keys, values of a layer) → like q
 
 
@@ -73,8 +75,12 @@ class FusedLlama:
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
             q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), self.config.norm_eps)
-            attended = attend(q, keys, values).view(len(ids), -1)
+            if len(ids) > _FEW and mask is None and wanted is None and _in_fp8(layer.o) and isinstance(attend, StagedAttention):
+                attended = Quantized(*attend.quantized(q, keys, values), q.dtype)
+            else:
+                attended = attend(q, keys, values).view(len(ids), -1)
             if wanted is not None and layer is m.layers[-1]:
+                assert isinstance(attended, Tensor)
                 attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
                 mask = None if mask is None else mask.index_select(0, wanted)
             summed = self._summed(index, "o", layer.o, attended, mask)
