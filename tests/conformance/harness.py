@@ -187,6 +187,7 @@ def conform(
             mock.close()
     if batch:
         _batch(program, compiled, items, backend, reset, options)
+    compiled.dump_ir()  # raises an IRError for a graph that is not well-formed
     return compiled
 
 

@@ -101,6 +101,7 @@ def check(text: str, setting: Setting) -> None:
             _same(f"{turn} {item}", seen, expected, setting)
             if setting.ahead == "off" and expected.error is None and calls - log:
                 raise Differs(f"{turn} {item}: calls added {calls - log}")
+    lmc.compile(program, opt=setting.opt).dump_ir()  # raises an IRError for a graph that is not well-formed
     if private and setting.batch:
         _batch(program, lmc.compile(program, opt=setting.opt, ahead="certain"), setting, options)
     if private and setting.threads:

@@ -210,6 +210,20 @@ def helped(s: Any, n: int, tool: Any) -> Any:
     return s
 
 
+@lmc.function
+def states_of_children(s: Any, q: str) -> Any:
+    children = [child(tip=word) for word in q.split()]
+    by_word = {f"{word}!": s for word in q.split()}
+    s += "".join(c["t"] for c in children) + lmc.gen("end")
+    return by_word[s["end"]]
+
+
+def test_states_that_a_comprehension_collects_are_values() -> None:
+    graph = graph_of(states_of_children)
+    verify(graph)
+    assert [op.attrs["name"] for op in graph.ops() if op.kind == "gen"] == ["t", "end"]
+
+
 def test_helpers_that_ask_nothing_and_unknown_code_are_values_and_a_fork_of_unknown_size_is_one_branch() -> None:
     shows(helped, """
         %c0 = ctx.new()

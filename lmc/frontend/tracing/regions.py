@@ -344,7 +344,11 @@ class GraphDomain(Domain):
         if any(isinstance(c, Answered) for c in column):
             meta = x.meta if isinstance(x, Answered) and isinstance(x.meta, Value) and self.emitter.sees(x.meta) else None
             return [self.emitter.operand(x), meta]
-        return [self.emitter.unknown("a state") if isinstance(x, State) else self.emitter.operand(x)]
+        return [self._value(x)]
+
+    def _value(self, x: Any) -> Operand:
+        """Return the operand of a slot of type `any`, which no ctx can be."""
+        return self.emitter.unknown("a state") if isinstance(x, State) else self.emitter.operand(x)
 
     def _param(self, column: Sequence[Any], label: str) -> Any:
         """Return the value that joins a slot of several arms."""
@@ -461,5 +465,5 @@ class GraphDomain(Domain):
             return
         values = [operand for slot, x in turn.slots for operand in self._operands(get(slot), [get(slot), x])]
         if turn.collect is not None:
-            values.append(self.emitter.operand(turn.collect[-1]) if turn.collect else None)
+            values.append(self._value(turn.collect[-1]) if turn.collect else None)
         self.builder.terminate(kind, values)
