@@ -445,4 +445,6 @@ def _is_turn_of_own_generator(x: Any) -> bool:
     its manager's methods."""
     if isinstance(x, types.CoroutineType):
         return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
+    if type(x).__name__ == "anext_awaitable":  # of `anext(generator, default)`
+        return any(map(_is_turn_of_own_generator, gc.get_referents(x)))
     return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))

@@ -370,16 +370,15 @@ def without_unused_params(graph: Graph) -> Graph:
     while True:
         used = {v for op in graph.ops() if op.kind not in ("yield", "continue", "break", "loop") for v in op.uses}
         used |= {op.operands[0] for op in graph.ops() if op.kind == "loop" and isinstance(op.operands[0], Value)}
+        # a loop's body and the block after it take the same values
+        loops = [[graph.block[succ].params for succ in b.successors] for b in graph.blocks if b.terminator.kind == "loop"]
+        alike = [{*pair} for params in loops for pair in zip(*params, strict=True)]
         before = -1
         while len(used) != before:  # operands yielded to used parameters
             before = len(used)
+            used = used.union(*[pair for pair in alike if not used.isdisjoint(pair)])
             used |= {v for param, given in graph.feeds.items() if param in used for v in given if isinstance(v, Value)}
-        # a loop's body and the block after it take the same values
         kept = {b.label: [p in used for p in b.params] for b in graph.blocks}
-        for b in graph.blocks:
-            if b.terminator.kind == "loop":
-                both = [any(pair) for pair in zip(*(kept[succ] for succ in b.successors), strict=True)]
-                kept.update(dict.fromkeys(b.successors, both))
         if all(map(all, kept.values())):
             return graph
         graph = with_blocks(graph, tuple(_kept(graph, b, kept) for b in graph.blocks))

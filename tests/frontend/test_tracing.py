@@ -218,6 +218,52 @@ def states_of_children(s: Any, q: str) -> Any:
     return by_word[s["end"]]
 
 
+@lmc.function
+def bound_in_the_last_turn(s: Any, xs: Any) -> Any:
+    last = ""
+    for x in xs:
+        if last + x:
+            last = x.upper()
+        break
+    s += lmc.gen("end")
+
+
+def test_what_turns_carry_is_yielded_though_only_the_loop_uses_it() -> None:
+    shows(bound_in_the_last_turn, """
+        %c0 = ctx.new()
+        loop(%xs, "") [_ -> ^body] then ^after
+        ^body(%v0: any):
+        %v1 = unknown(%xs) {reason = "an item"}
+        %v2 = py.add(%v0, %v1)
+        switch(%v2) [true -> ^b0, _ -> ^b1] then ^b2
+        ^b0:
+        %x0: str = py.upper(%v1)
+        yield(%x0)
+        ^b1:
+        yield(%v0)
+        ^b2(%v3: any):
+        break(%v3)
+        ^after(%v4: any):
+        %c1, %end, %m = gen(%c0) {name = "end", stream = "", ordinal = 0}
+        return(none, %c1, %end) {vars = ["end"]}
+    """)  # fmt: skip
+
+
+@lmc.function
+def scoped_then_asked(s: Any, xs: Any) -> Any:
+    with s.var_scope("k"):
+        s += "first"
+    for x in xs:
+        s += x + lmc.gen("k")
+    return s["k"]
+
+
+def test_turns_yield_as_many_operands_for_a_name_as_its_first_value_has() -> None:
+    graph = graph_of(scoped_then_asked)
+    verify(graph)
+    assert [op.attrs["name"] for op in graph.ops() if op.kind == "gen"] == ["k"]
+
+
 def test_states_that_a_comprehension_collects_are_values() -> None:
     graph = graph_of(states_of_children)
     verify(graph)

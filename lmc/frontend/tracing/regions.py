@@ -348,7 +348,7 @@ class GraphDomain(Domain):
 
     def _value(self, x: Any) -> Operand:
         """Return the operand of a slot of type `any`, which no ctx can be."""
-        return self.emitter.unknown("a state") if isinstance(x, State) else self.emitter.operand(x)
+        return self.emitter.unknown("a state") if isinstance(x, State | Context) else self.emitter.operand(x)
 
     def _param(self, column: Sequence[Any], label: str) -> Any:
         """Return the value that joins a slot of several arms."""
@@ -463,7 +463,7 @@ class GraphDomain(Domain):
         if turn.slots is None:
             self.builder.terminate("raise", (None,))  # undone
             return
-        values = [operand for slot, x in turn.slots for operand in self._operands(get(slot), [get(slot), x])]
+        values = [operand for slot, x in turn.slots for operand in self._operands(get(slot), [x])]  # as many as its first value has
         if turn.collect is not None:
             values.append(self._value(turn.collect[-1]) if turn.collect else None)
         self.builder.terminate(kind, values)
