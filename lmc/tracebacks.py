@@ -15,6 +15,8 @@ import inspect
 import linecache
 import os
 import reprlib
+import sys
+import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -124,6 +126,14 @@ def _is_library(file: str) -> bool:
     return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
 
 
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread."""
+    frame, depth = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]
+    while frame.f_back is not None and ((file := frame.f_code.co_filename).startswith(_PACKAGE) or _is_library(file)):
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, category, stacklevel=depth)
+
+
 # -- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -147,23 +157,40 @@ def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -
 
 
 def _explain_text(error: BaseException) -> None:
-    """Note on an expression like `s["n"] + 1` that the answer in it is text."""
-    if not isinstance(error, TypeError) or isinstance(error, LmcError):
+    """Note what the answer was in an expression that failed: that it is text, in one like `s["n"] + 1`; which text, in
+    one like `json.loads(s["n"])`."""
+    if not isinstance(error, TypeError | ValueError) or isinstance(error, LmcError):
         return
     entries = _entries(error)
-    last = next((entry for entry, ours in reversed(list(zip(entries, _ours(entries)))) if not ours), None)
+    users = (entry for entry, ours in zip(entries, _ours(entries)) if not ours and not _is_library(entry.tb_frame.f_code.co_filename))
+    last = next(reversed(list(users)), None)
     if last is None:
         return
     states = _states(last.tb_frame.f_locals)
-    for node in ast.walk(_expression(last)) if states else ():
+    expression = _expression(last) if states else ast.Module([], [])
+    awaited = any(isinstance(node, ast.Await) for node in ast.walk(expression))
+    for node in ast.walk(expression):
         match node:
             case ast.Subscript(value=ast.Name(id=state), slice=ast.Constant(value=str() as name)) if state in states:
                 if isinstance(value := _value(states[state], name), str):
-                    answer, number = f"{state}[{name!r}]", _as_number(value)
-                    remedy = f"; write {number}({answer})" if number else f"; ask with gen({name!r}, dtype=int), and read {state}.parsed({name!r})"
-                    note(error, f"({answer} is text, like everything a model writes: here {reprlib.repr(value)}{remedy})")
+                    about = _did_not_parse if isinstance(error, ValueError) else _awaited if awaited else _is_text
+                    note(error, about(state, name, value))
             case _:
                 pass
+
+
+def _did_not_parse(state: str, name: str, value: str) -> str:
+    return f"({state}[{name!r}] is {reprlib.repr(value)}; a type makes it parse: gen({name!r}, dtype=…), then {state}.parsed({name!r}))"
+
+
+def _awaited(state: str, name: str, value: str) -> str:
+    return f"({state}[{name!r}] is the answer already: reading waits for it, without an await)"
+
+
+def _is_text(state: str, name: str, value: str) -> str:
+    answer, number = f"{state}[{name!r}]", _as_number(value)
+    remedy = f"write {number}({answer})" if number else f"ask with gen({name!r}, dtype=int), and read {state}.parsed({name!r})"
+    return f"({answer} is text, like everything a model writes: here {reprlib.repr(value)}; {remedy})"
 
 
 class AnswersByName:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import traceback
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_unnamed_answers_are_not_listed():
     assert str(frames(CALLS["misspelt"][0])[0]).endswith("no variable 'm'; there are: 'n'")
     state = lmc.function(lambda s: s.__iadd__("Q" + lmc.gen(max_tokens=2))).run(backend=MOCK)
     assert repr(state).endswith("variables: none>")
-    assert str(frames(lambda: state["m"])[0]).endswith("there are: none that has a name")
+    assert str(frames(lambda: state["m"])[0]).endswith("there is none that has a name; s += lmc.gen('m', …) makes one")
 
 
 @lmc.function
@@ -125,12 +126,24 @@ def other_mistake(s: Any) -> Any:
     return [s["n"]] and len(3)
 
 
+@lmc.function
+def parses(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", max_tokens=3)
+    return json.loads(s["n"])
+
+
+@lmc.function
+async def awaits(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", max_tokens=3)
+    return await s["n"]
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_arithmetic_on_an_answer_explains_itself(compiled):
     def raised(program: Any, n: str = "7") -> list[str]:
         mock = lmc.Mock(answers={"n": n, "k": "8"})
         call = lmc.compile(program, backend=mock) if compiled else lambda: program.run(backend=mock)
-        with pytest.raises(TypeError) as caught:
+        with pytest.raises((TypeError, ValueError)) as caught:
             call()
         return getattr(caught.value, "__notes__", [])
 
@@ -138,6 +151,19 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
     assert raised(compares) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
     assert raised(compares, "two") == ["(s['n'] is text, like everything a model writes: here 'two'; ask with gen('n', dtype=int), and read s.parsed('n'))"]
     assert raised(other_mistake) == []
+    assert raised(parses, "yes") == ["(s['n'] is 'yes'; a type makes it parse: gen('n', dtype=…), then s.parsed('n'))"]
+    assert raised(awaits) == ["(s['n'] is the answer already: reading waits for it, without an await)"]
+
+
+def test_a_warning_names_the_users_line():
+    @lmc.function
+    def misspelt(s: Any) -> None:
+        s += "Q" + lmc.gen("n", json_schema={"propertys": {}})
+
+    with pytest.warns(lmc.SchemaWarning, match="did you mean 'properties'") as warned:
+        misspelt.run(backend=lmc.Mock())
+    line = misspelt.func.__code__.co_firstlineno + 2
+    assert {(w.filename, w.lineno) for w in warned} == {(__file__, line)}
 
 
 def test_backends_go_by_name():

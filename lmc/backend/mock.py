@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +44,7 @@ from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
 from lmc.images import digest, read
 from lmc.segments import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
+from lmc.tracebacks import warn
 
 CAPABILITIES = Capabilities(
     "mock",
@@ -449,10 +449,7 @@ class Mock:
         for spelling in KNOWN_SPECIALS:
             if spelling in text and spelling not in self._warned:
                 self._warned.add(spelling)
-                warnings.warn(
-                    f"text contains {spelling}, which stays ordinary text; write lmc.special({spelling!r}) for the token",
-                    stacklevel=2,
-                )
+                warn(f"text contains {spelling}, which stays ordinary text; write lmc.special({spelling!r}) for the token")
 
     def _ask(self, node: MockNode, ask: Ask) -> tuple[Output, MockNode]:
         """Return the answer to `ask` after `node`, and the prompt with it."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -61,6 +60,7 @@ from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parts_of
 from lmc.fsm.regex import parse
+from lmc.tracebacks import warn
 
 _BARE = frozenset(("string", "number", "integer", "boolean", "null"))  # types that need no other schema
 _LARGE = 500  # nodes from which on a tree becomes a rule
@@ -113,7 +113,7 @@ def compile_schema(source: str) -> Compiled:
     except TooLarge:
         raise ConstraintError("json_schema needs too large an automaton; use smaller lengths and simpler patterns") from None
     if said := str(notes):
-        warnings.warn(f"json_schema: {said}", SchemaWarning, stacklevel=2)
+        warn(f"json_schema: {said}", SchemaWarning)
     return Compiled(grammar, layout.depth, notes, Checker(references, _pattern).wrong if notes.later else None)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any
@@ -14,6 +13,7 @@ from lmc.backend.api.exchange import Fault
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.wire import parsed, refused
 from lmc.errors import BackendError, ParameterError
+from lmc.tracebacks import warn
 
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -143,7 +143,7 @@ def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: C
             f"the servers run different models: {', '.join(f'{name(info)} at {shown(url)}' for url, info in said.items())}; give URLs of one model"
         )
     for error in silent:
-        warnings.warn(f"{error}; the other servers get its requests until it answers", stacklevel=4)
+        warn(f"{error}; the other servers get its requests until it answers")
     return next(iter(said.values()))
 
 

@@ -4,7 +4,6 @@ role."""
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from lmc.config import log
 from lmc.errors import ModelLoadError
 from lmc.extras import require
 from lmc.segments import Image, Part, Special, plain
+from lmc.tracebacks import warn
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
@@ -137,4 +137,4 @@ def warn_of_spellings(pieces: Sequence[Part | Image], target: str) -> None:
     for special in {piece.spelling for piece in pieces if isinstance(piece, Special)}:
         if special not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
             _warned.add(special)
-            warnings.warn(f"text contains {special}, which {target}, being given text, takes for the token of its chat template", stacklevel=2)
+            warn(f"text contains {special}, which {target}, being given text, takes for the token of its chat template")

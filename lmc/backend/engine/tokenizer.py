@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
@@ -19,6 +18,7 @@ from lmc.backend.engine.detokenizer import ByteDetokenizer, Detokenizer, StreamD
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, Cuts, merges_of
 from lmc.segments import Part, Special
+from lmc.tracebacks import warn
 
 _REPLACEMENT = "\ufffd"
 
@@ -205,10 +205,9 @@ class Tokenizer:
         if self._spelling is None or (found := self._spelling.search(text)) is None:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"text contains {found[0]!r}, a special token's spelling; it is encoded as ordinary text. "
-            f"If the token is meant, write lmc.special({found[0]!r}), or set parse_special=True on the backend",
-            stacklevel=4,
+            f"If the token is meant, write lmc.special({found[0]!r}), or set parse_special=True on the backend"
         )
 
     def id_of(self, special: str) -> int:
