@@ -68,6 +68,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_choices(graph),
         *_collisions(graph),
         *_data_of_users(program),
+        *_without_a_prompt(graph),
     ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
@@ -91,6 +92,13 @@ def _unread(planned: Graph) -> Iterator[Finding]:
 
 def _named(op: Op) -> str:
     return f"the {op.kind} {op.attr('name')!r}" if op.attr("name") else f"this {op.kind}"
+
+
+def _without_a_prompt(graph: Graph) -> Iterator[Finding]:
+    empty = {value for op in graph.ops() if op.kind == "ctx.new" for value in op.results}
+    for op in graph.ops():
+        if op.kind in ("gen", "select") and op.operands[0] in empty:
+            yield Finding(f"{_named(op)} has no prompt: nothing is appended before it, and its first argument is a variable's name", op.loc)
 
 
 def _prompts(section: Any) -> Iterator[tuple[Op, int]]:

@@ -160,6 +160,15 @@ def test_check_names_terminals_of_a_grammar_that_match_one_text(lmc_cli, tmp_pat
     assert out.splitlines()[0].startswith("grammar.py:5: terminals NAME and WORD of the gen 'w' both match 'aa'")
 
 
+def test_check_names_a_request_without_a_prompt(lmc_cli, tmp_path):
+    (tmp_path / "france.py").write_text('import lmc\n\n@lmc.function\ndef capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n')
+    code, out, _ = lmc_cli("check", "france.py")
+    assert code == 1
+    assert out.splitlines()[0] == (
+        "france.py:5: the gen 'What is the capital of France?' has no prompt: nothing is appended before it, and its first argument is a variable's name"
+    )
+
+
 def test_check_of_one_program_that_is_fine(lmc_cli):
     code, out, _ = lmc_cli("check", "checked.py:fine")
     assert code == 0 and out.count("\n") == 1
