@@ -101,8 +101,10 @@ def check_model(name: str) -> None:
     if path.is_dir() and not (path / "config.json").is_file():
         raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected one of: {FORMS}")
     if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
-        near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1)
-        hint = f"did you mean {near[0]}{':…' if near[0] in _SERVICES else ''}? " if near else ""
+        near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1, cutoff=0.65)
+        api = next((api for begin, api in (("gpt-", "openai"), ("claude-", "anthropic")) if name.startswith(begin)), None)
+        meant = f"{api}:{name}" if api else f"{near[0]}{':…' if near[0] in _SERVICES else ''}" if near else ""
+        hint = f"did you mean {meant}? " if meant else ""
         raise ParameterError(
             f"no model {shown(name) if '@' in name or '://' in name else name!r}: there is no such file or folder (looked in {Path.cwd()}); "
             f"{hint}expected one of: {FORMS}"

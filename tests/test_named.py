@@ -64,6 +64,8 @@ def test_each_form_makes_its_backend(made, name, expected):
     ("name", "says"),
     [
         ("mok", "did you mean mock?"),
+        ("gpt-4.1-mini", "did you mean openai:gpt-4.1-mini?"),
+        ("nope", "); expected one of"),
         ("opneai:gpt-x", "did you mean openai:…?"),
         ("openai:", "names no model"),
         ("vllm:", "names no URL"),

@@ -35,7 +35,7 @@ def explain(error: BaseException) -> str:
         from lmc.frontend.capture.outside import is_users
 
         place = error.loc  # the command's own call of lmc tells nobody anything
-        return (error.message if place is not None and not is_users(place.file) else str(error)) + notes
+        return (error.message if place is not None and not is_users(place.file) else str(error) if place else f"{error}{_users_line(error)}") + notes
     if type(error).__module__.startswith("lmc."):  # these contain the location
         return str(error) + notes
     place = _users_line(error)

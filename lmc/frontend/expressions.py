@@ -53,6 +53,8 @@ def _locate(code: CodeType, at: int, line: int | None) -> Loc:
     return Loc(code.co_filename, start or line or 0, col or 0)
 
 
+_NO_ANSWER = 'an expression is no answer: append it (s += …), which asks the model, then read s["name"]'
+
 # -- expressions -----------------------------------------------------------------------------------------------------
 
 
@@ -81,8 +83,7 @@ class Expr:
         mistake, and never true."""
         if isinstance(other, (str, bytes, int, float)):
             raise ArgumentError(
-                f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it equals no "
-                f'text and no number; read the answer with s["name"]',
+                f"{_NO_ANSWER}; it equals no text and no number",
                 loc=caller_loc(),
             )
         if type(other) is not type(self):
@@ -94,22 +95,19 @@ class Expr:
 
     @users_frames
     def _is_no_answer(self, *_: object) -> Never:
-        raise ArgumentError(
-            f"{an(type(self).__name__)} is an expression, which asks the model once it is appended: it has no items and no order; "
-            f'read the answer with s["name"]',
-            loc=caller_loc(),
-        )
+        raise ArgumentError(f"{_NO_ANSWER}; it has no items and no order", loc=caller_loc())
+
+    @users_frames
+    def _is_no_block(self) -> Never:
+        raise ArgumentError("an expression is no block: a message around one is written `with s.user():`", loc=caller_loc())
 
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
         __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = _is_no_answer
+        __enter__ = __exit__ = _is_no_block
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
-            raise AttributeMissing(
-                f"{an(type(self).__name__)} has no attribute {name!r}: it is an expression, which asks the model once it is "
-                f'appended; read the answer with s["name"]',
-                loc=caller_loc(),
-            )
+            raise AttributeMissing(f"{_NO_ANSWER}; it has no attribute {name!r}", loc=caller_loc())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -170,6 +170,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _meant(self, name: str) -> str:
         """Return a suggestion for a name that is no parameter: a parameter, or an option of `run`."""
+        if name == self._first:
+            return f"; {name!r}, its first parameter, is the state, which lmc supplies: arguments come after it"
         own = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(name, name)
         parameters = [p for p in self.params if p in self._named]
         found = suggestion(own, (*parameters, *RUN_OPTIONS))

@@ -169,6 +169,8 @@ def backend_of(given: Any) -> Backend | None:
         except LmcError as error:
             error.loc = error.loc or caller_loc()
             raise
+    if isinstance(given, type) and hasattr(given, "submit"):
+        raise ArgumentError(f"backend={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)", loc=caller_loc())
     if given is not None and not hasattr(given, "submit"):
         raise ArgumentError(f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc())
     return given

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, cast, overload
 
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
@@ -132,8 +132,14 @@ class State(AnswersByName, Generic[R]):
             self.progress.notify()
         return self
 
-    def __add__(self, other: object) -> State:
-        raise ArgumentError("a state is appended to in place: write s += … (s + … would be another state)", loc=caller_loc())
+    @users_frames
+    def _is_no_text(self, other: object) -> Never:
+        raise ArgumentError(
+            "a state is no text: append to it in place, with s += …; read an answer with s['name'], what its program returned with s.ret_value",
+            loc=caller_loc(),
+        )
+
+    __add__ = __radd__ = _is_no_text
 
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
 
@@ -142,7 +148,8 @@ class State(AnswersByName, Generic[R]):
                 raise AttributeError(f"'State' object has no attribute {name!r}")
             held = name in self.variables
             near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_")], 1)
-            mean = f"; did you mean {near[0]!r}?" if near else f"; a variable is read as s[{name!r}]"
+            variable = "the program's result is s.ret_value, and an answer s['name']" if hasattr(str, name) else f"a variable is read as s[{name!r}]"
+            mean = f"; did you mean {near[0]!r}?" if near else f"; {variable}"
             raise AttributeMissing(f"'State' object has no attribute {name!r}{mean}", loc=caller_loc())
 
     # -- roles and scopes
@@ -268,11 +275,12 @@ class State(AnswersByName, Generic[R]):
 
     def _unknown(self, name: str | None) -> KeyError:
         names = [n for n in self.variables if n is not None]
-        known = ", ".join(map(repr, names)) or ("none that has a name" if self.variables else "none yet")
+        known = f"there are: {', '.join(map(repr, names))}" if names else "there is none that has a name" if self.variables else "there is none yet"
         near = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
-        mean = f"; did you mean {near[0]!r}?" if near else ""
+        of_forks = "; those of a fork are its own until forks.join()" if self.forks else f"; s += lmc.gen({name!r}, …) makes one"
+        mean = f"; did you mean {near[0]!r}?" if near else of_forks if self.forks or not names else ""
         place = caller_loc()
-        return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; there are: {known}{mean}")
+        return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; {known}{mean}")
 
     def __setitem__(self, name: str, value: Any) -> None:
         held: Any = self.variables.get(name)

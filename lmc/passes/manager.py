@@ -27,6 +27,7 @@ from lmc.ir.core import Graph
 from lmc.ir.ops import Stage, spec_of
 from lmc.ir.text import parse, print_graph
 from lmc.ir.verifier import verify, verify_level
+from lmc.parameters import suggestion
 from lmc.passes.base import Pass, PassContext, Target, registry
 
 # -- pipelines -------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def upto(passes: Sequence[Pass], after: str) -> tuple[Pass, ...]:
     for i in range(len(passes) - 1, -1, -1):
         if passes[i].name == after:
             return tuple(passes[: i + 1])
-    raise ParameterError(f"no pass {after!r} in this pipeline; there are trace, {', '.join(dict.fromkeys(p.name for p in passes))}")
+    raise ParameterError(f"no pass {after!r} in this pipeline{suggestion(after, ('trace', *dict.fromkeys(p.name for p in passes)))}")
 
 
 def stage_of(graph: Graph) -> Stage:

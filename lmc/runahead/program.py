@@ -59,7 +59,8 @@ def compile(  # the field's name for it: torch.compile, re.compile
     if any(base.__name__ == "Module" and base.__module__.partition(".")[0] == "dspy" for base in type(fn).__mro__):
         return import_module("lmc.integrations.dspy.compiled").compile_module(fn, outputs=outputs, opt=opt, aggressive=aggressive, ahead=ahead)
     if not isinstance(fn, Function):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}", loc=caller_loc())
+        called = ": compile(fn), not compile(fn(…))" if isinstance(fn, State) else ""
+        raise ArgumentError(f"lmc.compile takes a function decorated with @lmc.function, not {fn!r}{called}", loc=caller_loc())
     if opt not in (0, 1):
         raise ParameterError(f"opt={opt!r}: must be 0 or 1", loc=caller_loc())
     if isinstance(outputs, str):

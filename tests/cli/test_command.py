@@ -137,6 +137,12 @@ def test_no_line_of_a_library_is_given_as_the_place(lmc_cli):
     assert ".py:" not in err
 
 
+def test_what_a_file_does_wrong_while_it_is_imported_is_shown_at_its_line(lmc_cli, tmp_path):
+    (tmp_path / "runs.py").write_text('import lmc\np = lmc.function(lambda s: None)\nlmc.set_default_backend("nope")\n')
+    code, _, err = lmc_cli("dump-ir", str(tmp_path / "runs.py:p"))
+    assert code != 0 and "no model 'nope'" in err and "runs.py:3 in <module>: lmc.set_default_backend" in err
+
+
 def test_debug_shows_the_traceback(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_DEBUG", "1")
     code, _, err = lmc_cli("run", "nope.py:fn")

@@ -380,19 +380,19 @@ def an_expression_with_a_value_in_an_fstring(s, x):
 
 
 def an_expression_as_text(s, x):
-    gen("answer").strip()  # a GenExpr has no attribute 'strip': it is an expression, which asks the model once it is appended
+    gen("answer").strip()  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]; it has no attribute 'strip'
 
 
 def an_expression_compared_with_text(s, x):
-    return gen("answer") == "yes"  # a GenExpr is an expression, which asks the model once it is appended: it equals no text and no number
+    return gen("answer") == "yes"  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]; it equals no text and no number
 
 
 def text_compared_with_a_sum(s, x):
-    return "A" + gen("answer") != "A"  # a Seq is an expression, which asks the model once it is appended: it equals no text and no number
+    return "A" + gen("answer") != "A"  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]; it equals no text and no number
 
 
 def an_expression_among_texts(s, x):
-    return select("answer", ["yes"]) in ("yes", "no")  # a SelectExpr is an expression, which asks the model once it is appended: it equals no text and no number
+    return select("answer", ["yes"]) in ("yes", "no")  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]; it equals no text and no number
 
 
 def an_expression_made_text(s, x):
@@ -404,11 +404,40 @@ def an_expression_among_texts_that_are_joined(s, x):
 
 
 def a_sum_without_an_assignment(s, x):
-    s + gen("answer")  # a state is appended to in place: write s += …
+    s + gen("answer")  # a state is no text: append to it in place, with s += …
 
 
 def a_state_and_text(s, x):
-    s + x  # a state is appended to in place: write s += …
+    s + x  # a state is no text: append to it in place, with s += …
+
+
+def text_and_a_state(s, x):
+    return "Answer: " + s  # a state is no text: append to it in place, with s += …; read an answer with s['name'], what its program returned with s.ret_value
+
+
+def a_state_as_its_result(s, x):
+    return s.fork(1)[0].strip()  # 'State' object has no attribute 'strip'; the program's result is s.ret_value, and an answer s['name']
+
+
+def an_expression_that_is_not_appended(s, x):
+    lmc.gen("a", max_tokens=3)
+    return s["a"]  # no variable 'a'; there is none yet; s += lmc.gen('a', …) makes one
+
+
+def a_variable_of_a_fork(s, x):
+    for fork in s.fork(2):
+        fork["a"] = x
+    return s["a"]  # no variable 'a'; there is none yet; those of a fork are its own until forks.join()
+
+
+def an_expression_instead_of_the_state(s, x):
+    s = x + lmc.gen("a", max_tokens=3)
+    return s["a"]  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]
+
+
+def a_role_as_a_block(s, x):
+    with lmc.user():  # an expression is no block: a message around one is written `with s.user():`
+        s += x
 
 
 def a_variable_as_an_attribute(s, x):
@@ -424,11 +453,11 @@ def a_deleted_variable(s, x):
 
 
 def an_order_of_expressions(s, x):
-    sorted([x, "b"], key=lambda a: gen("score"))  # a GenExpr is an expression, which asks the model once it is appended
+    sorted([x, "b"], key=lambda a: gen("score"))  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]
 
 
 def an_item_of_an_expression(s, x):
-    ("A" + gen("answer"))["answer"]  # a Seq is an expression, which asks the model once it is appended
+    ("A" + gen("answer"))["answer"]  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]
 
 
 def a_name_of_all_forks(s, x):
@@ -602,6 +631,10 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: lmc.compile(program).batch([("a",)], errors="ignore"), "errors='ignore': must be 'raise' or 'return'"),
     (lambda: lmc.compile(program)("a", tempreature=1), "did you mean 'temperature'?"),
     (lambda: lmc.compile(program.func), "takes a function decorated with @lmc.function"),
+    (lambda: lmc.compile(program.run("a", backend=Mock())), ": compile(fn), not compile(fn(…))"),
+    (lambda: program.run("a", backend=Mock), "backend=Mock: that is the class, not a backend; call it, as in lmc.Mock(…)"),
+    (lambda: program.run(s="a", backend=Mock()), "'s', its first parameter, is the state, which lmc supplies: arguments come after it"),
+    (lambda: "Answer: " + program.run("a", backend=Mock()), "a state is no text"),
     (lambda: lmc.compile(program, opt=3), "opt=3: must be 0 or 1"),
     (lambda: lmc.compile(program, outputs="answer"), "must be a list of variable names, such as ['answer']"),
     (lambda: program.run("a", backend=Mock())["anwser"], "did you mean 'answer'?"),

@@ -125,6 +125,8 @@ def test_after_stops_behind_the_last_run_of_a_pass() -> None:
         ParameterError, match="no pass 'fuse' in this pipeline; there are trace, canonicalize, lower-chat"
     ):
         run_pipeline(g, after="fuse")
+    with pytest.raises(ParameterError, match=r"in this pipeline; did you mean 'plan-prefix'\?"):
+        run_pipeline(g, after="plan_prefix")
 
 
 def test_a_pass_that_fails_leaves_a_reproducer(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
