@@ -17,6 +17,7 @@ from lmc.errors import BackendError
 from tests.backend.engine_fakes import backend as engine
 from tests.backend.gated import Gated
 from tests.conformance.harness import opaque
+from tests.searching import some
 
 PATIENCE = 60.0
 ITEMS = [{"q": str(i)} for i in range(8)]
@@ -242,7 +243,7 @@ def outcome(run: Callable[[], Any]) -> Any:
     return state.ret_value, state.text()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@some("seed", range(6), 3)
 def test_random_latencies_faults_and_cuts(seed: int):
     rng = random.Random(seed)
     items = [{"q": f"q{i}", "waits": [rng.choice([0, 1e-3, 4e-3]) for _ in range(5)], "fails": [rng.random() < 0.15 for _ in range(5)]}

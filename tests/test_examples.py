@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,7 @@ def outcome(run):
         return type(error).__name__, str(error)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-@some("seed", range(5), 5)
+@some(("seed", "name"), product(range(5), EXAMPLES), len(EXAMPLES) + 1)  # another with each seed
 def test_interpreted_compiled_and_batch_agree_on_the_mock(name, seed, monkeypatch):
     program, arguments = example(name)
     if name == "durable_research":

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.searching import apart
+from tests.searching import apart, some
 from tests.test_docs import ROOT
 
 PAGE = (ROOT / "docs" / "issues-elsewhere.md").read_text("utf-8")
@@ -38,7 +38,7 @@ def test_programs_are_short(number, issue, kind, code):
     assert len([line for line in code.splitlines() if line.strip()]) <= LIMIT
 
 
-@pytest.mark.parametrize("number, code", of(""))
+@some("number, code", of(""), 3)
 def test_a_program_holds(number, code, tmp_path):
     run(number, code, tmp_path)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -88,11 +89,10 @@ def tooled(s: Any, q: str) -> Any:
 PROGRAMS = {p.name: p for p in (forks, careful, parent, tooled)}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@some("budget", [
+@some(("name", "budget"), product(PROGRAMS, [
     lmc.Budget(calls=0), lmc.Budget(calls=1), lmc.Budget(calls=3), lmc.Budget(calls=6), lmc.Budget(tokens=15), lmc.Budget(tokens=1),
     lmc.Budget(tokens=70, calls=5), lmc.Budget(tokens=40), lmc.Budget(cost=3e-5), lmc.Budget(cost=1), lmc.Budget(tokens=10_000),
-], 8, ids=str)  # fmt: skip
+]), 9, ids=str)  # fmt: skip
 def test_a_budget_stops_every_execution_at_the_same_place(name: str, budget: lmc.Budget):
     able = replace(CAPABILITIES, prices=Prices(prompt=1, completion=2))
     conform(PROGRAMS[name], ITEMS, backend=lambda: Mock(capabilities=able), budget=budget)

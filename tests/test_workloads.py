@@ -16,7 +16,7 @@ from benchmarks.pass_workloads import LATE_POOL
 from benchmarks.workloads import WORDS, Size, figures, host_overhead, pictures
 from lmc import named
 from tests.backend.gated import Gated
-from tests.searching import apart
+from tests.searching import apart, some
 
 SMALL = Size(0.02)
 ALL = (*figures(SMALL), *host_overhead())
@@ -57,7 +57,7 @@ def test_items_depend_on_the_seed_only(workload):
     assert workload.items(3, seed=1) != workload.items(3, seed=2)
 
 
-@pytest.mark.parametrize("workload", (*ALL, pictures(SMALL)), ids=(*names(ALL), "pictures"))
+@some("workload", [pytest.param(w, id=name) for w, name in zip((*ALL, pictures(SMALL)), (*names(ALL), "pictures"), strict=True)], 2)
 def test_compiled_equals_interpreted_and_asks_as_often(workload):
     backend = bench_programs.open_backend("mock")
     interpreted, compiled = bench_programs.bench(workload, backend, bench_programs.MODES, n=3, reps=1, seed=0)

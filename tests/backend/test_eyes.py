@@ -10,6 +10,8 @@ from random import Random
 import numpy as np
 import pytest
 
+from tests.searching import apart
+
 pytest.importorskip("PIL")
 
 import lmc
@@ -235,6 +237,7 @@ def test_a_closed_engine_has_no_threads_for_pictures(sight, monkeypatch):
         engine.submit(None, [look(WIDE), gen()])
 
 
+@apart
 def test_a_process_ends_without_pictures_that_are_not_read():
     code = """if True:
         import atexit, threading

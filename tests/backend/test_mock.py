@@ -333,7 +333,7 @@ def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
         Mock().submit(None, (gen(constraint=constraint),))
 
 
-@some("name", [*ALL_SCHEMAS, *RECURSIVE], 4)
+@some("name", [*ALL_SCHEMAS, *RECURSIVE], 8)
 def test_schema_answers_are_of_the_language_of_the_runtime(name: str) -> None:
     schema = ALL_SCHEMAS[name][0] if name in ALL_SCHEMAS else RECURSIVE[name][0]
     valid = validator(schema)

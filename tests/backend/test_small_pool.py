@@ -7,6 +7,7 @@ import pytest
 import lmc
 from benchmarks.workloads import Size, Workload, figures
 from tests.backend.engine_fakes import backend
+from tests.searching import some
 
 WORKLOADS = {workload.name: workload for workload in figures(Size(0.03))}
 
@@ -38,7 +39,7 @@ def compare(workload: Workload, n: int, make, share: int = 20) -> None:
         assert stats["running"] == stats["waiting"] == 0
 
 
-@pytest.mark.parametrize(("name", "n"), [("agents", 48), ("chat-short", 30)])
+@some(("name", "n"), [("chat-short", 30), ("agents", 48)], 2)
 def test_on_a_model_that_sees_every_page(name, n):
     compare(WORKLOADS[name], n, lambda slots: backend(slots, max_context=4000, chunk=64)[0])
 

@@ -13,6 +13,7 @@ import pytest
 
 from lmc.cli.run import Job
 from tests.cli.harness import PROGRAM, ROOT, items, jsonl
+from tests.searching import some
 
 SLOW = '''
 import time
@@ -162,8 +163,9 @@ def results(lmc_cli, folder) -> Path:
     return folder / "out.jsonl"
 
 
-@pytest.mark.parametrize("order, options", [(["slow", "a", "b", "c"], []), (["a", "b", "c", "slow"], ["--interpret"])],
-                         ids=["compiled", "interpreted"])
+@some("order, options", [
+    pytest.param(["slow", "a", "b", "c"], [], id="compiled"), pytest.param(["a", "b", "c", "slow"], ["--interpret"], id="interpreted"),
+], 2)  # fmt: skip
 def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, order, options):
     """An item that hangs in its own code, first in the file, holds up neither the others' results nor Ctrl-C."""
     (folder / "slow.py").write_text(SLOW)

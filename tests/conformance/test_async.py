@@ -560,7 +560,7 @@ async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
     s += (await inner_sync.arun(tip=q))["x"]
 
 
-@some("name", cases(globals()), 3)
+@some("name", cases(globals()), 5)
 def test_means_the_same_in_every_execution(name: str) -> None:
     one: Case = cases(globals())[name]
     one.check()

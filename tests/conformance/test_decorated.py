@@ -19,6 +19,7 @@ import lmc
 from lmc import gen
 from lmc.backend.mock import Mock
 from tests.conformance import elsewhere
+from tests.searching import some
 
 from .harness import Case, case, cases, conform, eager, effect
 
@@ -247,7 +248,7 @@ def test_locks_and_thread_locals_in_a_batch_that_is_asked_ahead(ahead: str):
     assert [s.ret_value[1] for s in states] == [None] * 6  # each on a thread of its own
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@some("method", ["fork", "spawn"], 2)
 def test_processes(method: str):
     expected = elsewhere.asked("a")  # before: the program has a plan, measurements and threads
     with multiprocessing.get_context(method).Pool(1) as pool:
@@ -258,7 +259,7 @@ def test_processes(method: str):
 TABLE = cases(globals())
 
 
-@pytest.mark.parametrize("name", TABLE)
+@some("name", TABLE, 2)
 def test_means_the_same(name: str):
     found: Case = TABLE[name]
     found.check()

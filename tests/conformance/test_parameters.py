@@ -315,7 +315,7 @@ def dicts_that_are_spoilt(s: Any, q: str, schema: Any, bias: Any) -> Any:
 CASES = cases(dict(globals()))
 
 
-@some("name", CASES, 3)
+@some("name", CASES, 5)
 def test_means_the_same(name: str) -> None:
     CASES[name].check()
 

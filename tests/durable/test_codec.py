@@ -256,7 +256,7 @@ JSON = st.recursive(
     lambda inside: st.one_of(st.lists(inside, max_size=4), st.dictionaries(st.text(max_size=3), inside, max_size=3)), max_leaves=12)  # fmt: skip
 
 
-@search(40, 2000)
+@search(20, 2000)
 @given(JSON)
 def test_encoders_write_what_decoders_read(x: Any) -> None:
     slow, fast = json_data.JsonEncoder(), json_data.JsonEncoder()

@@ -109,7 +109,7 @@ def test_objects_are_not_compared_by_a_journal(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@some("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], 2, ids=lambda p: p.name)
+@some("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], 3, ids=lambda p: p.name)
 def test_calls_that_are_handed_iterators_are_made_once(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 

@@ -28,6 +28,7 @@ from lmc.durable import records
 from lmc.durable.calls import KnownEffects
 from lmc.errors import JournalError
 from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.searching import some
 
 TOPIC = contextvars.ContextVar("TOPIC", default="none")
 
@@ -367,8 +368,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.search
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+@some("program", PROGRAMS, 3, ids=lambda p: p.name)
 def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, lambda: lmc.Mock(lambda prompt, ask: None if ask.name != "n" else "1"), doubtful=True)
 

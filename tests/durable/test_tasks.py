@@ -189,7 +189,7 @@ PROGRAMS = [
 
 
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@some("program", PROGRAMS, 6, ids=lambda p: p.name)
+@some("program", PROGRAMS, 9, ids=lambda p: p.name)
 def test_tasks_are_resumed(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
 

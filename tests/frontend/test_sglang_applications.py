@@ -453,6 +453,6 @@ def inhabitants_with_memories(s, topic):
 # -- all of them -----------------------------------------------------------------------------------------------------
 
 
-@some("name", KINDS, 3)
+@some("name", KINDS, 6)
 def test_means_the_same_in_every_execution(name):
     KINDS[name].check()

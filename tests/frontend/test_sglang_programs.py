@@ -524,7 +524,7 @@ def reasons(s, question):
 
 # -- all of them, three ways -----------------------------------------------------------------------------------------
 
-@some("name", KINDS, 3)
+@some("name", KINDS, 5)
 def test_means_the_same_in_every_execution(name):
     KINDS[name].check()
 

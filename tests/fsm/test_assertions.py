@@ -13,6 +13,7 @@ from lmc.fsm import charset
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.sources import lazily, machine_of
+from tests.searching import some
 
 PATTERNS = [
     r"\ba+\b", r"a\b-?", r"(\ba\b[ -]?)+", r"a\Ba", r"[a ]*\B[a ]*", r"(?:\b|-)a*\b", r"a*\b-\ba",
@@ -26,7 +27,7 @@ PATTERNS = [
 LETTERS = "ab -\n"
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@some("pattern", PATTERNS, 2)
 def test_texts_are_those_of_re(pattern):
     dfa = compile_regex(pattern)
     slow = lazily(Grammar(parse(pattern), {}))

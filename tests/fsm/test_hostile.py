@@ -17,7 +17,7 @@ from lmc.fsm.sources import begun, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.small_vocabulary import small
-from tests.searching import some
+from tests.searching import apart, some
 
 
 def nested(levels: int, key: str) -> dict:
@@ -348,6 +348,7 @@ def test_repeats_behind_each_of_many_optional_ones_are_paid(monkeypatch):
     assert frames < 8 * lazy.MOST_FORMS
 
 
+@apart
 def test_each_of_a_thousand_properties_may_come_next_at_each_step():
     """Their budget was that of few: an error after nine tokens of the first name."""
     vocabulary, encode = small()

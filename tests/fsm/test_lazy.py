@@ -61,7 +61,7 @@ PATTERNS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@some("pattern", PATTERNS, 2)
 def test_the_language_is_that_of_the_whole_automaton(pattern):
     check_same_language(build(parse(pattern)), lazy_regex(pattern))
 

@@ -16,6 +16,7 @@ from lmc.fsm.charset import _PLANES, MAX_CHAR, _cased, complement, merged, unico
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import EMPTY, Chars, Concat, Repeat, Union
 from lmc.fsm.regex import parse
+from tests.searching import some
 
 REFUSED = {
     r"[(?=](?!x(?=y))": ("within look-around", 5),
@@ -175,10 +176,11 @@ def test_case_is_that_of_re(inner, flags):
 WORDS = "|".join(f"{a}{b}{i}" for i in range(9) for a in "ab-" for b in ("", "c", " d", "ef", "gh", "gi", "ghi", "_"))
 
 
-@pytest.mark.parametrize(
+@some(
     ("pattern", "lists"),
     [(WORDS, 1), (f"({WORDS})", 1), (f"x(?:{WORDS}){{2,3}}y|({WORDS})*z", 1), (f"(({WORDS})", 1), (f"({WORDS})|a^b", 1), (f"\\\\({WORDS})", 1),
      (f"[({WORDS})]+", 0), (f"[^({WORDS})x]", 0), (f"({WORDS}", 0), (f"\\({WORDS})", 0), (f"(?i)({WORDS})", 0)],
+    2,
 )  # fmt: skip
 def test_many_words_are_read_as_python_reads_them(pattern, lists, monkeypatch):
     """Without its parser, where nothing around them changes what they mean."""

@@ -401,8 +401,7 @@ def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
     assert np.flatnonzero(np.unpackbits(automaton.mask(inside).view(np.uint8), bitorder="little")).tolist() == legal
 
 
-@pytest.mark.parametrize("others", [False, True])
-@pytest.mark.parametrize("begin", ['{"', '{"name00": 1, "', '{"name00": 1, "na'])
+@some(("begin", "others"), itertools.product(['{"', '{"name00": 1, "', '{"name00": 1, "na'], [False, True]), 5)
 def test_optional_names_are_followed_without_a_state_for_each_letter(begin, others):
     vocabulary, _ = small()
     names = [f"{word}{i:02}" for i, word in enumerate(["name", "order", "n", "address", "orderId"] * 6)]

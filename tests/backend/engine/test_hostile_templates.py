@@ -38,7 +38,7 @@ def tokens():
     return Tokenizer(raw, eos_token_ids=(1,), bos_token_id=0)
 
 
-@some("name", HOSTILE, 6)
+@some("name", HOSTILE, 9)
 def test_a_hostile_template_is_left_out_with_a_reason(tokens, name):
     source, why = HOSTILE[name]
     found = cut(source, tokens, name="m")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import lmc
 from lmc.frontend.capture import searching
 from lmc.frontend.capture.searching import search
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown
+from tests.searching import some
 
 from .recording import evaluate
 
@@ -24,8 +26,7 @@ CATASTROPHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", CATASTROPHES)
-@pytest.mark.parametrize("how", ("match", "search", "fullmatch"))
+@some(("pattern", "how"), product(CATASTROPHES, ("match", "search", "fullmatch")), 4)
 def test_what_may_take_for_ever_ends(pattern: str, how: str) -> None:
     """With `re`, this test would not end."""
     try:
