@@ -90,7 +90,7 @@ def pytest_collection_finish() -> None:
     """A full collection within a test walks the objects of its file, and not what importing the tests made."""
     gc.freeze()
     gc.enable()
-    gc.set_threshold(200_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
 
 
 @pytest.hookimpl(trylast=True)

@@ -48,6 +48,7 @@ from tests.backend.engine_fakes import (
     stepped,
     top,
 )
+from tests.searching import apart
 
 WORDS = FakeWords()
 
@@ -908,6 +909,7 @@ def in_a_process(code: str, *, interrupt_after: float | None = None) -> tuple[in
     return process.returncode, err
 
 
+@apart  # the next is as long, and interrupted too
 def test_a_process_ends_with_work_unfinished():
     status, err = in_a_process("h = engine.submit(None, [Text(('x',)), ask]); print('go', flush=True)")
     assert (status, err) == (0, "")

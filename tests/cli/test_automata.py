@@ -84,7 +84,7 @@ def test_dump_fsm_says_what_is_made_while_it_is_used_or_checked_later(lmc_cli, t
 
 
 def test_dump_fsm_draws_no_picture_of_what_is_made_while_it_is_used(lmc_cli, monkeypatch):
-    monkeypatch.setattr("lmc.fsm.dfa.MAX_WORK", 50_000)  # found too large sooner
+    monkeypatch.setattr("lmc.fsm.dfa.MAX_STATES", 5_000)  # found too large sooner
     assert "made while it is used: its whole automaton is too large" in lmc_cli("dump-fsm", "(a|b)*a(a|b){40}")[1]
     code, _, err = lmc_cli("dump-fsm", "(a|b)*a(a|b){40}", "--format", "dot")
     assert code == 2 and "no whole automaton to draw" in err

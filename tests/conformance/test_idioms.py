@@ -495,7 +495,7 @@ def test_means_the_same(name: str, tmp_path: Path):
     means_the_same(TABLE[name], tmp_path)
 
 
-@some("name", TABLE, 3)
+@some("name", TABLE, 5)
 def test_nothing_certain_is_wasted(name: str):
     found: Case = TABLE[name]
     program = eager(lmc.compile(found.program))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import lmc
+from tests.searching import some
 
 from . import outside
 from .harness import case, cases, conform, effect, opaque, scripted
@@ -185,7 +186,7 @@ USES = {
 """Why those are not captured that are not."""
 
 
-@pytest.mark.parametrize("use", USES)
+@some("use", USES, 3)
 def test_methods_that_python_calls(use: str):
     fn = USES[use]
 

@@ -91,7 +91,7 @@ def test_no_token_is_refused_that_an_encoding_has_there(name):
             assert canonical.allows(a, b), (text, of.token_bytes(a), of.token_bytes(b))
 
 
-@some("name", CUTS, 3)
+@some("name", CUTS, 6)
 def test_two_letters_words_are_told_exactly(name):
     """Within a word there is no doubt: what is not the encoding of both together is refused."""
     of = words(name)

@@ -18,6 +18,7 @@ from lmc.fsm.regex import parse
 from lmc.fsm.sources import automaton_of, ebnf_of
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
+from tests.searching import some
 
 
 def accepted(tree, texts: str) -> list[str]:
@@ -243,17 +244,17 @@ def test_recursion_that_is_cut_too_deep_is_refused_and_never_left_uncut(schema, 
         automaton_of("json_schema", json.dumps({**schema, "x-lmc": {"depth": depth}}))
 
 
-@pytest.mark.parametrize(
+@some(
     ("kind", "source"),
     [
-        ("json_schema", '{"enum": [' + "[" * 5000 + "]" * 5000 + "]}"),
-        ("json_schema", '{"properties": {"a": ' * 3000 + "{}" + "}}" * 3000),
-        ("json_schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "x-lmc": {"depth": 2000}}'),
-        ("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000),
-        ("lark", "\n".join(["start: a0", *(f'a{i}: "y" a{i + 1}' for i in range(2000)), 'a2000: "x"'])),
-        ("regex", "(?:" * 5000 + "a" + ")" * 5000),
+        pytest.param("json_schema", '{"enum": [' + "[" * 5000 + "]" * 5000 + "]}", id="a value"),
+        pytest.param("lark", "start: " + "(" * 3000 + '"a"' + ")" * 3000, id="groups of rules"),
+        pytest.param("json_schema", '{"properties": {"a": ' * 3000 + "{}" + "}}" * 3000, id="schemas"),
+        pytest.param("lark", "\n".join(["start: a0", *(f'a{i}: "y" a{i + 1}' for i in range(2000)), 'a2000: "x"']), id="rules"),
+        pytest.param("regex", "(?:" * 5000 + "a" + ")" * 5000, id="groups"),
+        pytest.param("json_schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "x-lmc": {"depth": 2000}}', id="recursion that is cut"),
     ],
-    ids=["a value", "schemas", "recursion that is cut", "groups of rules", "rules", "groups"],
+    2,
 )
 def test_what_is_nested_too_deep_is_refused(kind, source):
     with pytest.raises(ConstraintError, match=r"nested too deep|recursion depth|smaller depth"):

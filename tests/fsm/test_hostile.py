@@ -367,6 +367,7 @@ def compiled(kind: str, source: str) -> None:
         machine_of(kind, source)
 
 
+@apart
 def test_combinations_of_nested_oneof_are_counted():
     """Each of 120 arms within each other was combined with all others: five seconds."""
     steps = {f"a{i}": {"oneOf": [{"$ref": f"#/$defs/a{i + 1}"}, {"const": i}]} for i in range(120)}

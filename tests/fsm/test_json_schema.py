@@ -109,7 +109,7 @@ def _parsed(text: str, schema):
     return json.loads(text, parse_float=Decimal if exact else float)
 
 
-@some("name", SCHEMAS, 4)
+@some("name", SCHEMAS, 6)
 def test_texts_that_belong_and_texts_that_do_not(name):
     schema, good, bad = SCHEMAS[name]
     dfa, valid = automaton(schema), validator(schema)
@@ -172,7 +172,7 @@ def test_what_cannot_be_enforced_is_refused_by_name_and_place(name):
             ebnf_of("json_schema", source)
 
 
-@some("name", LATER, 2)
+@some("name", LATER, 4)
 def test_what_no_automaton_holds_is_said_and_checked_when_the_answer_ends(name):
     schema, says, good, bad = LATER[name]
     source = json.dumps(schema)

@@ -502,7 +502,7 @@ def test_the_language_of_python_is_that_of_the_machine():
             assert made.accepts(text.encode()) == bool(re.fullmatch(pattern, text)), text
 
 
-@some("name", [*SCHEMAS, *RECURSIVE], 8)
+@some("name", [*SCHEMAS, *RECURSIVE], 12)
 def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
     """White space of each style and level; and each step that is nearest to the end leads nearer."""
     from lmc.fsm.sources import grammar_of

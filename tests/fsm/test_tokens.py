@@ -272,7 +272,7 @@ def pieces_of_texts(few: bool) -> Vocabulary:
 
 
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
-@some("schema", RUNS, 3, ids=str)
+@some("schema", RUNS, 6, ids=str)
 def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema, few, monkeypatch):
     """Whether few or many tokens leave a run or are longer than the trie's."""
     for name in ("_MANY_TAILS", "_MANY_LONG"):

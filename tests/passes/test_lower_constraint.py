@@ -37,9 +37,8 @@ def test_gens_with_one_text_share_one_automaton() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_no_automaton_keeps_a_matcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_automaton_keeps_a_matcher() -> None:
     """Schemas and grammars, and a regex that is too large."""
-    monkeypatch.setattr("lmc.fsm.dfa.MAX_WORK", 20_000)
     large = "([a-m]|[l-z]{3}){200,400}(x|[a-z]{7}){100,300}"
     assert lowered(f"""
         %c1, %x, %m0 = gen(%c0) {{json_schema = "true"}}

@@ -150,7 +150,7 @@ def accepts(compiler, pattern: str, text: str) -> bool:
     return matcher.complete
 
 
-@some("pattern", REGEXES, 4)
+@some("pattern", REGEXES, 8)
 def test_the_matcher_accepts_what_python_matches(compiler, pattern):
     for text in samples(pattern, 80):
         assert accepts(compiler, pattern, text) == bool(re.fullmatch(pattern, text, re.ASCII)), text

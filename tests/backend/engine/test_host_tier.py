@@ -19,7 +19,7 @@ from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
-from tests.searching import TIMES, apart, examples, size
+from tests.searching import TIMES, apart, examples, size, some
 
 
 def gen(n: int) -> Gen:
@@ -296,7 +296,7 @@ def test_who_is_held_back_begins_when_room_has_come():
     engine.check()
 
 
-@pytest.mark.parametrize("resumes", [False, True])
+@some("resumes", [False, True], 2)
 def test_requests_that_are_never_continued_are_soon_not_copied_any_more(resumes):
     """Single requests to a server fill the pool as well, but nobody comes back to them."""
     engine, core = stepped(300, host=2000, max_context=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 
@@ -75,8 +76,7 @@ def outcomes(slots: int, chains: list[list[str]], runs=FakeRunner, **options):
     return [(o.texts, o.ids) for o in outputs], metas, usages, engine
 
 
-@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
-@some("chunk", [5, 64], 2)
+@some(("runs", "chunk"), product([FakeAheadRunner, FakeRunner], [5, 64]), 4)
 def test_nothing_that_is_said_changes(runs, chunk):
     *expected, _ = outcomes(4096, CHAINS)
     with reserving_little():

@@ -454,7 +454,7 @@ def agent(s, task, notes):
     s += " So: " + lmc.gen("end", max_tokens=4, ignore_eos=True)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@some("compiled", [True, False], 2)
 def test_programs_are_runs(compiled):
     items = [{"task": f"task {i} " + chr(102 + i) * 60, "notes": [chr(102 + i) * 15 + str(j) for j in range(4)]} for i in range(20)]
     with backend(700, max_context=600, policy=Policy(admission="fit"))[0] as engine:  # how long passes take here depends on what else this machine does

@@ -127,7 +127,7 @@ FAILING: dict[str, Any] = {
 }  # fmt: skip
 
 
-@some("name", FAILING, 2)
+@some("name", FAILING, 4)
 def test_a_message_in_a_prompt_is_pythons_or_unknown(name: str):
     fail = FAILING[name]
 

@@ -65,9 +65,9 @@ def test_short_searches_need_no_matcher_of_their_own(monkeypatch: pytest.MonkeyP
     assert search(re.findall, "findall", [r"\w+", "so " * 100], {}) == ["so"] * 100
 
 
-@pytest.mark.parametrize("pattern, text", USUAL)
-@pytest.mark.parametrize("flags", (0, re.DOTALL, re.MULTILINE | re.IGNORECASE, re.ASCII))
-def test_what_people_write_finds_what_re_finds(pattern: str, text: str, flags: int) -> None:
+@some(("usual", "flags"), product(USUAL, (0, re.DOTALL, re.MULTILINE | re.IGNORECASE, re.ASCII)), 3)
+def test_what_people_write_finds_what_re_finds(usual: tuple[str, str], flags: int) -> None:
+    pattern, text = usual
     spans = lambda found: [(m.span(), m.groups(), m.groupdict()) for m in found]
     for how in ("findall", "split"):
         assert search(getattr(re, how), how, [pattern, text], {"flags": flags}) == getattr(re, how)(pattern, text, flags=flags)
