@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
 
 import lmc
+from tests.api.http import Planted, Server
 from tests.api.test_tools import EVERYWHERE
 from tests.api.text_model import TextModel
 from tests.pictures import png
 
 pytestmark = pytest.mark.api
-DARK, LIGHT = png(0), png(200)
+DARK, LIGHT, SMALL = png(0), png(200), png(100)
 
 
 def script(prompt: str) -> str:
@@ -152,27 +154,103 @@ def test_sglang_gets_them_as_image_data(opened, words):
         assert f"{begun}{sure}, so " in texts
 
 
-def test_sglang_reads_a_picture_once_before_forks_extend_it(opened):
+QUESTIONS = [f"Question {i}" for i in range(6)]
+
+
+@lmc.function
+def bare(s, picture):
+    s += "See " + lmc.image(picture) + "a caption. "
+    forks = s.fork(len(QUESTIONS))
+    for f, which in zip(forks, QUESTIONS):
+        f += which + "? " + lmc.gen("a", max_tokens=9, temperature=0)
+    return [f["a"] for f in forks]
+
+
+@lmc.function
+def told(s, picture):
+    s += lmc.user("See " + lmc.image(picture) + "a caption.")
+    forks = s.fork(len(QUESTIONS))
+    for f, which in zip(forks, QUESTIONS):
+        f += lmc.user(which + "?") + lmc.assistant(lmc.gen("a", max_tokens=9, temperature=0))
+    return [f["a"] for f in forks]
+
+
+@lmc.function
+def chosen_of(s, picture):
+    s += "See " + lmc.image(picture) + "a caption. "
+    forks = s.fork(len(QUESTIONS))
+    for f, which in zip(forks, QUESTIONS):
+        f += which + "? " + lmc.select("a", ["yes", "no"])
+    return [f["a"] for f in forks]
+
+
+class Leaders:
+    """Holds the first request with each picture until there is one of every picture, and notes what arrives with it."""
+
+    def __init__(self, stand_in, pictures: int) -> None:
+        self.stand_in, self.pictures = stand_in, pictures
+        self.begun: set[str] = set()
+        self.leading: set[str] = set()
+        self.early: list[str] = []
+
+    def plant(self, number, path, body):
+        if (seen := self._of(body)) is None or seen in self.begun:
+            return None
+        if seen in self.leading:
+            self.early.append(seen)
+        self.leading.add(seen)
+        return Planted("delay", seconds=60, until=lambda: len(self.leading) == self.pictures)
+
+    def handle(self, path, body):
+        if (seen := self._of(body)) is not None:
+            self.begun.add(seen)
+        return self.stand_in.handle(path, body)
+
+    @staticmethod
+    def _of(body):
+        return next((address for address in map(url, PICTURES) if address in json.dumps(body)), None)
+
+
+PICTURES = [DARK, LIGHT, SMALL]
+
+
+@pytest.mark.parametrize(
+    ("program", "token", "each"),
+    ((bare, "<image>", 6), (told, "<image>", 6), (told, None, 6), (chosen_of, "<image>", 12)),
+    ids=("bare", "told", "messages", "choices"),
+)
+@pytest.mark.parametrize("run", ("compiled", "interpreted"))
+def test_sglang_gets_a_picture_first_by_one_of_the_forks_that_see_it(opened, program, token, each, run):
+    """A request of its own to prefill it would be one more for which the server prepares the picture."""
     from tests.api import sglang_server as servers
 
-    @lmc.function
-    def look(s, picture):
-        s += "See " + lmc.image(picture)
-        forks = s.fork(2)
-        for f, which in zip(forks, ("first", "second")):
-            f += which + "? " + lmc.gen("a", max_tokens=9, temperature=0)
-        return [f["a"] for f in forks]
-
     stand_in = servers.SGLangModel(TextModel(script))
+    leaders = Leaders(stand_in, len(PICTURES))
+    server = opened(Server(leaders.handle, get=stand_in.get, plant=leaders.plant))
+    backend = opened(lmc.SGLang(server.url, tokenizer=servers.WORDS, chat_template=lmc.get_chat_template("chatml"), image_token=token, speculate=False))
+    items = [{"picture": picture} for picture in PICTURES]
+    states = lmc.compile(program).batch(items, backend=backend) if run == "compiled" else program.run_batch(items, backend=backend, num_threads=3)
+    assert [len(state.ret_value) for state in states] == [6] * 3
+    seen = [s for s in server.seen if Leaders._of(s.body)]
+    assert len(seen) == each * len(items) and leaders.early == []
+    assert backend.server_info()["held"] == 5 * len(items)
+    (lmc.compile(program) if run == "compiled" else program.run)(DARK, backend=backend).sync()
+    assert backend.server_info()["held"] == 5 * len(items), "it is in the server's cache"
+
+
+def test_what_leads_without_streaming_holds_the_others_as_well(opened):
+    """An older server, which refuses the interval of events; and n answers, which no stream has."""
+    from tests.api import sglang_server as servers
+
+    stand_in = servers.SGLangModel(TextModel(script), lacks=frozenset({"stream_interval"}))
     server = opened(servers.serve(stand_in))
     backend = opened(lmc.SGLang(server.url, tokenizer=servers.WORDS, chat_template=lmc.get_chat_template("chatml"), image_token="<image>"))
-    program = lmc.compile(look, backend=backend)
-    for picture in (DARK, LIGHT, DARK):
-        program(picture).sync()
-    begun = "See <image>"
-    read = [(text, urls) for text, urls in stand_in.seen if text == begun]
-    assert read == [(begun, [url(DARK)]), (begun, [url(LIGHT)])]  # another picture is another prefix
-    assert len(stand_in.seen) == 2 + 3 * 2
+    found = bare.run(DARK, backend=backend).ret_value
+    assert len(found) == 6 and len([s for s in server.seen if Leaders._of(s.body)]) == 7, "one was refused"
+    backend.flush_cache()
+    held = backend.server_info()["held"]
+    assert bare.run(LIGHT, backend=backend).ret_value and bare.run(DARK, backend=backend).ret_value == found
+    assert backend.server_info()["held"] == held + 10, "what was flushed is read again by one"
 
 
 def test_requests_with_one_picture_go_to_one_server(remote):

@@ -24,7 +24,7 @@ BLOCK = 4096
 
 _BLOCKS = 256  # of one prompt that are compared
 _LIFE = 300.0  # seconds after which an unused prefix counts as evicted: servers document five to ten minutes
-_LONGEST = 10.0  # longest hold of a request in seconds: prompts are read faster, but some models think first
+_LONGEST = 10.0  # seconds that a request is held at most: prompts are read faster, but some models think first
 _KNOWN = 1 << 14  # remembered prefixes
 
 
@@ -54,10 +54,10 @@ class WarmupTurn:
 
 
 class CacheWarmup:
-    """Chooses leading requests. Belongs to one event loop. `held`: number of requests held so far."""
+    """Chooses leading requests. Belongs to one event loop. `held`: number of requests held so far; `longest`: hold of one in seconds."""
 
-    def __init__(self) -> None:
-        self.held = 0
+    def __init__(self, longest: float = _LONGEST) -> None:
+        self.held, self._longest = 0, longest
         self._known: OrderedDict[bytes, float] = OrderedDict()  # prefixes that a server has read, with their expiry
         self._ahead: dict[bytes, asyncio.Future[None]] = {}  # prefixes in flight
         self.clock: Callable[[], float] = time.monotonic
@@ -66,18 +66,18 @@ class CacheWarmup:
     async def turn(self, prompt: str) -> AsyncIterator[WarmupTurn]:
         """Wait until a request with this prompt may go."""
         keys = _beginnings(prompt)
-        async with self.writing(keys, lambda: keys, _LIFE) as turn:
+        async with self.writing(keys, lambda: keys) as turn:
             yield turn
 
     @asynccontextmanager
-    async def writing(self, keys: Sequence[bytes], writes: Callable[[], Sequence[bytes]], life: float) -> AsyncIterator[WarmupTurn]:
+    async def writing(self, keys: Sequence[bytes], writes: Callable[[], Sequence[bytes]], life: float = _LIFE) -> AsyncIterator[WarmupTurn]:
         """Wait while a prefix with one of these keys is in flight; then `writes` tells which of them the server will
         have read.
 
         life  seconds for which it keeps them
         """
         clock = asyncio.get_running_loop().time
-        until, waited = clock() + _LONGEST, False
+        until, waited = clock() + self._longest, False
         while (ahead := self._before(keys)) is not None and clock() < until:
             waited = True
             await asyncio.wait([ahead], timeout=until - clock())
@@ -130,6 +130,10 @@ class CacheWarmup:
         """Return whether the server still has a prefix that it read."""
         until = self._known.get(key)
         return until is not None and until > self.clock()
+
+
+NO_TURN = WarmupTurn(CacheWarmup(), (), {}, _LIFE)
+"""That of a request for which none is held."""
 
 
 def _beginnings(prompt: str) -> list[bytes]:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from lmc.backend.api.place import PromptNode
 from lmc.images import digest
-from lmc.segments import Image
+from lmc.segments import Image, plain
 
 BLOCK = 64
 """Tokens that are compared together."""
@@ -130,6 +130,18 @@ def beginning(place: PromptNode) -> str:
         if len(text) >= _SAME:
             break
     return text[:_SAME]
+
+
+def picture_keys(place: PromptNode) -> list[str]:
+    """Return a key of a prompt's beginning up to each of its pictures, that included; equal keys, equal beginnings."""
+    sofar, found = blake2b(digest_size=16), list[str]()
+    for piece in place.pieces():
+        if isinstance(piece, Image):
+            sofar.update(b"\0" + digest(piece))
+            found.append(sofar.hexdigest())
+        else:
+            sofar.update(plain((piece,)).encode("utf-8", "surrogatepass"))
+    return found
 
 
 @lru_cache(maxsize=1024)

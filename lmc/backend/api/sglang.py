@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Sample, ServerReply
 from lmc.backend.api.bodies import Listed, shared
+from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.lists import Member
 from lmc.backend.api.place import PromptNode
-from lmc.backend.api.prefixes import keys_of
+from lmc.backend.api.prefixes import keys_of, picture_keys
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
 from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
@@ -30,7 +32,7 @@ from lmc.backend.api.sglang_bodies import (
     usage_of_all,
     written_params,
 )
-from lmc.backend.api.streams import Watch
+from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities, Hints, Output
@@ -106,6 +108,7 @@ class SGLang(RemoteBackend):
             f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
             server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
         )  # fmt: skip
+        self._warmup = CacheWarmup(_LONGEST_PREPARED)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
         info = asked_of(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
@@ -158,10 +161,18 @@ class SGLang(RemoteBackend):
             log("backend", f"{self.name}: whether it takes ids is not known: {error}")
 
     async def warm(self, place: PromptNode, hints: Hints) -> None:
-        if not place.has_images:
+        if not place.has_images:  # otherwise the first request that has the pictures computes them
             await super().warm(place, hints)
-        elif not self._written_there(place):
-            await self.read(self._seeing(self.reading(self._write(place), self._prompts.headers(place)), place), self.worth)
+
+    def turn(self, place: PromptNode, ask: Gen | Select, prompt: Body) -> AbstractAsyncContextManager[WarmupTurn] | None:
+        """Let the first of the requests with the same pictures go ahead: those that are scheduled together each compute
+        the prompt's beginning. A request that only prefills it would cost as much as an answer: the server prepares the
+        pictures of every request anew."""
+        if self._warmup is None or not place.has_images:
+            return None
+        losses = self._fleet.prefixes.losses  # with a server's cache what it has read is gone
+        keys = [f"{losses} {key}".encode() for key in picture_keys(place)]
+        return self._warmup.writing(keys, lambda: keys)
 
     def _seeing(self, request: HttpRequest, place: PromptNode) -> HttpRequest:
         """Add the prompt's pictures to a request. Among the prefixes that servers have read each stands as its hash."""
@@ -185,10 +196,14 @@ class SGLang(RemoteBackend):
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
             return await super().generate(place, ask, beyond, feed, tally)
         while True:
-            known, ids = frozenset(self._cannot), self._prompts.tokens is not None  # others may learn while this is on its way
+            known, ids, sparse = frozenset(self._cannot), self._prompts.tokens is not None, self._sparse  # others may learn while this is on its way
             try:
-                return await self._generated(place, ask, beyond, feed, tally)
+                async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
+                    return await self._generated(place, ask, beyond, feed, turn, tally)
             except Fault as fault:
+                if sparse and fault.status in (400, 422) and "stream_interval" in fault.message:
+                    self._sparse = False
+                    continue
                 if ids and fault.status in (400, 422) and "field `text`" in fault.message:  # one server of several; others accepted them
                     self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
                     continue
@@ -197,7 +212,7 @@ class SGLang(RemoteBackend):
                 self._cannot.add("sampling_seed")
                 log("backend", f"{self.name} takes no seeds: {fault.message}")
 
-    async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
+    async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, turn: WarmupTurn, tally: AttemptUsage) -> ServerReply:
         stops = self._stops(ask) if beyond is None else beyond.stop
         prompt = self._write(place)
         body = {**_prompt(prompt), "sampling_params": self._sampled(ask, beyond, stops)}
@@ -214,11 +229,16 @@ class SGLang(RemoteBackend):
                 raise Malformed(f"{len(items)} answers for n={ask.params.n}")
             return ServerReply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
-        if feed is None:
-            return await self.client.call(lambda: request, usage_of, read, tally)
-        streamed = replace(request, body={**request.body, "stream": True})
-        watch = Watch(feed)
-        return await self.client.stream(lambda: streamed, usage_of, lambda: WatchedStream(watch, read), tally)
+        limit = request.limit
+        leads = turn.first and ask.params.n == 1 and limit > 0 and (self._sparse or "return_logprob" not in body)
+        if feed is None and not leads:
+            reply = await self.client.call(lambda: request, usage_of, read, tally)
+            turn.begun()
+            return reply
+        interval = {"stream_interval": limit} if feed is None and self._sparse else {}
+        streamed = replace(request, body={**request.body, "sampling_params": {**body["sampling_params"], **interval}, "stream": True})
+        watch = UNWATCHED if feed is None else Watch(feed)
+        return await self.client.stream(lambda: streamed, usage_of, lambda: WatchedStream(watch, read, turn.begun), tally)
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
         body = self._sampled_alike(ask, beyond, stops)
@@ -392,7 +412,9 @@ class SGLang(RemoteBackend):
         """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
         prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), pictures_of(place)
         request = self._seeing(self.reading(prompt, headers), place)
-        known = await self.client.call(lambda: request, usage_of, prompt_tokens_of, tally)
+        async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
+            known = await self.client.call(lambda: request, usage_of, prompt_tokens_of, tally)
+            turn.begun()
         tail = 2  # tokens of the prompt that a choice may change: more if it does
         while True:
             start = max(known - tail, 0)
@@ -425,6 +447,7 @@ class SGLang(RemoteBackend):
 
 
 _SCORED: Body = {"sampling_params": {"max_new_tokens": 0, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True}
+_LONGEST_PREPARED = 60.0  # seconds that a request is held for another with its pictures: hundreds of them wait for the server's image processors
 _PICTURE = 64  # times that a picture's hash is repeated: as characters, those of the 512 tokens that one has about
 _WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common prefix is prefilled
 

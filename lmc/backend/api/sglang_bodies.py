@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -115,14 +115,15 @@ def listed_tokens(rows: Any) -> Listed | None:
 
 
 class WatchedStream:
-    """The stream of an answer that is watched."""
+    """The stream of an answer that is watched; `begun` is called when it begins to arrive."""
 
-    def __init__(self, watch: Watch, read: Any) -> None:
-        self._watch, self._read = watch, read
+    def __init__(self, watch: Watch, read: Any, begun: Callable[[], None]) -> None:
+        self._watch, self._read, self._begun = watch, read, begun
         self._part, self._whole = SGLangStream(), None
 
     def add(self, body: Body) -> None:
         (item,) = items_of_reply(body)
+        self._begun()
         self._whole = self._part.add(item)
         self._watch.grown(self._part.text)
 
