@@ -110,6 +110,10 @@ class ArrayDFA(Walk):
     def beyond(self, state: int, chars: int) -> int:
         raise AssertionError("no state has a literal")
 
+    def behind_string(self, state: int) -> int | None:
+        """Not looked for, as literals."""
+        return None
+
     def words(self, state: int) -> WordRange | None:
         """Not looked for, as literals."""
         return None
@@ -221,7 +225,7 @@ class LazyArrays:
         self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
-        self.left_out = lazy.left_out
+        self.left_out, self.behind_string = lazy.left_out, lazy.behind_string
         self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property

@@ -78,9 +78,7 @@ def string(value: str) -> Node:
     return text(_HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)))
 
 
-@lru_cache(1)
-def free_string() -> Node:
-    """Return every JSON string: all raw characters and all escapes."""
+def _within_string() -> Repeat:
     d = Chars(((68, 68), (100, 100)))
     unit = one_of(
         [
@@ -90,7 +88,17 @@ def free_string() -> Node:
         ]
     )
     escape = seq(text("\\"), one_of([parse(r'["\\/bfnrt]'), seq(text("u"), unit)]))
-    return seq(text('"'), Repeat(one_of([RAW_CHARS, escape]), 0, None), text('"'))
+    return Repeat(one_of([RAW_CHARS, escape]), 0, None)
+
+
+WITHIN_STRING = _within_string()
+"""What is between the quotes of a JSON string that may be any: all raw characters and all escapes."""
+
+
+@lru_cache(1)
+def free_string() -> Node:
+    """Return every JSON string."""
+    return seq(text('"'), WITHIN_STRING, text('"'))
 
 
 def string_of(language: Node) -> Node:

@@ -14,6 +14,7 @@ built once for each rule's state (tokens.py), at any depth.
 from __future__ import annotations
 
 import mmap
+import re
 import sys
 import threading
 from array import array
@@ -43,10 +44,12 @@ UNMADE = -1  # a place
 UNKNOWN = 2  # whether a text may end
 WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays off
 _SEVERAL = 3  # names
+_QUOTE = ord('"')
 NO_LIMIT = 1 << 40  # turns: more than any text has
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
 _NO_WAYS = array("i", (DEAD,)) * 256
+_PLAIN = re.compile(rb"[ !#-\[\]-\x7f]*")  # of a string
 
 _Set = frozenset[Term]
 _Ranges = tuple[int, ...]  # first byte, last byte and target of each range of legal ones, ascending: Python collects no garbage in one tuple of numbers
@@ -107,6 +110,7 @@ class LazyDFA:
         self._made = 1
         self._windows: dict[tuple[int, frozenset[tuple[TermFrame, ...]]], int] = {}  # by length and frames, representatives
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
+        self._strings: dict[int, int | None] = {}  # `behind_string`
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
@@ -158,7 +162,16 @@ class LazyDFA:
         return state
 
     def _leap(self, state: int, text: bytes, at: int) -> tuple[int, int]:
-        """Return the state behind as much of a text as is soon seen, and where in the text that is: no state is made within a name."""
+        """Return the state behind as much of a text as is soon seen, and where in the text that is: no state is made within a name, or
+        within a string that may be any."""
+        if (behind := self.behind_string(state)) is not None:
+            match = _PLAIN.match(text, at)
+            assert match is not None
+            if match.end() == len(text):
+                return state, len(text)
+            if text[match.end()] == _QUOTE:
+                return behind, match.end() + 1
+            at = match.end()
         if at + 1 < len(text):
             if (literal := self.literal(state)) is not None:
                 known, chars = literal
@@ -306,6 +319,24 @@ class LazyDFA:
         with self._lock:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
+
+    def behind_string(self, state: int) -> int | None:
+        """Return the state behind the quote that ends a string which may be any, where a state is within one, between two of its characters;
+        None elsewhere. No state within it is made."""
+        if state not in self._strings:
+            self._strings[state] = self._behind_string(self._contents[state])
+        return self._strings[state]
+
+    def _behind_string(self, content: _Set | _Inner) -> int | None:
+        if not isinstance(content, frozenset):
+            return None
+        found: list[Term] = []
+        for term in content:
+            if (behind := self._terms.behind_string(term)) is None:
+                return None
+            found.append(behind)
+        with self._lock:
+            return self._number(self._terms.joined(found)) if found else None
 
     def names(self, state: int) -> Sequence[tuple[str, Term]]:
         """Return the texts, ASCII and ascending, that alone may follow, each with the term that begins with it, where they are several:

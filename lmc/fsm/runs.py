@@ -378,12 +378,7 @@ class ClassRun:
         after so many characters."""
         found = self._tails.get((byte, chars))
         if found is None:
-            found, texts, trie, exits = Tail(), self.texts, self.texts.trie, self.exits(byte, chars)
-            for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), texts.ends[exits].tolist()):
-                at = bisect_right(trie.level_ends, exit_) - 1  # bytes before the exit's own
-                for i in texts.ids[begin:end].tolist():
-                    _add(found, texts.tokens[i], at, i)
-            self._tails[byte, chars] = found
+            found = self._tails[byte, chars] = tail_of(self.texts, self.exits(byte, chars))
         return found
 
     def exits(self, byte: int, chars: int | None = None) -> np.ndarray:
@@ -422,6 +417,16 @@ def _members(ranges: Ranges, first: np.ndarray, last: np.ndarray) -> tuple[np.nd
     least = np.maximum(lows[np.searchsorted(highs[:-1], first)], first)
     most = np.minimum(highs[np.searchsorted(lows[:-1], last, "right") - 1], last)
     return least, np.where(last < lows[0], -1, most)
+
+
+def tail_of(texts: Texts, exits: np.ndarray) -> Tail:
+    """Return the rests of the texts at or below some nodes of the trie, from the last byte of these on."""
+    found, trie = Tail(), texts.trie
+    for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), texts.ends[exits].tolist()):
+        at = bisect_right(trie.level_ends, exit_) - 1  # bytes before the exit's own
+        for i in texts.ids[begin:end].tolist():
+            _add(found, texts.tokens[i], at, i)
+    return found
 
 
 def _add(tail: Tail, text: bytes, at: int, token: int) -> None:

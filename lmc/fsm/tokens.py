@@ -202,7 +202,7 @@ class TokenAutomaton:
             ends = nodes[states >= 0]
             ends = ends[self.dfa.are_final(states[states >= 0])]
             tails = [tail for found in walked.tails for tail, end in found if tail.ways and self.dfa.is_final(end)]
-            if any(self.dfa.is_final(running.loop.state) or (tails and running.apart) for running in walked.runs):
+            if any(running.may_end(self.dfa) or (tails and running.apart) for running in walked.runs):
                 tails.clear()
                 behind = self.vocabulary.trie.walk(self.dfa, state)
                 ends = np.flatnonzero(behind >= 0)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
-from lmc.fsm.json_text import RAW_CHARS
 from lmc.fsm.lazy import WIDE, SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
+from lmc.fsm.strings import StringRun
 from lmc.fsm.terms import Term
 from lmc.fsm.trie import ByteTrie, columns
 from lmc.fsm.words import WordRange
@@ -61,6 +61,7 @@ class Vocabulary:
         self._ids = np.array(ids, np.int64)
         self.trie, self._node_of_id = ByteTrie.of([self.tokens[i] for i in ids])
         self._runs: dict[tuple[Ranges, int], ClassRun] = {}
+        self._strings: dict[int, StringRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     def prepare(self) -> Vocabulary:
@@ -68,7 +69,7 @@ class Vocabulary:
         _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
             _ = self._texts.spelled_long, self._texts.long_ids, self._long_trie
-        self.run(RAW_CHARS.ranges).tail(ord('"'))
+        _ = self.string_run(0).tail
         return self
 
     @property
@@ -138,7 +139,7 @@ class Vocabulary:
 
     @property
     def nbytes(self) -> int:
-        runs = sum(run.nbytes for run in list(self._runs.values()))
+        runs = sum(run.nbytes for run in [*self._runs.values(), *self._strings.values()])
         return self.trie.nbytes + self._ids.nbytes + self._node_of_id.nbytes + self._nodes.nbytes + runs
 
     @cached_property
@@ -155,12 +156,15 @@ class Vocabulary:
         bytes_, children = trie.bytes, trie.children
         legal: list[tuple[int, int]] = []
         below: list[tuple[int, int]] = []
-        runs: list[RunInLoop] = []
+        runs: list[RunInLoop | InString] = []
         todo = [(0, state)]
         while todo:
             node, at = todo.pop()
             begin, end = children(node)
             if begin == end:
+                continue
+            if (behind := dfa.behind_string(at)) is not None:
+                runs.append(InString(self.string_run(node), behind))
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
                 is_large = int(self.ends[node]) - int(self.trie.begin[node]) >= _MANY_TEXTS
@@ -305,11 +309,11 @@ class Vocabulary:
 
     def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
-        found = self._runs.pop((ranges, node), None) or ClassRun.of(ranges, self._texts, node)
-        self._runs[ranges, node] = found  # the newest one
-        while len(self._runs) > _MOST_RUNS:
-            self._runs.pop(next(iter(self._runs)), None)
-        return found
+        return _recent(self._runs, (ranges, node), lambda: ClassRun.of(ranges, self._texts, node))
+
+    def string_run(self, node: int) -> StringRun:
+        """Return the run of a JSON string that may be any and a node of the trie, computed once."""
+        return _recent(self._strings, node, lambda: StringRun.of(self._texts, node))
 
     @cached_property
     def _texts(self) -> Texts:
@@ -333,7 +337,11 @@ class Vocabulary:
         if not self._long:
             return LongAllowed(None, ())
         found: list[int] = []
-        whole: ClassRun | None = None
+        whole: ClassRun | StringRun | None = None
+        if dfa.behind_string(state) is not None:
+            whole = self.string_run(0)
+            found = [i for i, _, until, _ in whole.long.leaving if dfa.step(state, self.tokens[i][until:]) >= 0]
+            return LongAllowed(whole, tuple(sorted(found)))
         if (heads := dfa.heads(state)) is not None:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
@@ -459,7 +467,7 @@ class Walked:
     bits    uint32 [words]
     few     nodes of the trie that are legal, with the states behind them: those visited one by one
     many    and those visited level by level, or `exits` of a run and what follows them; neither has those within `runs`
-    runs    in which most texts go on
+    runs    in which most texts go on, and within strings
     tails   of each run, those that are legal behind it, and the states behind them
     behind  instead of all of these, where all levels were visited: the state behind each node, DEAD where it is not legal
     """
@@ -467,7 +475,7 @@ class Walked:
     bits: np.ndarray
     few: Sequence[_At]
     many: tuple[np.ndarray, np.ndarray] | None
-    runs: Sequence[RunInLoop]
+    runs: Sequence[RunInLoop | InString]
     tails: Sequence[Sequence[tuple[Tail, int]]]
     behind: np.ndarray | None = None
 
@@ -499,7 +507,7 @@ class LongAllowed(NamedTuple):
     others  ascending
     """
 
-    whole: ClassRun | None
+    whole: ClassRun | StringRun | None
     others: tuple[int, ...]
 
     @property
@@ -515,6 +523,10 @@ class RunInLoop(NamedTuple):
     loop: SelfLoop
     turns: Turns | None
     apart: Sequence[int]
+
+    def may_end(self, dfa: Arrays) -> bool:
+        """Return whether the text may end within it."""
+        return dfa.is_final(self.loop.state)
 
     @property
     def bits(self) -> np.ndarray:
@@ -558,6 +570,31 @@ class RunInLoop(NamedTuple):
         return [(nodes[kept], states[kept]) for nodes, states in found for kept in (vocabulary.is_outside(nodes, self.apart),)]
 
 
+class InString(NamedTuple):
+    """A string that may be any, and the state behind its quote; as a `RunInLoop`."""
+
+    run: StringRun
+    behind: int
+
+    apart = ()
+
+    def may_end(self, dfa: Arrays) -> bool:
+        return False
+
+    @property
+    def bits(self) -> np.ndarray:
+        return self.run.bits
+
+    def filling(self) -> list[int]:
+        return []
+
+    def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
+        return [(tail, self.behind) for tail in self.run.tail.ways.values()]
+
+    def exits(self, dfa: Arrays, vocabulary: Vocabulary) -> list[tuple[np.ndarray, np.ndarray]]:
+        return []
+
+
 def behind(dfa: Arrays, turns: Turns, chars: int, ahead: int) -> int:
     """Return a state that allows the same texts of `ahead` bytes as the one that so many characters lead to from a
     state with turns."""
@@ -574,7 +611,7 @@ def _loop(dfa: Arrays, state: int) -> tuple[SelfLoop, Turns | None] | None:
     return (loop, turns) if loop is not None and turns is not None and loop.state == turns.unbounded else None
 
 
-def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[RunInLoop]) -> Walked:
+def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[RunInLoop | InString]) -> Walked:
     """legal   nodes of the trie, and the states after them
     below   nodes, with their states, below which nothing was visited
     runs    runs not visited
@@ -619,6 +656,16 @@ def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, in
     return found
 
 
+def _recent(known: dict[_Key, _Run], key: _Key, make: Callable[[], _Run]) -> _Run:
+    """Return what is known of a key, of which the newest are kept."""
+    found = known.pop(key, None) or make()
+    known[key] = found
+    while len(known) > _MOST_RUNS:
+        known.pop(next(iter(known)), None)
+    return found
+
+
+_Key, _Run = TypeVar("_Key"), TypeVar("_Run")
 _At = tuple[int, int]  # a node of the trie, and the state behind it
 
 

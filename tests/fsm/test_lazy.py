@@ -169,6 +169,8 @@ def test_rows_of_a_forked_process_are_its_own():
         ),
         ({"enum": [f"word{i:03}x" for i in range(60)] + ["wordless", "word"]}, '"wordless"'),
         ({"type": "array", "items": {"const": "a long constant"}}, '["a long constant", "a long constant"]'),
+        ({"type": "array", "items": {"type": "string"}}, r'["any one, é \" \\", "\u00e9 \ud83d\ude00", ""]'),
+        ({"type": "object", "additionalProperties": {"type": ["string", "null"]}}, r'{"any \n\\": "of 世 them", "": null}'),
     ],
 )
 def test_a_step_over_a_name_leads_where_steps_of_a_byte_each_lead(schema, text):
@@ -192,6 +194,18 @@ def test_a_step_over_a_name_makes_no_states_within_it():
     before = made.states
     made.step(state, b'"' + b"a" * 60 + b'"')
     assert made.states < before + 10
+
+
+def test_nothing_within_a_string_that_may_be_any_is_made():
+    """Each such string of a schema had states of its own, for its escapes, too."""
+    vocabulary, _ = small()
+    automaton = TokenAutomaton(begun("json_schema", '{"properties": {"name": {"type": "string"}, "why": {"type": "string"}}}'), vocabulary)
+    made = automaton.dfa.lazy
+    state = automaton.dfa.step(0, b'{"name": "')
+    assert made.behind_string(state) == made.step(state, b'Harry"') and automaton.dfa.step(state, b"Harry") == state
+    automaton.mask(state)
+    assert all(made.places[at] == lazy.UNMADE for at in (state, made.step(0, b'{"why": "')))
+    assert made.behind_string(0) is None
 
 
 def test_a_row_needs_no_twin_of_its_state():
@@ -317,6 +331,7 @@ def rough():
     while len(texts) < 1400:
         text = "".join(rng.choices(parts, k=rng.randint(1, 8))).encode()
         texts.add(text[rng.randint(0, 1) : len(text) - rng.randint(0, 1)] or b"a")
+    texts |= {b"\\ud83d", b"\\u00", b"\\u00e9", b'\\"', b'a\\", "b', b'\\u0041"', b"0\\ud8", b"\\ude00", b'\\\\" }'}
     return Vocabulary([b"", *sorted(texts)], [0])
 
 
@@ -330,7 +345,11 @@ RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex"
                         '"maxLength": 30}}}'),
         ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", '
                                                                                                               '"pattern": "^[a-c]+-[a-c]+"}}'),
-        ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON)]  # fmt: skip
+        ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON),
+        ("json_schema", '{"type": "array", "items": {"type": "string"}}'), ("json_schema", '{"type": "array", "items": {"anyOf": [{"type": "string"}, '
+                                                                                           '{"type": "array", "items": {"const": "abc"}}]}}'),
+        ("json_schema", '{"properties": {"a": {"type": "string"}, "ab": {"items": {"type": "string"}}}, '
+                        '"additionalProperties": {"type": "string"}}')]  # fmt: skip
 
 
 @some("kind, source", RUNS, 4, ids=lambda x: x[:60])
