@@ -32,7 +32,7 @@ from lmc.backend.engine.attention.sharing import PassGroups
 from lmc.backend.engine.attention.tiled import put
 from lmc.backend.engine.attention.tiles import Tiler
 from lmc.backend.engine.automaton import ConstraintCompiler
-from lmc.backend.engine.cuda_runner import _SHARE_FROM, CudaRunner, _arranged
+from lmc.backend.engine.cuda_runner import _SHARE_FROM, BUCKETS_OF_FP8, CudaRunner, _arranged
 from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.model_runner import wanted_rows
@@ -96,7 +96,8 @@ class Slots:
 class StandIn(CudaRunner):
     """What the runner prepares for a GPU that is a clock."""
 
-    def __init__(self, tokens: Sequence[int], slots: int, *, speed: float, launch: float, large: float) -> None:
+    def __init__(self, tokens: Sequence[int], slots: int, *, speed: float, launch: float, large: float, captured: int) -> None:
+        self.buckets = tuple(rows for rows in BUCKETS_OF_FP8 if rows <= captured)
         self.clock, self._answers = Clock(), NullRunner(tokens)
         self._speed, self._costs = speed, (launch, large)
         self._stage: Any = Stage()
@@ -151,13 +152,13 @@ class Flight:
         return self.output, self.needs
 
 
-def engine(stand_in: StandIn, words: Tokenizer) -> LocalBackend:
+def engine(stand_in: StandIn, words: Tokenizer, chunk: int = 4096) -> LocalBackend:
     return LocalBackend(
         name="stand-in", vocabulary=words, chat_template=CHATML, runner=stand_in,
         compiler=ConstraintCompiler(
             words.byte_table, words.special_ids, words.eos_token_ids[0], words.vocab_size, encode=lambda text: words.encode((text,), at_start=False)
         ),
-        max_tokens=stand_in._pool.scratch, max_context=8192, max_batch=512, chunk=2048,
+        max_tokens=stand_in._pool.scratch, max_context=8192, max_batch=512, chunk=chunk,
     )  # fmt: skip
 
 
@@ -191,14 +192,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--speed", type=float, default=1.0, help="how much longer passes take")
     parser.add_argument("--launch", type=float, default=0.6, help="ms that torch's calls take in a launch")
     parser.add_argument("--large", type=float, default=12.0, help="the same for more rows than are captured")
+    parser.add_argument("--captured", type=int, default=4096, help="rows of the largest captured pass")
+    parser.add_argument("--chunk", type=int, default=4096, help="rows of a pass")
     parser.add_argument("--count", action="store_true", help="count calls of functions; times mean nothing then")
     options = parser.parse_args(argv)
     words = gguf_tokenizer.from_gguf(gguf.read(embedded_path()).metadata, "smollm2", eos_token_ids=(2,))
     tokens = words.encode((text(Random(1), 400),))
-    stand_in = StandIn(tokens, 400_000, speed=options.speed, launch=options.launch / 1e3, large=options.large / 1e3)
+    stand_in = StandIn(tokens, 400_000, speed=options.speed, launch=options.launch / 1e3, large=options.large / 1e3, captured=options.captured)
     print("  ".join(f"{k}: {v}" for k, v in where().items()))
     print(f"{'workload':11}{'n':>5}{'s':>8}{'device':>8}{'waits':>8}{'passes':>8}{'loop ms':>10}{'others s':>10}" + f"{'calls':>10}" * options.count)
-    with engine(stand_in, words) as backend:
+    with engine(stand_in, words, options.chunk) as backend:
         for workload in choose(options.workloads, Size()):
             print(bench(workload, backend, options.reps, options.count), flush=True)
     return 0

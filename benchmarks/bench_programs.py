@@ -322,6 +322,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"), help="dummy: random weights")
     parser.add_argument("--quantization", choices=("fp8",), help="of the engine's weights")
     parser.add_argument("--kv-dtype", choices=("fp8",), help="of the engine's KV")
+    parser.add_argument("--chunk", type=int, help="rows of a pass (default: the engine's)")
+    parser.add_argument("--captured", type=int, help="rows of the largest captured pass, from 1024 on, with weights and KV in FP8 (default: the engine's)")
     parser.add_argument("--tp", type=int, default=1, help="GPUs that the model is spread over")
     parser.add_argument("--dp", type=int, default=1, help="replicas of the engine")
     parser.add_argument("--drafts", default="off", help="of the engine: off, auto or a number; on synthetic text and random weights they say nothing")
@@ -354,6 +356,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--ablate and --breakdown are for a model in this process: --backend smollm2, or a model's path")
     if options.breakdown and options.dp > 1:
         parser.error("--breakdown is for one engine: leave out --dp")
+    if options.captured:
+        from lmc.backend.engine import cuda_runner
+
+        cuda_runner.BUCKETS_OF_FP8 = tuple(rows for rows in cuda_runner.BUCKETS_OF_FP8 if rows <= options.captured)
     rows: list[Row] = []
     for policy, given in POLICIES.items() if options.ablate else [("", {})]:
         backend = open_backend(
@@ -363,6 +369,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             max_tokens=options.max_tokens,
             quantization=options.quantization,
             kv_dtype=options.kv_dtype,
+            chunk=options.chunk,
             tp=options.tp,
             dp=options.dp,
             drafts=int(options.drafts) if options.drafts.isdigit() else options.drafts,

@@ -196,7 +196,7 @@ class Engine(LocalBackend):
             name=loaded.name,
             vocabulary=words,
             chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, words.vocab_size, eyes) if started is None else started.runner,
+            runner=_runner(loaded, pool, words.vocab_size, eyes, chunk or rows) if started is None else started.runner,
             compiler=ConstraintCompiler(
                 *of,
                 encode=encode,
@@ -247,14 +247,14 @@ class Engine(LocalBackend):
         self._core.warm_up()
 
 
-def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None) -> Runner:
-    """Return the runner: fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
+def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None, chunk: int) -> Runner:
+    """Return the runner of passes of up to `chunk` rows: fused kernels and CUDA graphs on a GPU in half precision; torch's own operations elsewhere."""
     from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.models.llama import LlamaModel
     from lmc.backend.engine.sampler import Sampler
 
     if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
-        from lmc.backend.engine.cuda_runner import CudaRunner
+        from lmc.backend.engine.cuda_runner import CudaRunner, buckets_of
         from lmc.backend.engine.device_automata import Kernels
         from lmc.backend.engine.kernels import automata, mask
 
@@ -262,7 +262,7 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
         import torch
 
         with torch.cuda.device(loaded.device):  # kernels are launched, and graphs captured, on the current one
-            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes)
+            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes, buckets=buckets_of(loaded.model, pool, chunk))
             runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
@@ -293,7 +293,7 @@ def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) ->
     check_vocabulary(loaded.name, words, small.name, small.tokenizer, small.config.vocab_size)
     room = slots_for(small, slots)
     check_pool(room, small.kv_bytes, small.device)
-    runner = _runner(small, KVPool.of(small.layers, room, small.kv_dtype, str(small.device)), words.vocab_size, None)
+    runner = _runner(small, KVPool.of(small.layers, room, small.kv_dtype, str(small.device)), words.vocab_size, None, chunk)
     assert isinstance(runner, ModelRunner)
     return DraftModel(runner, Sampler(words.vocab_size), room, small.config.max_context, chunk)
 

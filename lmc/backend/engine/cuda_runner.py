@@ -11,7 +11,8 @@ there may be rows with adapters.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -34,6 +35,7 @@ from lmc.backend.engine.kv_fp8 import Fp8Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
+from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import Request
@@ -50,6 +52,9 @@ _MOMENT = 3.0  # seconds that a start may wait for compilers to find nothing to 
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
 BUCKETS = (*_SMALL, *_MIDDLE)
+BUCKETS_OF_FP8 = (*BUCKETS, *range(1152, 2049, 128), *range(2304, 4097, 256))
+"""Of weights and KV in FP8, where a GPU is hardly slower than a slow host launches."""
+_MOST_WANTED = 512  # rows of the last layer of a graph that has more than `BUCKETS`
 _IDS, _SLOTS = attrgetter("ids"), attrgetter("slots")
 
 
@@ -87,18 +92,17 @@ class CudaRunner(ModelRunner):
     """Runs passes on one GPU. Not thread-safe. A pass may be staged while the one before it runs, once that has
     consumed its own staged data.
 
+    buckets       rows of the passes that are captured, ascending
     share_from    slots that attention must be spared before rows read their prefixes together (measured;
                   docs/performance.md); groups that fit a narrow tile need an eighth of it; None: never
     """
 
-    buckets: tuple[int, ...] = BUCKETS
-    """Rows of the passes that are captured, ascending."""
     freed = staticmethod(torch.cuda.empty_cache)
     """Called when the last runner of an engine is gone: what its tensors had goes back to the device."""
 
-    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None) -> None:
+    def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None, *, buckets: Sequence[int] | None = None) -> None:
         super().__init__(model, kv, sampler, str(model.device), eyes)
-        c = model.config
+        c, self.buckets = model.config, BUCKETS if buckets is None else buckets
         self._products = TunedGemm.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
@@ -175,12 +179,15 @@ class CudaRunner(ModelRunner):
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
-        if rows <= self.buckets[-1] and seen is None:
+        if self._is_captured(rows, len(wanted)) and seen is None:
             rows = next(b for b in self.buckets if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
             if len(plan.indices) <= _MOST_INDICES:
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows, seen)
+
+    def _is_captured(self, rows: int, wanted: int) -> bool:
+        return rows <= self.buckets[-1] and (rows <= BUCKETS[-1] or wanted <= _MOST_WANTED)
 
     def _plan(self, layout: _SpanLayout, spans: int, rows: int) -> Plan:
         """Return the tile plan of the first `spans`."""
@@ -280,8 +287,9 @@ class CudaRunner(ModelRunner):
 
         def forward() -> Tensor:
             adapters = stage.device("adapters", rows) if adapted else None
-            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend, adapters=adapters)
-            return hidden.index_select(0, stage.device("logits", rows))
+            wanted = None if rows <= BUCKETS[-1] else stage.device("logits", _MOST_WANTED)
+            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend, wanted, adapters=adapters)
+            return hidden.index_select(0, stage.device("logits", rows)) if wanted is None else hidden
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
         side.wait_stream(torch.cuda.current_stream())
@@ -323,6 +331,12 @@ class Landing:
         self.ended.synchronize()
         tokens, told = ([], []) if self.drawn is None else self.drawn.read()
         return PassOutput(tokens, told, *read(self.scores)), self.begun.elapsed_time(self.ended) / 1e3
+
+
+def buckets_of(model: LlamaModel, kv: KVPool, chunk: int) -> Sequence[int]:
+    """Return the rows of passes that are captured on one GPU: all up to `chunk` if no prompt is read by FlashInfer, which plans each pass."""
+    every = BUCKETS_OF_FP8 if isinstance(model.layers[0].qkv, Fp8) and isinstance(kv.key(0), Fp8Rows) else BUCKETS
+    return every[: max(len(BUCKETS), bisect_left(every, chunk) + 1)]
 
 
 def _of_rows(rows: int) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -37,8 +38,8 @@ CONFIGS = {
 class Both:
     """The runner in bfloat16 beside the reference in float32, over pools of their own; both in FP8 if `kv` is."""
 
-    def __init__(self, config: ModelConfig, kv: torch.dtype | None = None) -> None:
-        from lmc.backend.engine.cuda_runner import CudaRunner
+    def __init__(self, config: ModelConfig, kv: torch.dtype | None = None, buckets: Sequence[int] | None = None) -> None:
+        from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner
 
         generator = torch.Generator().manual_seed(0)
         weights = {
@@ -47,7 +48,7 @@ class Both:
         half = {n: w.to("cuda", torch.bfloat16) for n, w in weights.items()}
         shape = (config.num_layers, SLOTS, config.num_kv_heads, config.head_dim)
         self.runner = CudaRunner(
-            llama.build(half, config), KVPool(*shape, kv or torch.bfloat16, "cuda"), Sampler(config.vocab_size)
+            llama.build(half, config), KVPool(*shape, kv or torch.bfloat16, "cuda"), Sampler(config.vocab_size), buckets=buckets or BUCKETS
         )
         self.model = llama.build({n: w.float() for n, w in half.items()}, config, plan=reference)
         self.kv = KVPool(*shape, kv or torch.float32, "cuda")
@@ -124,6 +125,19 @@ def test_a_launched_pass_gives_the_logits_that_are_wanted_and_writes_all_kv():
     a, b = slots[:900], slots[1000:1700]
     both.check((899, a[:899]), (600, b[:600]), every=137)  # more rows than a graph has
     both.check((1, a), (100, b), every=1)  # reads what they wrote
+
+
+def test_captured_passes_of_prompts_compute_the_last_layer_for_the_rows_that_are_wanted():
+    from lmc.backend.engine.cuda_runner import BUCKETS_OF_FP8
+
+    both = Both(CONFIGS["llama"], torch.float8_e4m3fn, BUCKETS_OF_FP8)
+    slots = np.random.default_rng(0).permutation(SLOTS)
+    a, b, c = slots[:1200], slots[1200:2400], slots[2400:2900]
+    both.check((1199, a[:1199]), (200, b[:200]), every=137)
+    both.check((1, a), (999, b[:1199]), (500, c), every=3)  # reads what they wrote; 500 rows are wanted
+    assert set(both.runner._graphs) == {(1408, True, False), (1536, True, False)}
+    both.check((1100, slots[2900:4000]), every=2)  # more are wanted than a graph gives
+    assert len(both.runner._graphs) == 2
 
 
 @pytest.mark.parametrize("kv", KV, ids=["", "fp8"])

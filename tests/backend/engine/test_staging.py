@@ -36,3 +36,37 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
         runner._replay(3, layout, plan, 8)
     each = ["fill", "put", "begins", "send", "record", "replay", "logits"]
     assert done == ["wait", "capture", *each, "wait", *each]
+
+
+@pytest.mark.parametrize(("rows", "wanted", "way"), [(1024, 1024, 1024), (1025, 512, 1152), (2049, 1, 2304), (1025, 513, "launched"), (4097, 1, "launched")])
+def test_of_large_passes_those_are_captured_of_which_few_rows_are_wanted(rows, wanted, way, monkeypatch):
+    pytest.importorskip("triton")
+    from lmc.backend.engine import cuda_runner
+
+    runner: Any = object.__new__(cuda_runner.CudaRunner)
+    runner.buckets, runner._tiled = cuda_runner.BUCKETS_OF_FP8, SimpleNamespace(many=16)
+    monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
+    for name, found in (("_groups", []), ("_seen", None), ("_plan", SimpleNamespace(indices=[]))):
+        monkeypatch.setattr(runner, name, lambda *_, found=found: found)
+    monkeypatch.setattr(runner, "_replay", lambda known, layout, plan, rows: rows)
+    monkeypatch.setattr(runner, "_launch", lambda *_: "launched")
+    assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == way
+
+
+def test_weights_and_kv_in_fp8_have_graphs_of_more_rows():
+    pytest.importorskip("triton")
+    from lmc.backend.engine.cuda_runner import BUCKETS, BUCKETS_OF_FP8, buckets_of
+    from lmc.backend.engine.kv_fp8 import Fp8Rows
+    from lmc.backend.engine.models.fp8 import fp8
+    from lmc.backend.engine.models.linear import Dense
+
+    matrix, rows = torch.zeros(16, 16), Fp8Rows.zeros(1, 1, 1, "cpu")
+
+    def found(qkv: Any, kv: Any, chunk: int) -> Any:
+        model: Any = SimpleNamespace(layers=[SimpleNamespace(qkv=qkv)])
+        pool: Any = SimpleNamespace(key=lambda _: kv)
+        return buckets_of(model, pool, chunk)
+
+    assert found(fp8(matrix), rows, 4096) == BUCKETS_OF_FP8
+    assert found(fp8(matrix), rows, 2000)[-1] == 2048 and found(fp8(matrix), rows, 64) == BUCKETS
+    assert found(Dense(matrix), rows, 4096) == found(fp8(matrix), matrix, 4096) == BUCKETS

@@ -45,8 +45,7 @@ class _Ranked(CudaRunner):
     """Common part of all ranks."""
 
     def __init__(self, group: RankGroup, model: LlamaModel, kv: KVPool, sampler: Sampler) -> None:
-        self.buckets = buckets(group.ranks, model.config.hidden_size)
-        super().__init__(model, kv, sampler)
+        super().__init__(model, kv, sampler, buckets=buckets(group.ranks, model.config.hidden_size))
         self._group = group
         self._sharing: list[Sharing] = []  # of the beginning pass, as determined by rank 0
         columns = model.config.hidden_size  # sums of larger passes are NCCL's
