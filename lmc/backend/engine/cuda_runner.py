@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -54,17 +54,18 @@ _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of
 BUCKETS = (*_SMALL, *_MIDDLE)
 BUCKETS_OF_FP8 = (*BUCKETS, *range(1152, 2049, 128), *range(2304, 4097, 256))
 """Of weights and KV in FP8, where a GPU is hardly slower than a slow host launches."""
-_MOST_WANTED = 512  # rows of the last layer of a graph that has more than `BUCKETS`
 _IDS, _SLOTS = attrgetter("ids"), attrgetter("slots")
 
 
 @dataclass(frozen=True)
 class _Captured:
-    """A captured graph with its output: hidden states of the rows whose logits are wanted, in the order of the staging
-    buffer."""
+    """A captured graph.
+
+    hidden  returns hidden states of so many rows whose logits are wanted, in the order of the staging buffer
+    """
 
     graph: torch.cuda.CUDAGraph
-    hidden: Tensor  # [rows, hidden_size]
+    hidden: Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ class CudaRunner(ModelRunner):
             for wide in (False, True) if rows <= _SMALL[-1] else (True,):
                 for adapted in (False, True) if self._fused.adapters is not None else (False,):
                     self._captured(rows, wide=wide, adapted=adapted)
-        self._sampler.warm_up(self._fused.logits(self._captured(1, wide=False).hidden[:1]))
+        self._sampler.warm_up(self._fused.logits(self._captured(1, wide=False).hidden(1)))
         if self._flash is not None and not self._flash.wait(_MOMENT):
             log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()
@@ -179,15 +180,12 @@ class CudaRunner(ModelRunner):
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
-        if self._is_captured(rows, len(wanted)) and seen is None:
+        if rows <= self.buckets[-1] and seen is None:
             rows = next(b for b in self.buckets if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
             if len(plan.indices) <= _MOST_INDICES:
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows, seen)
-
-    def _is_captured(self, rows: int, wanted: int) -> bool:
-        return rows <= self.buckets[-1] and (rows <= BUCKETS[-1] or wanted <= _MOST_WANTED)
 
     def _plan(self, layout: _SpanLayout, spans: int, rows: int) -> Plan:
         """Return the tile plan of the first `spans`."""
@@ -203,7 +201,7 @@ class CudaRunner(ModelRunner):
         self._send(self._stage, put(plan, self._stage))
         self._staged.record()
         captured.graph.replay()
-        return self._fused.logits(captured.hidden[: len(layout.wanted)])
+        return self._fused.logits(captured.hidden(len(layout.wanted)))
 
     def _launch(self, known: int, layout: _SpanLayout, rows: int, seen: PictureRows | None) -> Tensor:
         """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""
@@ -276,7 +274,8 @@ class CudaRunner(ModelRunner):
         return self._graphs[rows, wide, adapted]
 
     def _capture(self, rows: int, wide: bool, adapted: bool) -> _Captured:
-        """Capture the shape: a pass over the scratch slot in which nothing is attended to."""
+        """Capture the shape: a pass over the scratch slot in which nothing is attended to. Of long ones, whose prompts want few logits or,
+        for `select`, many, what follows the last attention is launched for those rows alone."""
         stage = self._stage
         for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
             stage.array(name, rows)[:] = value
@@ -285,11 +284,13 @@ class CudaRunner(ModelRunner):
         stage.send(0)
         attend = self._tiled.over(stage, self._partials, rows, wide=wide)
 
-        def forward() -> Tensor:
+        def forward() -> Callable[[int], Tensor]:
             adapters = stage.device("adapters", rows) if adapted else None
-            wanted = None if rows <= BUCKETS[-1] else stage.device("logits", _MOST_WANTED)
-            hidden = self._fused.hidden(_inputs(stage, rows), self._sampled, self._pool, attend, wanted, adapters=adapters)
-            return hidden.index_select(0, stage.device("logits", rows)) if wanted is None else hidden
+            attended = self._fused.attended(_inputs(stage, rows), self._sampled, self._pool, attend, adapters=adapters)
+            if rows > BUCKETS[-1]:
+                return lambda wanted: self._fused.finished(attended, stage.device("logits", wanted))
+            hidden = self._fused.finished(attended).index_select(0, stage.device("logits", rows))
+            return lambda wanted: hidden[:wanted]
 
         side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
         side.wait_stream(torch.cuda.current_stream())

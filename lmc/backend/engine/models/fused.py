@@ -27,6 +27,7 @@ from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 _FEW = 16  # rows up to which a row's partial results are better merged by several programs
 Attention = Callable[[Tensor, Stored, Stored], Tensor]  # (q, keys, values of a layer) → like q
+Attended = tuple[Tensor, Tensor, Tensor | None]  # by row: the last layer's attention, residuals before it, masks of adapters
 
 
 class FusedLlama:
@@ -60,8 +61,14 @@ class FusedLlama:
         seen      rows that are pictures'
         adapters  [T] int32, the number of each row's adapter, 0 for none; None: no row has one
         """
+        return self.finished(self.attended(rows, sampled, kv, attend, seen, adapters), wanted)
+
+    def attended(
+        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, seen: PictureRows | None = None, adapters: Tensor | None = None,
+    ) -> Attended:  # fmt: skip
+        """Run the same up to the attention of the last layer, behind which only some of the rows are read."""
         ids, positions, slots = rows
-        m, times, normed = self._model, self._times, self._normed
+        m, times, normed, last = self._model, self._times, self._normed, len(self._model.layers) - 1
         mask = None if adapters is None or self.adapters is None else self.adapters.mask(adapters, self.dtype)
         residual = embed(ids, sampled, m.embed)
         table, deeper = self._turns, ()
@@ -69,27 +76,39 @@ class FusedLlama:
             residual[seen.rows], deeper = seen.features.to(residual.dtype), seen.deeper
             if seen.axes is not None:
                 table, positions = self._turned(positions, seen.rows, seen.axes)
-        following = [(layer.input_norm, layer.qkv) for layer in m.layers[1:]] + [(m.norm, None)]
         x = normed(None, residual, m.layers[0].input_norm, m.layers[0].qkv, mask)
-        for index, (layer, (next_norm, reader)) in enumerate(zip(m.layers, following, strict=True)):
+        for index, layer in enumerate(m.layers):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
             q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), self.config.norm_eps)
-            if len(ids) > _FEW and mask is None and wanted is None and _in_fp8(layer.o) and isinstance(attend, StagedAttention):
+            if index < last and len(ids) > _FEW and mask is None and _in_fp8(layer.o) and isinstance(attend, StagedAttention):
                 attended = Quantized(*attend.quantized(q, keys, values), q.dtype)
             else:
                 attended = attend(q, keys, values).view(len(ids), -1)
-            if wanted is not None and layer is m.layers[-1]:
-                assert isinstance(attended, Tensor)
-                attended, residual = attended.index_select(0, wanted), residual.index_select(0, wanted)
-                mask = None if mask is None else mask.index_select(0, wanted)
-            summed = self._summed(index, "o", layer.o, attended, mask)
-            summed = self._mlp(index, normed(summed, residual, layer.post_norm, layer.gate_up, mask), mask)
+                if index == last:
+                    return attended, residual, mask
+            summed = self._behind(index, attended, residual, mask)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            x = normed(summed, residual, next_norm, reader, mask)
-        assert isinstance(x, Tensor), "nothing that multiplies reads the last norm"
-        return x
+            x = normed(summed, residual, m.layers[index + 1].input_norm, m.layers[index + 1].qkv, mask)
+        raise AssertionError("a model has layers")
+
+    def finished(self, attended: Attended, wanted: Tensor | None = None) -> Tensor:
+        """Return final hidden states, normed, from what `attended` has returned; its tensors are used up unless there are rows `wanted`."""
+        x, residual, mask = attended
+        if wanted is not None:
+            x, residual, mask = (None if t is None else t.index_select(0, wanted) for t in (x, residual, mask))
+            assert x is not None and residual is not None
+        summed = self._behind(len(self._model.layers) - 1, x, residual, mask)
+        hidden = self._normed(summed, residual, self._model.norm, None, mask)
+        assert isinstance(hidden, Tensor), "nothing that multiplies reads the last norm"
+        return hidden
+
+    def _behind(self, index: int, attended: Tensor | Quantized, residual: Tensor, mask: Tensor | None) -> Tensor | PartialSum:
+        """Return what a layer's MLP adds to `residual`, to which what its attention adds has been added in place."""
+        layer = self._model.layers[index]
+        summed = self._summed(index, "o", layer.o, attended, mask)
+        return self._mlp(index, self._normed(summed, residual, layer.post_norm, layer.gate_up, mask), mask)
 
     def _normed(self, x: Tensor | PartialSum | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
         """Return norm(residual + x), as the matrix that reads it is best given it; `residual` becomes the sum in place."""
