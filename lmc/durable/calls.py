@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 import types
 import warnings
@@ -27,6 +28,21 @@ from lmc.frontend.attempts import NOTED, answer_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 
+_UNREFERABLE = 64
+"""Instances without weak references that are kept before the first look for some that the program has dropped."""
+
+
+class _Held:
+    """Stands for a weak reference to an instance of a class that allows none."""
+
+    __slots__ = ("instance",)
+
+    def __init__(self, instance: Any) -> None:
+        self.instance = instance
+
+    def __call__(self) -> Any:
+        return self.instance
+
 
 class KnownEffects:
     """The known effects of one run.
@@ -48,6 +64,7 @@ class KnownEffects:
         self.coming: list[Coming] = []
         self.busy = 0
         self.instances: dict[int, Callable[[], Any]] = {}
+        self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
 
     def keep(self, instance: Any) -> None:
@@ -55,8 +72,20 @@ class KnownEffects:
         key = id(instance)
         try:
             self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
-        except TypeError:  # of a class with slots
-            self.instances[key] = lambda: instance
+        except TypeError:  # of a class with `__slots__` and no `__weakref__` among them
+            with self.lock:
+                self.instances[key] = held = _Held(instance)
+                self._unreferable.append(held)
+                if len(self._unreferable) > self._most:
+                    self._drop()
+
+    def _drop(self) -> None:
+        """Drop the instances without weak references that only this object holds: at most as many stay as the program has, or in cycles."""
+        gone = [held for held in self._unreferable if sys.getrefcount(held.instance) <= 2]  # the field, and the argument
+        for held in gone:
+            del self.instances[id(held.instance)]
+        self._unreferable = [held for held in self._unreferable if held not in set(gone)]
+        self._most = max(2 * len(self._unreferable), _UNREFERABLE)
 
     def has_made(self, x: Any) -> bool:
         """Return whether the program has made an object."""

@@ -9,7 +9,7 @@ import enum
 import functools
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,13 +28,14 @@ class ComputingSearch:
     computes  whether a callable does; functions of the user's of which it is not known are searched
     cls       class whose members the code's attributes may be
     known     whether methods of other objects, which are inspected when they are called, must be such of data
-    made      whether the code makes objects of the user's classes
+    made      whether the code makes objects of the user's classes, or of those in `kept`
     """
 
     computes: Callable[[Any], bool]
     cls: type = object
     known: bool = False
     made: bool = False
+    kept: frozenset[type] = frozenset()
     _seen: set[types.FunctionType] = field(default_factory=set[types.FunctionType])
 
     def only_computes(self, fn: types.FunctionType) -> bool:
@@ -53,9 +54,6 @@ class ComputingSearch:
             and (not self.known or all(self._is_known(name, of_modules) for name in names.methods))
         )
 
-    def all_compute(self, functions: Iterable[Any]) -> bool:
-        return all(map(self._value, functions))
-
     def _is_known(self, name: str, of_modules: list[Any]) -> bool:
         return name in _METHODS_OF_DATA or hasattr(self.cls, name) or any(getattr(x, "__name__", None) == name for x in of_modules)
 
@@ -68,7 +66,7 @@ class ComputingSearch:
     def _value(self, x: Any) -> bool:
         if isinstance(x, types.ModuleType) or is_language(x) or _is_constant(x):
             return True
-        self.made = self.made or (isinstance(x, type) and not from_library(x))
+        self.made = self.made or (isinstance(x, type) and (x in self.kept or not from_library(x)))
         return callable(x) and (self.computes(x) or (isinstance(x, types.FunctionType) and not from_library(x) and self.only_computes(x)))
 
 

@@ -149,14 +149,14 @@ def _of_class(cls: type) -> CallKind:
 
 def computes(x: Any) -> bool:
     """Return whether a call is made again, without or with the calls in it classified."""
-    return kind_of(x) in (CallKind.AGAIN, CallKind.CALLS_BACK, CallKind.OWN)
+    return kind_of(x) in (CallKind.AGAIN, CallKind.CALLS_BACK, CallKind.PASSES_ON, CallKind.OWN)
 
 
 def _is_made_by_the_run(cls: type) -> bool:
     """Return whether a constructor may be gone into: it leaves the outside alone, or what else it calls is recorded."""
     if dataclasses.is_dataclass(cls):
-        factories = [f.default_factory for f in dataclasses.fields(cls) if f.default_factory is not dataclasses.MISSING]
-        return ComputingSearch(computes, cls).all_compute([getattr(cls, "__post_init__", None), *factories])
+        post = getattr(cls, "__post_init__", None)
+        return post is None or (isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post))
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in _OWN_DATA)

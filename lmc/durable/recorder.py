@@ -101,7 +101,7 @@ class Recorder:
         if owner is not None and not (isinstance(owner, type) and is_plain(owner)):
             return False
         defines = any(isinstance(x, types.CodeType) and not x.co_name.startswith("<") for x in function.__code__.co_consts)
-        search = ComputingSearch(computes, owner or object, known=not defines, made=defines or owner is not None)
+        search = ComputingSearch(computes, owner or object, known=not defines, made=defines or owner is not None, kept=KEPT)
         return search.only_computes(function) and search.made
 
     def forget(self) -> None:
@@ -120,7 +120,7 @@ class Recorder:
             return self._called_back(fn, args, kwargs)
         if kind is CallKind.PASSES_ON:
             return self._passed_on(fn, args, kwargs)
-        task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), is_own_coroutine)
+        task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), _is_own_awaitable)
         if task is not None:
             return task
         if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
@@ -160,7 +160,7 @@ class Recorder:
             else (fn, (owner, *args) if codec.is_object(owner) or self.journal.effects.has_made(owner) else args)
         )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
-        if not made and any(map(is_own_coroutine, (*args, *kwargs.values()))):
+        if not made and any(map(_is_own_awaitable, (*args, *kwargs.values()))):
             raise JournalError(
                 f"{getattr(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
@@ -276,33 +276,29 @@ class Recorder:
             elif not init.__code__.co_filename.startswith("<"):
                 self._twin(init)(instance, *args, **kwargs)
             elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
-                behind = types.MethodType(self._twin(post), instance)
-                vars(instance)["__post_init__"] = lambda *given: (self._keep_fields(instance), behind(*given))[1]
-                init(instance, *args, **self._with_fields(cls, args, kwargs))
+                vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
+                self._generated(init, cls)(instance, *args, **kwargs)
                 del vars(instance)["__post_init__"]
             else:
-                init(instance, *args, **self._with_fields(cls, args, kwargs))
-                self._keep_fields(instance)
+                self._generated(init, cls)(instance, *args, **kwargs)
             return instance
 
         return make
 
-    def _with_fields(self, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the arguments of a generated `__init__` with the fields that are kept objects, which it would make without the run's knowing."""
-        given = {*cls.__init__.__code__.co_varnames[1 : 1 + len(args)], *kwargs}
-        return {**kwargs, **{f.name: self._kept(f.default_factory) for f in _kept_fields(cls) if f.init and f.name not in given}}
-
-    def _keep_fields(self, instance: Any) -> None:
-        """Keep the fields that are no arguments, which the generated `__init__` has made."""
-        for f in _kept_fields(type(instance)):
-            if not f.init and f.default_factory is not random.Random:
-                self.journal.effects.keep(getattr(instance, f.name))
+    def _generated(self, init: types.FunctionType, cls: Any) -> Callable[..., None]:
+        """Return the `__init__` that Python has generated for a dataclass with the calls of its default factories recorded."""
+        factories = [f.default_factory for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        look = lambda x: self.callee(x) if any(x is factory for factory in factories) else x
+        closure = [types.CellType(*map(look, contents(cell))) for cell in init.__closure__ or ()]
+        made = types.FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, tuple(closure))
+        made.__kwdefaults__ = init.__kwdefaults__
+        return made
 
     # -- awaits
 
     def awaited(self, x: Any) -> Any:
         """Return the replacement for an awaitable: itself, if it is the program's own."""
-        if is_own_coroutine(x) or _is_turn_of_own_generator(x):
+        if _is_own_awaitable(x):
             return x
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)
@@ -350,11 +346,6 @@ class _Call:
         """Return Python's name of the function, for calls that it rejects."""
         name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
-
-
-def _kept_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    return [f for f in fields if isinstance(f.default_factory, type) and f.default_factory in KEPT]
 
 
 def _named(found: Any, fn: Any) -> Any:
@@ -428,6 +419,11 @@ def is_own_coroutine(x: Any) -> bool:
     if not isinstance(x, types.CoroutineType):
         return False
     return is_instrumented(x.cr_code) or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
+
+
+def _is_own_awaitable(x: Any) -> bool:
+    """Return whether awaiting something runs code of the program's own."""
+    return is_own_coroutine(x) or _is_turn_of_own_generator(x)
 
 
 _MANAGING = frozenset(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from functools import cmp_to_key
 from itertools import count, islice
@@ -168,3 +169,20 @@ def test_iterators_that_tools_made_stand_where_they_stood(tmp_path: Path) -> Non
             CALLS.clear()
             assert again(backend=lmc.Mock(), journal=path).ret_value == expected
             assert [name for name, *_ in CALLS] == ["rows_of"]
+
+
+@lmc.function
+async def takes_items_by_hand(s: Any) -> Any:
+    async def asked(times: int) -> Any:
+        for n in range(times):
+            s.__iadd__(f"{n}" + lmc.gen("a", max_tokens=2))
+            yield look_up(s["a"])
+        s.__iadd__("no more")
+
+    several = asked(1)
+    found = [await anext(several, "none"), await anext(several, "none"), await anext(asked(0), "none")]
+    return found, await asyncio.wait_for(anext(asked(0), "late"), 5)
+
+
+def test_items_of_the_programs_own_generators_are_made_again(tmp_path: Path) -> None:
+    resumes_anywhere(takes_items_by_hand, {}, tmp_path)

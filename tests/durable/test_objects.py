@@ -321,6 +321,31 @@ def has_fields_in_memory(s: Any) -> Any:
     return desk.out.getvalue(), desk.inbox.get(timeout=1), desk.inbox.get(timeout=1), other.out.read()
 
 
+def named() -> str:
+    CALLS.append(("named",))
+    return "a die"
+
+
+@dataclass
+class Dice:
+    numbers: random.Random = field(default_factory=lambda: random.Random(5))
+    late: random.Random = field(default_factory=lambda: random.Random(6), init=False)
+    name: str = field(default_factory=named)
+    rolls: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+
+    def roll(self, who: str) -> int:
+        self.rolls[who].append(self.numbers.randrange(100) + self.late.randrange(100))
+        return self.rolls[who][-1]
+
+
+@lmc.function
+def draws_from_a_field(s: Any) -> Any:
+    dice, other = Dice(), Dice(random.Random(7), name="given")
+    s += str(dice.roll("a")) + tool("x") + lmc.gen("a", max_tokens=2)
+    s += str(dice.roll("b") + other.roll("b")) + lmc.gen("b", max_tokens=2)
+    return dice.roll(tool(s["b"])), dice.name, other.name, dict(dice.rolls)
+
+
 @lmc.function
 def sets_context_variables(s: Any) -> Any:
     token = TOPIC.set("tea")
@@ -364,7 +389,7 @@ def exits(s: Any) -> Any:
 
 PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, keeps_what_tools_give_of_it, defines_a_model,
-    decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, sets_context_variables, works_on_threads, exits,
+    decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field, sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
@@ -503,3 +528,17 @@ def test_a_run_keeps_no_objects_of_python_that_it_has_dropped() -> None:
     for make in (io.StringIO, io.BytesIO, queue.SimpleQueue, queue.Queue, functools.partial(random.Random, 5), Memory):
         known.keep(make())
     assert not known.instances
+
+
+class Slim:
+    __slots__ = ("x",)
+
+
+def test_a_run_keeps_few_objects_without_weak_references_that_it_has_dropped() -> None:
+    known = KnownEffects()
+    live = [Slim() for _ in range(10)]
+    for slim in live:
+        known.keep(slim)
+    for _ in range(1000):
+        known.keep(Slim())
+    assert all(map(known.has_made, live)) and len(known.instances) < 150
