@@ -98,7 +98,8 @@ class _Rewrite(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        node.func = _hooked("resolve", node.func)
+        if not _is_of_pytest(node.func):
+            node.func = _hooked("resolve", node.func)
         return node
 
     def visit_FunctionDef(self, node: Any) -> ast.AST:
@@ -165,7 +166,7 @@ class _Rewrite(ast.NodeTransformer):
         return first, self._source(first, last or first)
 
     def _noted(self, test: ast.expr, hooked: ast.expr) -> ast.expr:
-        if not self.deciding or not any(isinstance(x, ast.Call | ast.Name | ast.Attribute) for x in ast.walk(test)):
+        if not self.deciding or not any(isinstance(x, ast.Call | ast.Name | ast.Attribute) for x in ast.walk(test)) or _is_of_pytest(test):
             return hooked  # a test of constants only decides which code exists
         name = self._hook(_decide(f"{self.file}:{test.lineno}", self._source(test, test)))
         return _hooked(name, hooked)
@@ -188,6 +189,13 @@ def _takes_all(pattern: ast.pattern) -> bool:
     if isinstance(pattern, ast.MatchOr):
         return _takes_all(pattern.patterns[-1])
     return isinstance(pattern, ast.MatchAs) and (pattern.pattern is None or _takes_all(pattern.pattern))
+
+
+def _is_of_pytest(x: ast.expr) -> bool:
+    """Return whether an expression is one that pytest's rewriting of asserts has added, and that looks at the frame that it is in."""
+    while isinstance(x, ast.Attribute):
+        x = x.value
+    return isinstance(x, ast.Name) and x.id in ("@py_builtins", "@pytest_ar")
 
 
 _MARK = "\0lmc "
@@ -216,7 +224,7 @@ class _InstrumentedModule:
     codes: dict[tuple[int, str], list[tuple[types.CodeType, types.CodeType]]]
 
 
-_modules: dict[tuple[str, bool, int], _InstrumentedModule] = {}
+_modules: dict[tuple[str, bool, int, bool], _InstrumentedModule] = {}
 _instrumented: dict[int, types.CodeType] = {}
 _building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # used by notebook cells
@@ -245,11 +253,11 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
     for fresh in (False, True):
         if fresh:
             linecache.checkcache(code.co_filename)
-        found = _module(code.co_filename, deciding, code.co_flags & _FUTURES)
+        found = _module(code.co_filename, deciding, code.co_flags & _FUTURES, _has_rewritten_asserts(code))
         if found is None:
             why = "has no source that can be read"
             continue
-        same = [instrumented for plain, instrumented in found.codes.get((code.co_firstlineno, code.co_name), ()) if _is_same(code, plain)]
+        same = [instrumented for plain, instrumented in found.codes.get((code.co_firstlineno, code.co_name), ()) if code == plain]
         if same:
             return same[0]
         why = "is not what its source says now: the file was edited, or something rewrote the code"
@@ -260,31 +268,33 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
     )
 
 
-def _is_same(running: types.CodeType, compiled: types.CodeType) -> bool:
-    return running == compiled or any(name.startswith("@py") for name in running.co_varnames + running.co_names)  # pytest rewrote its asserts
+def _has_rewritten_asserts(code: types.CodeType) -> bool:
+    """Return whether pytest has rewritten asserts of this code, as it imports test modules."""
+    return any(name.startswith("@py") for name in code.co_varnames + code.co_names + code.co_cellvars)
 
 
-def _module(file: str, deciding: bool, futures: int) -> _InstrumentedModule | None:
-    """Return a file compiled with these flags, cached while its text stays the same. None: it cannot be read, or is not
+def _module(file: str, deciding: bool, futures: int, asserts: bool) -> _InstrumentedModule | None:
+    """Return a file compiled with these flags, `asserts` as pytest rewrites them, cached while its text stays the same. None: it cannot be read, or is not
     Python."""
     lines = linecache.getlines(file)
-    text, key = "".join(lines), (file, deciding, futures)
+    text, key = "".join(lines), (file, deciding, futures, asserts)
     if not text:
         return None
     if (found := _modules.get(key)) is None or found.text != text:
         with _building:
             if (found := _modules.get(key)) is None or found.text != text:
-                found = _built(file, text, lines, deciding, _FLAGS | futures)
+                found = _built(file, text, lines, deciding, _FLAGS | futures, asserts)
                 if found is not None:
                     _modules[key] = found  # complete: other threads read this without the lock
     return found
 
 
-def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int) -> _InstrumentedModule | None:
+def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int, asserts: bool) -> _InstrumentedModule | None:
+    parsed = _parsed_by_pytest if asserts else ast.parse
     try:
-        plain = compile(text, file, "exec", flags, dont_inherit=True)
+        plain = compile(parsed(text, file) if asserts else text, file, "exec", flags, dont_inherit=True)
         rewrite = _Rewrite(file, lines, deciding)
-        tree = ast.fix_missing_locations(rewrite.visit(ast.parse(text, file)))
+        tree = _located(rewrite.visit(parsed(text, file)))
         code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
     except (SyntaxError, ValueError):
         return None
@@ -294,6 +304,25 @@ def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: in
         made.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
         _instrumented[id(other)] = other
     return made
+
+
+def _parsed_by_pytest(text: str, file: str) -> ast.Module:
+    """Parse a file with its asserts rewritten by the pytest that has imported it."""
+    tree = ast.parse(text, file)
+    hook = next((finder for finder in sys.meta_path if type(finder).__module__ == _PYTEST), None)
+    sys.modules[_PYTEST].rewrite_asserts(tree, text.encode(), file, getattr(hook, "config", None))
+    return tree
+
+
+def _located(tree: ast.Module) -> ast.Module:
+    """Fill in missing locations; nodes of pytest's have a beginning and no end."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt | ast.expr) and getattr(node, "lineno", None) is not None and getattr(node, "end_lineno", None) is None:
+            node.end_lineno, node.end_col_offset = node.lineno, node.col_offset
+    return ast.fix_missing_locations(tree)
+
+
+_PYTEST = "_pytest.assertion.rewrite"
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

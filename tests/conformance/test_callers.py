@@ -128,7 +128,6 @@ def test_tools_see_the_programs_frame(way: Any):
     assert caller == ("program", line_of("seen")) and {"s", "q", "before", "local"} <= {*names} and same
 
 
-@NOT_JOURNALED  # runs what the source says, without pytest's rewriting
 def test_asserts_that_pytest_rewrote_keep_their_messages(way: Any):
     @lmc.function
     def program(s: Any, q: str) -> None:
