@@ -35,7 +35,7 @@ import time
 import types
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from zlib import crc32
@@ -45,15 +45,16 @@ from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.reaches import (
+    attribute,
     class_names_language,
     from_library,
     holds_language,
     is_language,
     is_of_lmc,
+    looks_up,
     names_language,
 )
 from lmc.durable.snapshots import LAZY, SharedIterator
-from lmc.errors import JournalError, Loc
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool
@@ -144,7 +145,7 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.AGAIN
     if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
         return CallKind.AGAIN
-    return CallKind.OWN if class_names_language(cls) or (is_plain(cls) and unseen_call(cls) is None and _is_made_by_the_run(cls)) else CallKind.EITHER
+    return CallKind.OWN if class_names_language(cls) or (is_plain(cls) and _is_made_by_the_run(cls)) else CallKind.EITHER
 
 
 def computes(x: Any) -> bool:
@@ -372,64 +373,51 @@ def _is_of_pydantic(fn: Any) -> bool:
 _PYDANTIC = frozenset(f"pydantic.{name}" for name in "main type_adapter fields config types functional_validators functional_serializers".split())
 
 
-def refuse_unseen_calls(cls: type) -> None:
-    """Raise JournalError for a class of the program's own whose operators, properties and the like make calls that
-    would be effects.
-
-    Python calls these implicitly, so their calls are not observed. Classes that the program defines while it runs are
-    instrumented, and may.
-    """
-    found = unseen_call(cls)
-    if found is not None:
-        name, code, unseen = found
-        raise JournalError(
-            f"a run that makes a {cls.__qualname__} cannot be journaled: Python calls its {name} by itself, and so {unseen.__name__}() would be called "
-            f"again when the run is resumed. Mark {unseen.__name__} @lmc.host, which records it wherever it is called, or @lmc.pure",
-            loc=Loc(code.co_filename, code.co_firstlineno))  # fmt: skip
-
-
-def unseen_call(cls: type) -> tuple[str, types.CodeType, Any] | None:
-    """Return an effect that Python calls by itself in a member of a class: the member's name and code, and the function."""
-    members: dict[str, Any] = {}
-    for base in reversed(cls.__mro__[:-1]):
-        members |= dict.fromkeys(vars(base)) if from_library(base) else vars(base)
-    for name, member in members.items():
-        functions = (
-            [member.fget, member.fset, member.fdel] if isinstance(member, property)
-            else [member.func] if isinstance(member, functools.cached_property)
-            else [member if name.startswith("__") and name not in _SEEN else None]
-        )  # fmt: skip
-        for fn in functions:
-            if not isinstance(fn, types.FunctionType) or is_instrumented(fn.__code__):
-                continue
-            called = [fn.__globals__.get(used) for used in fn.__code__.co_names]
-            for x in called:
-                if isinstance(x, types.FunctionType | types.BuiltinFunctionType) and kind_of(x) in (CallKind.EITHER, CallKind.EFFECT):
-                    return name, fn.__code__, x
-    return None
+def called_by_python(cls: type) -> Iterator[types.FunctionType]:
+    """Yield the functions of a class of the user's, of its metaclass and its descriptors, that Python calls by itself:
+    those of operators, iteration, properties and the like."""
+    for base in (*cls.__mro__, *type(cls).__mro__):
+        if from_library(base) or is_of_lmc(base):
+            continue
+        for name, member in vars(base).items():
+            if isinstance(member, property):
+                functions = [member.fget, member.fset, member.fdel]
+            elif isinstance(member, functools.cached_property):
+                functions = [member.func]
+            elif hasattr(type(member), "__get__") and not from_library(type(member)) and type(member) is not cls:
+                functions = [*called_by_python(type(member))]
+            else:
+                functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in _SEEN else []
+            yield from (fn for fn in functions if isinstance(fn, types.FunctionType) and not from_library(fn) and not _is_of_dataclass(fn, base))
 
 
-_SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__repr__", *_MANAGING})
-"""Methods called by the program or a constructor, or whose effects do not matter."""
+def _is_of_dataclass(fn: types.FunctionType, cls: type) -> bool:
+    """Return whether Python has generated a method for a dataclass."""
+    return fn.__code__.co_filename == "<string>" and dataclasses.is_dataclass(cls)
+
+
+_SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__del__", *_MANAGING})
+"""Methods called by the program or a constructor; and one that the garbage collector calls, at any time."""
 
 
 def makes_coroutine(fn: Any) -> bool:
-    return inspect.iscoroutinefunction(fn.fn if isinstance(fn, HostFunction) else fn)
+    fn = fn.fn if isinstance(fn, HostFunction) else fn
+    return not looks_up(fn) and inspect.iscoroutinefunction(fn)
 
 
 def is_idempotent(fn: Any) -> bool:
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
         return True
-    if type(getattr(fn, "__self__", None)) in _RANDOM:
+    if type(attribute(fn, "__self__")) in _RANDOM:
         return True
-    fn = getattr(fn, "__func__", fn)
+    fn = attribute(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent
 
 
 def name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
-    name = getattr(fn, "__qualname__", None) or getattr(fn, "name", None) or type(fn).__qualname__
+    name = attribute(fn, "__qualname__") or attribute(fn, "name") or type(fn).__qualname__
     return str(name).replace("<locals>.", "")
 
 

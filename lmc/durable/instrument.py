@@ -23,6 +23,7 @@ from typing import Any
 
 from lmc.errors import JournalError, Loc
 from lmc.frontend.host import RECORDING
+from lmc.frontend.source import as_written
 
 _FOLDER = __file__.rpartition("instrument")[0]
 
@@ -246,6 +247,14 @@ def twin(fn: types.FunctionType, deciding: bool = False) -> types.FunctionType:
     made.__kwdefaults__, made.__qualname__, made.__doc__ = fn.__kwdefaults__, fn.__qualname__, fn.__doc__
     made.__dict__.update(fn.__dict__)
     return made
+
+
+def instrument(fn: types.FunctionType, deciding: bool = False) -> None:
+    """Instrument a function in place: outside of journaled runs its hooks do nothing. Raises JournalError as `twin` does."""
+    if not is_instrumented(fn.__code__):
+        made = _code_of(fn, deciding)
+        as_written[id(made)] = fn.__code__
+        fn.__code__ = made
 
 
 def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:

@@ -32,9 +32,25 @@ def is_of_lmc(x: object) -> bool:
     return module == "lmc" or module.startswith("lmc.")
 
 
+def looks_up(x: object) -> bool:
+    """Return whether attributes of an object are looked up by code of the user's: a `__getattr__` or `__getattribute__`."""
+    cls = type(x)
+    return isinstance(getattr(cls, "__getattr__", None), types.FunctionType) or isinstance(cls.__getattribute__, types.FunctionType)
+
+
+def attribute(x: Any, name: str, default: Any = None) -> Any:
+    """Return an attribute of an object as `getattr` does, but without running code of the user's."""
+    if not looks_up(x):
+        return getattr(x, name, default)
+    try:
+        return (type if isinstance(x, type) else object).__getattribute__(x, name)
+    except AttributeError:
+        return default
+
+
 def _module_of(x: Any) -> str:
     """Return the name of the module in which a function or class is written: a wrapper's `__module__` may be another."""
-    name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else getattr(x, "__module__", None)
+    name = x.__globals__.get("__name__") if isinstance(x, types.FunctionType) else attribute(x, "__module__")
     return name if isinstance(name, str) else ""
 
 
@@ -76,7 +92,7 @@ def inside(x: Any) -> Iterator[Any]:
     elif isinstance(x, BaseException):
         yield from x.args
     elif not isinstance(x, type | types.ModuleType) and cls.__module__ not in ("builtins", "re") and not is_of_lmc(cls):
-        fields = getattr(x, "__dict__", None)
+        fields = attribute(x, "__dict__")
         if type(fields) is dict:
             yield from fields.values()
         for base in cls.__mro__:

@@ -15,6 +15,7 @@ import random
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, get_origin
 
@@ -22,9 +23,9 @@ from lmc import codec
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import KEPT, MANAGERS, CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine, refuse_unseen_calls
-from lmc.durable.instrument import is_instrumented, twin
-from lmc.durable.reaches import class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
+from lmc.durable.effects import KEPT, MANAGERS, CallKind, called_by_python, computes, is_idempotent, is_plain, kind_of, makes_coroutine
+from lmc.durable.instrument import instrument, is_instrumented, twin
+from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
@@ -48,8 +49,10 @@ class Recorder:
     def callee(self, fn: Any) -> Any:
         """Return the replacement for `fn` in a call: itself, its instrumented twin, or a wrapper that records the
         call."""
-        if type(getattr(fn, "__self__", None)) in _PLAIN:
+        if type(attribute(fn, "__self__")) in _PLAIN:
             return fn
+        if attribute(fn, "__name__", "") == "__await__" and inspect.isawaitable(awaitable := attribute(fn, "__self__")):
+            return self.awaited(awaitable).__await__  # of `yield from tool().__await__()`
         known = self._callees.get(id(fn))
         if known is not None and known[0] is fn:
             return known[1]
@@ -60,18 +63,18 @@ class Recorder:
             return fn if found is origin else found
         kind = kind_of(fn)
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
-            refuse_unseen_calls(fn)
+            self._instrument_members(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
         if isinstance(fn, type) and fn in KEPT:
             return functools.partial(self._kept, fn)
         if fn is csv.writer or fn is csv.DictWriter:
             return functools.partial(self._writer, fn)
-        if type(owner := getattr(fn, "__self__", None)) in KEPT and self.journal.effects.has_made(owner):
+        if type(owner := attribute(fn, "__self__")) in KEPT and self.journal.effects.has_made(owner):
             return fn
         if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
             kind = CallKind.OWN
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
-        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in getattr(
+        if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in attribute(
             fn, "__qualname__", ""
         ):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
@@ -93,7 +96,7 @@ class Recorder:
     def _only_computes(self, fn: Any) -> bool:
         """Return whether a call only computes on objects that the program makes: a method of one, or what makes one, or a
         function."""
-        function, owner = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+        function, owner = attribute(fn, "__func__", fn), attribute(fn, "__self__")
         if not isinstance(function, types.FunctionType) or from_library(function):
             return False
         if owner is not None and self.journal.effects.has_made(owner):
@@ -125,7 +128,7 @@ class Recorder:
             return task
         if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
             return self._handed_language(fn, args, kwargs)
-        if kind is CallKind.MAKES_COROUTINE or getattr(fn, "__self__", None) in self.journal.effects.tasks:
+        if kind is CallKind.MAKES_COROUTINE or attribute(fn, "__self__") in self.journal.effects.tasks:
             with beyond_hooks():
                 result = fn(*args, **kwargs)
             if is_idempotent(fn) or (
@@ -153,16 +156,16 @@ class Recorder:
             except BaseException as error:  # raised again below
                 return False, error
 
-        loc, owner = caller_loc(), getattr(fn, "__self__", None)
+        loc, owner = caller_loc(), attribute(fn, "__self__")
         of, given = (
             (fn.__func__, (owner, *args))
-            if isinstance(getattr(fn, "__func__", None), HostFunction)
+            if isinstance(attribute(fn, "__func__"), HostFunction)
             else (fn, (owner, *args) if codec.is_object(owner) or self.journal.effects.has_made(owner) else args)
         )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
         if not made and any(map(_is_own_awaitable, (*args, *kwargs.values()))):
             raise JournalError(
-                f"{getattr(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
+                f"{attribute(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
         if ok:
             return value
@@ -176,14 +179,14 @@ class Recorder:
         if fn is call_tool:  # under the name of the tool
             tool, given = asked_for(*args)
             return result_of(self.callee(tool)(**given))
-        with_classes = getattr(fn, "__name__", "") in _TAKES_CLASSES
+        with_classes = attribute(fn, "__name__", "") in _TAKES_CLASSES
         look = lambda x: _named(self.callee(x), x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
         return fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
 
     def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that is passed a state or a function of the program: of one more of the program's own functions,
         or of a library's, which is made again."""
-        function = getattr(fn, "__func__", fn)
+        function = attribute(fn, "__func__", fn)
         if isinstance(function, HostFunction):
             return self._recorded(fn, args, kwargs)
         if isinstance(function, types.FunctionType) and not from_library(function):
@@ -231,7 +234,7 @@ class Recorder:
             return types.MethodType(self._wrapper(fn.__func__), fn.__self__)
         if not isinstance(fn, types.FunctionType):
             return fn
-        within = getattr(fn, "__wrapped__", None)
+        within = attribute(fn, "__wrapped__")
         if isinstance(within, types.FunctionType) and all(x is not within for x in inside(fn)) and self._leaves_traces(within):
             warn(f"a library's decorator hides {within.__qualname__}(): what it calls is called again when the run is resumed. Leave the decorator away, or "
                  "mark what it calls @lmc.host, which records it wherever it is called", caller_loc())  # fmt: skip
@@ -259,9 +262,22 @@ class Recorder:
     def _twin(self, fn: Any) -> types.FunctionType:
         return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
 
+    def _instrument_members(self, cls: type) -> None:
+        """Instrument what Python calls by itself of a class, in place: no call of the program's could be replaced by a
+        twin. Raises JournalError if there is no source, unless it only computes."""
+        if cls in _with_members or from_library(cls):
+            return
+        for fn in called_by_python(cls):
+            try:
+                instrument(fn, self.journal.deciding)
+            except JournalError:
+                if not ComputingSearch(computes, cls).only_computes(fn):
+                    raise
+        _with_members.add(cls)
+
     def _constructor(self, cls: type) -> Callable[..., Any]:
         """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
-        refuse_unseen_calls(cls)
+        self._instrument_members(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
         def make(*args: Any, **kwargs: Any) -> Any:
@@ -344,8 +360,12 @@ class _Call:
 
     def __str__(self) -> str:
         """Return Python's name of the function, for calls that it rejects."""
-        name, module = getattr(self.fn, "__qualname__", None), getattr(self.fn, "__module__", None)
+        name, module = attribute(self.fn, "__qualname__"), attribute(self.fn, "__module__")
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+_with_members = weakref.WeakSet[type]()
+"""Classes of the user's whose members that Python calls by itself are instrumented."""
 
 
 def _named(found: Any, fn: Any) -> Any:
@@ -422,8 +442,12 @@ def is_own_coroutine(x: Any) -> bool:
 
 
 def _is_own_awaitable(x: Any) -> bool:
-    """Return whether awaiting something runs code of the program's own."""
-    return is_own_coroutine(x) or _is_turn_of_own_generator(x)
+    """Return whether awaiting something runs code of the program's own: its coroutine or asynchronous generator, or an
+    object with an `__await__` of its own."""
+    if type(x).__name__ == "anext_awaitable":  # of `anext(…, default)`
+        return any(map(_is_own_awaitable, gc.get_referents(x)))
+    method = getattr(type(x), "__await__", None)
+    return is_own_coroutine(x) or _is_turn_of_own_generator(x) or (isinstance(method, types.FunctionType) and is_instrumented(method.__code__))
 
 
 _MANAGING = frozenset(
@@ -441,6 +465,4 @@ def _is_turn_of_own_generator(x: Any) -> bool:
     its manager's methods."""
     if isinstance(x, types.CoroutineType):
         return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
-    if type(x).__name__ == "anext_awaitable":  # of `anext(generator, default)`
-        return any(map(_is_turn_of_own_generator, gc.get_referents(x)))
     return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))

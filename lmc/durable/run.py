@@ -15,6 +15,7 @@ from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
 from lmc.durable.groups import WELL
+from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place
 from lmc.durable.tasks import Coming
 from lmc.errors import Interrupted, JournalError, Loc
@@ -57,7 +58,7 @@ class RunJournal(JournaledCalls):
         """
         call = self._awaited(awaitable)
         try:
-            if getattr(awaitable, "cr_code", None) not in AWAITED_AGAIN:
+            if attribute(awaitable, "cr_code") not in AWAITED_AGAIN:
                 self.go_on()
             begun = None if coming is None else self._begin_together(coming)
             synced = begun is not None
@@ -130,7 +131,7 @@ class RunJournal(JournaledCalls):
 
     def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
         """Return the effect that awaiting it is: name and arguments. None if it is none."""
-        if getattr(awaitable, "cr_code", None) in AWAITED_AGAIN:
+        if attribute(awaitable, "cr_code") in AWAITED_AGAIN:
             return None
         inner = inner_of(awaitable)
         what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)

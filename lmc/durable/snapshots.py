@@ -15,7 +15,7 @@ from operator import is_, length_hint
 from typing import Any, cast
 
 from lmc import codec, json_data
-from lmc.durable.reaches import inside
+from lmc.durable.reaches import attribute, inside
 from lmc.frontend.state import State, StateGroup
 
 
@@ -227,7 +227,7 @@ def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) ->
         if id(x) in seen or type(x) in (str, int, float, bool, types.NoneType):
             continue
         seen.add(id(x))
-        if id(x) in known and known[id(x)]() is x and hasattr(x, "__dict__"):
+        if id(x) in known and known[id(x)]() is x and attribute(x, "__dict__") is not None:
             found.append(x)
         if depth:
             left += [(item, depth - 1) for item in inside(x)]

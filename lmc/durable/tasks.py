@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmc.durable.deferred import DeferredAwaitable
+from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place
 from lmc.errors import Loc
 from lmc.frontend.active import waiting_for_task
@@ -122,7 +123,7 @@ def _is_one(fn: Any, functions: Sequence[Any]) -> bool:
 
 
 def _is_method(fn: Any, cls: type, name: str) -> bool:
-    return getattr(fn, "__name__", "") == name and isinstance(getattr(fn, "__self__", None), cls)
+    return attribute(fn, "__name__") == name and isinstance(attribute(fn, "__self__"), cls)
 
 
 _COMBINE = (asyncio.gather, asyncio.wait_for, asyncio.shield)

@@ -59,6 +59,8 @@ class _ParsedModule:
 
 
 _modules: dict[str, _ParsedModule] = {}
+as_written: dict[int, types.CodeType] = {}
+"""The code that functions had before journals instrumented them, by the id of the code that they have, which is never freed."""
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 """A notebook's cell may await; code inside of functions is the same with this as without."""
@@ -78,7 +80,7 @@ def find(fn: types.FunctionType) -> SourceFunction:
 
 
 def _found(fn: types.FunctionType) -> SourceFunction:
-    code = fn.__code__
+    code = as_written.get(id(fn.__code__), fn.__code__)
     where = Loc(code.co_filename, code.co_firstlineno)
     linecache.lazycache(code.co_filename, fn.__globals__)  # of a module that is no file, such as one in a zip archive, its loader has the source
     module = _module(code.co_filename)

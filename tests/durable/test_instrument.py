@@ -4,6 +4,7 @@ from __future__ import annotations
 import __future__
 
 import ast
+import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -424,27 +425,171 @@ class OrderedByMarked(Ordered):
         return marked(self.state["a"]) < marked(other.state["a"])
 
 
+class Shelf(type):
+    def __len__(cls) -> int:
+        return len(tool(cls.__name__))
+
+
+class Counted:
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, x: Any, owner: Any = None) -> Any:
+        return tool(getattr(x, self.name))
+
+    def __set__(self, x: Any, value: Any) -> None:
+        setattr(x, self.name, tool(value))
+
+
+class Pages(metaclass=Shelf):
+    """Its tools are called by a method, a module's function, a helper of the program, an object of a field."""
+
+    last = Counted()
+
+    def __init__(self, s: Any, source: Source) -> None:
+        self.s, self.source, self.at = s, source, 0
+
+    def page(self) -> str:
+        self.at += 1
+        return tool(f"page {self.at}")
+
+    def __iter__(self) -> Pages:
+        return self
+
+    def __next__(self) -> str:
+        if self.at > 1:
+            raise StopIteration
+        return self.page()
+
+    def __getitem__(self, name: str) -> str:
+        return told(self.s, name)
+
+    def __getattr__(self, name: str) -> str:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return sys.modules[__name__].tool(name)
+
+    def __len__(self) -> int:
+        return len(self.source.get("length"))
+
+    @functools.cached_property
+    def title(self) -> str:
+        return self.source.get("title")
+
+
+class Source:
+    def get(self, x: str) -> str:
+        return tool(x)
+
+
+def told(s: Any, name: str) -> str:
+    s += name + lmc.gen("a", max_tokens=2)
+    return tool(s["a"])
+
+
+class LaterPages:
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __aiter__(self) -> LaterPages:
+        return self
+
+    async def __anext__(self) -> str:
+        if self.at > 1:
+            raise StopAsyncIteration
+        self.at += 1
+        return await tool_later(self.at)
+
+    def __await__(self) -> Any:
+        return (yield from tool_later("awaited").__await__())
+
+
+async def tool_later(x: Any) -> str:
+    await asyncio.sleep(0)
+    return tool(x)
+
+
+@lmc.function
+def uses_pages(s: Any) -> Any:
+    pages = Pages(s, Source())
+    pages.last = "x"
+    return [*pages], pages["k"], pages.subject, len(pages), pages.title, pages.title, pages.last, len(Pages)
+
+
+@lmc.function
+async def uses_later_pages(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    return [page async for page in LaterPages()], await LaterPages(), await anext(LaterPages(), "none")
+
+
+@pytest.mark.parametrize(("program", "calls"), [(uses_pages, 10), (uses_later_pages, 4)])
+def test_calls_that_python_makes_of_members_are_recorded(program: Any, calls: int, tmp_path: Path) -> None:
+    assert len([name for name in runs_as_without(program, tmp_path / "j") if "tool" in name or "get" in name]) == calls
+
+
+@pytest.mark.parametrize("cls", [Ordered, OrderedByMarked])
+def test_operators_record_their_calls(cls: type, tmp_path: Path) -> None:
+    @lmc.function
+    def ordered(s: Any) -> Any:
+        return orders(cls=cls).ret_value
+
+    assert runs_as_without(ordered, tmp_path / "j")
+
+
+class Asking:
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    @property
+    def answer(self) -> str:
+        self.s += "q" + lmc.gen("a", max_tokens=2)
+        return tool(self.s["a"])
+
+
+@lmc.function
+def reads_a_property(s: Any) -> Any:
+    return Asking(s).answer
+
+
+def test_instrumented_members_are_still_understood(tmp_path: Path) -> None:
+    graph = lmc.compile(reads_a_property).dump_ir()
+    assert runs_as_without(reads_a_property, tmp_path / "j") == ["tool"]
+    assert graph.count("gen(") == 1 and lmc.compile(lmc.function(reads_a_property.func)).dump_ir() == graph
+
+
+LOOKED_UP: list[str] = []
+
+
+class AnyTool:
+    """Has every attribute that it is asked for, and can be called."""
+
+    def __getattr__(self, name: str) -> Any:
+        LOOKED_UP.append(name)
+        return functools.partial(tool, name)
+
+    def __call__(self, x: Any) -> Any:
+        return tool(x)
+
+
+@lmc.function
+def calls_any_tool(s: Any, given: Any) -> Any:
+    made = AnyTool()
+    s += lmc.gen("a", max_tokens=2)
+    return given(s["a"]), given.search(), made("x"), made.look()
+
+
+def test_objects_are_asked_for_the_programs_attributes_only(tmp_path: Path) -> None:
+    LOOKED_UP.clear()
+    assert len(runs_as_without(calls_any_tool, tmp_path / "j", given=AnyTool())) == 4
+    assert LOOKED_UP == ["search", "look"] * 3
+
+
 @lmc.function
 def orders(s: Any, cls: Any) -> Any:
     forks = s.fork(3)
     for f in forks:
         f += lmc.gen("a", max_tokens=2, temperature=1.0)
     return [x.state["a"] for x in sorted([cls(f) for f in forks])]
-
-
-@lmc.function
-def orders_by_marked(s: Any) -> Any:
-    return orders(cls=OrderedByMarked).ret_value
-
-
-def test_calls_that_nobody_sees_are_refused_unless_they_record_themselves(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"a run that makes a Ordered cannot be journaled: Python calls its __lt__ by itself, and so tool\(\).*@lmc.host"):
-        orders.run(Ordered, backend=lmc.Mock(), journal=tmp_path / "j")
-    CALLS.clear()
-    expected = orders_by_marked.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "k").ret_value
-    assert CALLS
-    CALLS.clear()
-    assert orders_by_marked.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value == expected and not CALLS
 
 
 CALLED = "one"
