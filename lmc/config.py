@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from uuid import uuid4
 
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
 _CACHE = Path("~/.cache/lmc")
+UNFINISHED = ".part-"
+"""Prefix of the name of a file in the cache directory that is being written."""
 CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec")
 
 
@@ -231,6 +236,22 @@ def cache_dir() -> Path:
         raise FileNotFoundError(f"cache_dir={str(chosen)!r}: there is no folder {path.parent}")
     path.mkdir(parents=chosen == _CACHE, exist_ok=True)
     return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[str]:
+    """Yield the name of an empty file beside `path`, which replaces it when the block ends: readers see the old file,
+    none, or the whole new one. Its permissions are the process's default (umask), whatever the block has done."""
+    name = os.fspath(path.parent / f"{UNFINISHED}{uuid4().hex}")
+    with open(name, "xb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    try:
+        yield name
+        os.chmod(name, mode)  # safetensors makes files that only their owner may read
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 # -- log channels ----------------------------------------------------------------------------------------------------

@@ -12,18 +12,18 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 import time
 import unicodedata
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from lmc.config import cache_dir
+from lmc.config import UNFINISHED, cache_dir, replacing
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import AutomatonTables
 from lmc.fsm.vocabulary import Vocabulary
@@ -32,7 +32,6 @@ log = logging.getLogger("lmc.fsm")
 
 LIMIT = 256 << 20  # bytes of all files together
 _SUFFIX = ".safetensors"
-_UNFINISHED = ".part-"  # prefix of the name of a file being written
 _ABANDONED = 3600.0  # seconds after which its writer counts as dead
 
 
@@ -45,6 +44,11 @@ def default_store() -> Store | None:
         log.warning("no cache directory (%s): every process compiles its constraints again; set LMC_CACHE_DIR", error)
         return None
     return Store(folder)
+
+
+@cache
+def _not_kept(folder: Path, why: str) -> None:
+    log.warning("%s: compiled constraints cannot be kept (%s): the next process compiles them again; set LMC_CACHE_DIR", folder, why)
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,12 @@ class Store:
         path = self._path(source, vocabulary)
         try:
             tables = _read(path, source)
-            os.utime(path)  # used now: it is evicted last
+            with suppress(PermissionError):  # a cache that another user filled
+                os.utime(path)  # used now: it is evicted last
         except FileNotFoundError:
             return None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
-            log.warning("%s: the cached constraint is damaged (%s); compiling it again", path, error)
+            log.warning("%s: the cached constraint is damaged, or not this user's to read (%s); compiling it again", path, error)
             return None
         return tables
 
@@ -78,17 +83,11 @@ class Store:
         arrays = _packed(tables)
         meta = {"source": source, "checksum": _checksum(source, arrays)}
         try:
-            handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.folder)
-            os.close(handle)
-            try:
+            with replacing(path) as name:
                 save_file(arrays, name, metadata=meta)
-                os.replace(name, path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
             self._make_room(path)
         except (OSError, SafetensorError) as error:
-            log.warning("%s: the compiled constraint cannot be kept (%s)", path, error)
+            _not_kept(self.folder, (isinstance(error, OSError) and error.strerror) or str(error))
 
     def _path(self, source: str, vocabulary: Vocabulary) -> Path:
         made_by = f"{code_digest()} {unicodedata.unidata_version} {vocabulary.digest}"  # a newer Python has a newer \w
@@ -103,7 +102,7 @@ class Store:
                 stat = path.stat()
             except FileNotFoundError:
                 continue  # another process was faster
-            if path.name.startswith(_UNFINISHED) and time.time() - stat.st_mtime > _ABANDONED:
+            if path.name.startswith(UNFINISHED) and time.time() - stat.st_mtime > _ABANDONED:
                 path.unlink(missing_ok=True)
             elif path.name.endswith(_SUFFIX):
                 found.append((stat.st_mtime, stat.st_size, path))

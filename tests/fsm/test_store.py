@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -166,5 +167,20 @@ def test_without_a_cache_directory_there_is_one_log_line(tmp_path, caplog):
 
 def test_a_folder_that_cannot_be_written_is_one_log_line(tmp_path, caplog):
     store = Store(tmp_path / "gone")
-    store.save("abc", small()[0], built("abc").tables())
-    assert len(caplog.records) == 1 and "cannot be kept" in caplog.text
+    for source in ("abc", "abcd"):
+        store.save(source, small()[0], built(source).tables())
+    assert len(caplog.records) == 1 and "cannot be kept" in caplog.text and "LMC_CACHE_DIR" in caplog.text
+
+
+def test_another_user_of_the_machine_can_use_what_is_stored(tmp_path, monkeypatch):
+    store = saved(tmp_path, "abc")
+    (path,) = tmp_path.iterdir()
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+    def not_the_owner(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", not_the_owner)
+    assert store.load("abc", small()[0]) is not None

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
@@ -25,7 +23,7 @@ from torch import Tensor
 from lmc.backend.engine.kernels.cublas import Cublas, CublasError
 from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Dense, Linear
-from lmc.config import cache_dir
+from lmc.config import cache_dir, replacing
 
 if TYPE_CHECKING:
     from lmc.backend.engine.kernels.few_rows import FewRows
@@ -188,9 +186,7 @@ def _write(path: Path | None, ways: dict[Size, bytes | None]) -> None:
         return
     rows = [[*size, None if way is None else way.hex()] for size, way in sorted((_read(path) | ways).items())]
     try:
-        handle, name = tempfile.mkstemp(prefix=".part-", dir=path.parent)
-        with os.fdopen(handle, "w") as file:
-            json.dump({"format": _FORMAT, "ways": rows}, file)
-        os.replace(name, path)
+        with replacing(path) as name:
+            Path(name).write_text(json.dumps({"format": _FORMAT, "ways": rows}))
     except OSError as error:
         log.warning("%s: cannot keep measurements (%s)", path, error)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 import time
 import zlib
 from collections.abc import Mapping
@@ -24,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.models.config import ModelConfig, RopeScaling
-from lmc.config import cache_dir
+from lmc.config import UNFINISHED, cache_dir, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +31,7 @@ log = logging.getLogger("lmc.models")
 
 FORMAT = 3  # change it whenever the content's meaning changes
 _PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
-_UNFINISHED = (".part-", ".tmp")  # name prefixes of files being written: by us, and by safetensors
+_UNFINISHED = (UNFINISHED, ".tmp")  # name prefixes of files being written: by us, and by safetensors
 _ABANDONED = 3600.0  # seconds without a change after which the writer counts as dead
 
 
@@ -74,7 +72,7 @@ class CacheEntry:
             except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
                 if self._state() != state:
                     continue  # replaced while it was read: safetensors opens it twice, for header and weights
-                log.warning("%s: the cached copy is damaged (%s); converting %s again", self.path, error, self.source)
+                log.warning("%s: the cached copy is damaged, or not this user's to read (%s); converting %s again", self.path, error, self.source)
                 return None
         return None
 
@@ -117,14 +115,8 @@ class CacheEntry:
             meta["template"] = found.template
         meta["checksum"] = _checksum(meta, weights)
         try:
-            handle, name = tempfile.mkstemp(prefix=".part-", dir=self.path.parent)
-            os.close(handle)
-            try:
+            with replacing(self.path) as name:
                 save_file(weights, name, metadata=meta)
-                os.replace(name, self.path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
             self._remove_outdated()
         except (OSError, SafetensorError) as error:
             log.warning("%s: the converted copy cannot be kept (%s); the next load converts again", self.path, error)
