@@ -213,7 +213,7 @@ def _cost(section: Section, i: int) -> str:
     if i in section.seen:
         s = section.seen[i]
         text += (
-            f"; {s.count} time{'s'[: s.count != 1]}, {s.prompt} tokens in ({s.cached} cached), {s.generated} out ({s.forced} forced), "
+            f"; {several(s.count, 'time')}, {s.prompt} tokens in ({s.cached} cached), {s.generated} out ({s.forced} forced), "
             f"{s.passes} passes, {seconds(s.seconds / s.count)} each"
         )
     return text

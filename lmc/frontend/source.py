@@ -85,7 +85,7 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     linecache.lazycache(code.co_filename, fn.__globals__)  # of a module that is no file, such as one in a zip archive, its loader has the source
     module = _module(code.co_filename)
     if module is None:
-        raise NoSource(f"{fn.__qualname__} has no readable source ({where})")
+        raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell")
     place = (code.co_firstlineno, code.co_name)
     statements = module.at(code.co_firstlineno)
     nodes = [found for found in _functions(ast.Module(statements, [])) if found.place == place]

@@ -334,6 +334,13 @@ def test_installed_command_is_plain_when_piped(folder):
     assert "\x1b" not in done.stdout + done.stderr
 
 
+def test_piped_output_is_utf_8_in_every_locale(folder):
+    Path("cafe.py").write_text('import lmc\n@lmc.function\ndef order(s):\n    s += "Un café…"\n', encoding="utf-8")
+    plain = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-m", "lmc", "dump-ir", "cafe.py"], capture_output=True, env=plain, check=False)
+    assert "Un café…" in done.stdout.decode("utf-8"), done.stderr
+
+
 def test_rows_of_standard_input_become_records(lmc_cli, folder, monkeypatch):
     import io
 
