@@ -73,7 +73,13 @@ class Compared:
 
 @dataclass(frozen=True)
 class Certificate:
-    """The result of `lmc.certify`. `str(certificate)` is a report, `page()` the same as a page, `json()` as data."""
+    """The result of `lmc.certify`. `str(certificate)` is a report, `page()` the same as a page, `json()` as data.
+
+    program     its name
+    backends    the names of the two that are compared
+    confidence  of the bounds on shares of equal items, 0 to 1
+    items       each item's comparison
+    """
 
     program: str
     backends: tuple[str, str]
@@ -144,6 +150,7 @@ class Certificate:
         return pages.page(title, f"<h1>{escape(title)}</h1>{pages.facts([several(len(self.items), 'item'), *self._facts()])}{table}")
 
     def json(self) -> str:
+        """Return shares with their bounds, and each item's comparison, as JSON."""
         shares = {name: {"equal": s.equal, "least": s.least} for name, s in (("values", self.values), ("paths", self.paths), ("texts", self.texts))}
         items = [
             {"item": i.index, "value": i.value, "path": i.path, "text": i.text, "common": i.common, "first": i.first and str(i.first), "values": i.values}

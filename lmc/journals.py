@@ -136,8 +136,12 @@ class Journal:
         return self._decide(item, number, "question", lambda w: [["r", w.number, "value", _checked(answer, w)]])
 
     def resolve(self, result: Any = None, item: int | None = None, number: int | None = None, *, error: BaseException | None = None) -> PendingQuestion:
-        """Record that a call in doubt happened: it gave `result`, or raised `error`. The run continues after it. Raises
-        JournalError; ArgumentError for a result that is not data."""
+        """Record that a call in doubt happened: it gave `result`, or raised `error`. The run continues after it.
+
+        item, number  of the call, as `lmc journal list` shows them; may be left out if only one is in doubt
+
+        Raises JournalError; ArgumentError for a result that is not data.
+        """
 
         def outcome(w: PendingQuestion) -> list[Record]:
             try:
@@ -149,7 +153,7 @@ class Journal:
 
     def retry(self, item: int | None = None, number: int | None = None) -> PendingQuestion:
         """Record that a call in doubt did not happen, or that one that raised is to be repeated: the run makes it when
-        it is resumed. Raises JournalError."""
+        it is resumed. `item` and `number` are those of `resolve`. Raises JournalError."""
         return self._decide(item, number, "retry", lambda w: [["u", w.number]])
 
     def _decide(self, item: int | None, number: int | None, what: str, make: Any) -> PendingQuestion:
@@ -179,8 +183,8 @@ class Journal:
         return rewriting.compact(self.path, self._key, self.keep if seconds is None else seconds, new_key=None if new_key is None else check_key(new_key))
 
     def export(self, item: int | None = None) -> Iterator[dict[str, Any]]:
-        """Return each run as data for other programs: arguments, answers, effects and end. Values that JSON lacks are
-        encoded as in the journal. Raises JournalError."""
+        """Return each run, or that of one `item`, as data for other programs: arguments, answers, effects and end. Values
+        that JSON lacks are encoded as in the journal. Raises JournalError."""
         contents = self.read()
         for number in steps.numbers_of(contents, item, self.path):
             yield _exported(contents, number)

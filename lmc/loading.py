@@ -18,8 +18,8 @@ def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) 
     """Load the program that `program.save(path)` wrote. Reading the file executes nothing.
 
     Its first call imports the program's function (module:name) and raises ProgramError, naming it and its location, if
-    it is missing or its source has changed. Raises ProgramError for a file that is not a saved program, is damaged or
-    has another format.
+    it is missing or its source has changed. `backend`: where it runs when a call names none.
+    Raises ProgramError for a file that is not a saved program, is damaged or has another format.
     """
     return _of_file(SavedFile.read(Path(path)), backend_of(backend))
 

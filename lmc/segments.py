@@ -76,6 +76,7 @@ class SamplingParams(_Hashed):
     logit_bias   added to the logits of tokens
     return_logprob, top_logprobs_num, logprob_start_len  log-probabilities in the meta info: of the answer's tokens, of so many candidates for each, and of
                  the prompt's tokens from this index on; `return_text_in_logprobs`: with the tokens' texts
+    adapter      name of one of the engine's LoRA adapters, which answers in place of the model; "": the model itself
     """
 
     max_new_tokens: int = 128

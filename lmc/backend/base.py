@@ -488,10 +488,14 @@ class Backend(Protocol):
     """
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """Return what the target can do; all else is refused before it is asked."""
+        ...
 
     @property
-    def chat_template(self) -> ChatTemplate: ...
+    def chat_template(self) -> ChatTemplate:
+        """Return the template that roles are written by."""
+        ...
 
     def submit(self, parent: Any, segments: Sequence[Segment], hints: Hints | None = None) -> Handle:
         """Extend `parent` (None: the empty prompt) by a chain of segments, in order."""
@@ -509,11 +513,17 @@ class Backend(Protocol):
         """Return whether a pin exists or is pending; a flush or a full pool may have ended it."""
         ...
 
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters:
+        """Return totals since it was made: requests, tokens computed, cached and generated."""
+        ...
 
-    def flush_cache(self) -> None: ...
+    def flush_cache(self) -> None:
+        """Drop KV that no request uses, and all pins."""
+        ...
 
-    def server_info(self) -> dict[str, Any]: ...
+    def server_info(self) -> dict[str, Any]:
+        """Return facts for people, by name: the model, settings, counters. Names differ between targets."""
+        ...
 
     def close(self) -> None:
         """Cancel what is running and free everything; idempotent."""

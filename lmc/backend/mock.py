@@ -217,6 +217,9 @@ class Mock:
     latency   seconds from a known prompt to its answer, or `f(ask)` or `f(ask, prompt_text)` that returns them; 0: at
               once
     fault     `f(ask, index of the call)` that returns the exception a call fails with, or None
+    chat_template  `lmc.chat.ChatTemplate` that roles are rendered by
+    capabilities   what it says that it can do (`lmc.backend.base.Capabilities`); less than that is refused as a backend would
+    parse_special  accepted for the engine's programs; False only
     """
 
     counts_alone = "The mock counts as cached what came before an earlier answer of the same conversation, and nothing else, so that runs are repeatable."
@@ -309,6 +312,7 @@ class Mock:
         return {"name": "mock", "tokenizer": "bytes", "calls": len(self.call_log)}
 
     def health(self) -> Health:
+        """Return whether it is open."""
         return Health("closed", "the mock backend was closed") if self._closed else HEALTHY
 
     def close(self) -> None:

@@ -31,10 +31,19 @@ _DTYPES: Mapping[str, str | None] = {"auto": None, "half": "float16", "float": "
 
 
 class Runtime(Engine):
-    """An Engine with the arguments of SGLang's `Runtime`: `model_path`, `device`, `dtype`, `max_total_tokens`, `chat_template`, …
+    """An Engine with the arguments of SGLang's `Runtime`; None means the default.
 
-    None means the default. Arguments about a server's logs, ports and kernels are accepted without effect; those that
-    would change results are refused.
+    model_path            a .gguf file, a directory, a hub id, or "smollm2"
+    chat_template         the name of a chat template, in place of the model's own
+    device, dtype         as of `lmc.Engine`; SGLang's names of dtypes, too ("auto", "half", "float")
+    max_total_tokens      slots of the pool of KV, in tokens
+    max_running_requests  most sequences in one pass
+    chunked_prefill_size  most tokens of prompts in one pass
+    random_seed           of runs that name none
+    tp_size               GPUs that the model is spread over
+
+    Arguments about a server's logs, ports and kernels are accepted without effect. Raises UnsupportedOpError for those that would change
+    results, ArgumentError for names that SGLang does not have, and what `lmc.Engine` raises.
     """
 
     def __init__(self, model_path: str = "smollm2", *, chat_template: str | None = None, **server_arguments: Any) -> None:
@@ -64,7 +73,7 @@ class Runtime(Engine):
         return self.tokenizer
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute a text that prompts will begin with; it stays cached while there is room."""
+        """Compute `prefix`, a text that prompts will begin with; it stays cached while there is room."""
         self.prefill(None, [Text((prefix,))])
 
     def shutdown(self) -> None:

@@ -83,6 +83,7 @@ def charge(account: str, usage: Usage) -> None:
 class Prices:
     """Prices of a backend for a million tokens.
 
+    prompt, completion  of tokens that are read, and that are generated
     cached        of a prompt, read from a cache; None: as others (`lmc.Anthropic`: a tenth)
     written       of a prompt, written to a cache; None: as others (`lmc.Anthropic`: 1.25 times)
     written_hour  the same, for a lifetime of an hour; None: as `written` (`lmc.Anthropic`: twice)
@@ -104,11 +105,11 @@ class Prices:
                 raise ParameterError(f"Prices({name}={price!r}): a number, 0 or more, of a million tokens")
 
     def of(self, usage: Usage) -> float:
-        """Return the cost of an answer, or of several that were all batched, or none of them."""
+        """Return the cost of an answer with this `usage`, or of several that were all batched, or none of them."""
         return self.of_prompt(usage) + self._share(usage) * usage.completion_tokens * self.completion / 1e6
 
     def of_prompt(self, usage: Usage) -> float:
-        """Return the cost of its prompt."""
+        """Return the cost of the prompt of an answer with this `usage`."""
         cached = self.prompt if self.cached is None else self.cached
         written = self.prompt if self.written is None else self.written
         hour = written if self.written_hour is None else self.written_hour
@@ -125,7 +126,8 @@ class Prices:
         return 1 - (1 - self.batch) * usage.batched_calls / usage.calls if usage.batched_calls and usage.calls else 1.0
 
     def with_cache(self, read: float, write: float, write_hour: float) -> Prices:
-        """Return the prices with cache prices, as multiples of the prompt's, filled in if missing."""
+        """Return the prices with missing ones of caches filled in, as multiples of the prompt's: of tokens that are `read`, that a
+        request must `write`, and `write_hour` for an hour."""
         given = ((self.cached, read), (self.written, write), (self.written_hour, write_hour))
         cached, written, hour = [self.prompt * times if price is None else price for price, times in given]
         return Prices(self.prompt, self.completion, cached, written, hour, self.batch)

@@ -47,6 +47,7 @@ class Retry:
 
     @property
     def kinds(self) -> tuple[type[Exception], ...]:
+        """Return the exceptions after which a call is made again."""
         return (ConnectionError, TimeoutError) if self.on is None else self.on if isinstance(self.on, tuple) else (self.on,)
 
     def pause(self, failed: int) -> float:

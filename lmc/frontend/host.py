@@ -157,7 +157,7 @@ class HostFunction:
 
 
 def pure(fn: Callable[..., Any]) -> HostFunction:
-    """Promise that a function's result depends only on its arguments, and that the function changes nothing.
+    """Promise that the result of `fn` depends only on its arguments, and that it changes nothing.
 
     A run with requests made ahead may call it before the program does, on a worker thread, once for equal arguments
     that are plain data; the program's own call gets that result, a copy of it if it is mutable.
@@ -179,7 +179,7 @@ def host(
     fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
 ) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:  # fmt: skip
-    """Mark a function that does something outside the program; also a decorator, bare or with arguments.
+    """Mark `fn`, a function that does something outside the program; also a decorator, bare or with arguments.
 
     It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.
 

@@ -70,7 +70,7 @@ _NO_DEFAULTS = SamplingParams()
 
 class Function(Call[P, "State[R]"], Generic[P, R]):
     """A language-model program: a Python function whose first parameter is the state; of a method, the one after `self`
-    or `cls`.
+    or `cls`. `lmc.function` makes one.
 
     P  its parameters after the state
     R  its return type
@@ -145,8 +145,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     # -- arguments
 
     def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
-        """Return the program's arguments, bound ones included, without defaults. Raises ArgumentError that names the
-        program."""
+        """Return the program's arguments, given as those of a call (`args`, `kwargs`), bound ones included, without defaults.
+        Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self.check_names(given)
         if not args and self._plain and len(given) == len(self.params):  # all by name, like items of batches: nothing to bind
@@ -161,7 +161,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return bound
 
     def check_names(self, given: Mapping[str, Any]) -> None:
-        """Raise ArgumentError for a name that is no parameter of the program."""
+        """Raise ArgumentError for a name in `given` that is no parameter of the program."""
         if self._open:
             return
         for name in given:
@@ -184,7 +184,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return f"program {self.name}({shown})" + (f" at {self.loc}" if self.loc else "")
 
     def split(self, kwargs: Mapping[str, Any], known: frozenset[str] = RUN_OPTIONS) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split into program arguments and run options.
+        """Split `kwargs` into program arguments and options, of those that are `known`.
 
         A program's own parameter wins over an option of the same name; an option wins over `**kwargs`, which gets the rest.
         """
@@ -472,14 +472,14 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def trace(self, *, backend: Backend | str | None = None, **kwargs: Any) -> Traced:
         """Return the program's graph, to look at, without running it: `print(fn.trace(question="…"))`.
 
-        Arguments that are not given are unknown text. Raises ProgramError if the program cannot be traced.
+        Arguments that are not given are unknown text; `backend` is accepted and not used. Raises ProgramError if the program cannot be traced.
         """
         return Traced(compiler()(self.bind(**kwargs)).graph())
 
     @users_frames
     def cache(self, backend: Backend | str | None = None) -> None:
-        """Compute the common prefix of all runs' prompts (constants and bound arguments) on the backend, and keep it
-        there.
+        """Compute the common prefix of all runs' prompts (constants and bound arguments) on `backend`, by default that of
+        runs, and keep it there.
 
         It stays as long as this program does, or until its next `cache`.
         """
@@ -495,7 +495,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any) -> list[State[R]]: ...
     @users_frames
     def run_batch(self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any) -> list[State] | Iterator[State]:
-        """Run the program for each item (a dict, or a tuple of positional arguments); return results in the order of the inputs.
+        """Run the program for each item of `batch` (a dict, or a tuple of positional arguments); return results in the order of the inputs.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;
         `generator_style=False` (yield each state when it and those before it are done); `errors="raise"` (every item
@@ -712,10 +712,11 @@ def function(func: Callable[Concatenate[S, State[Any], P], R], num_api_spec_toke
 def function(func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
 @users_frames
 def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
-    """Decorator, bare or with arguments: turn a Python function into a language-model program. Its first parameter is the state.
+    """Decorator, bare or with arguments: turn the Python function `func` into a language-model program. Its first parameter is the state.
 
     A method's is the one after `self` (`obj.method.run(…)`, `lmc.compile(obj.method)`), a class method's the one after
-    `cls`. Write it above `@classmethod` or `@staticmethod`.
+    `cls`. Write it above `@classmethod` or `@staticmethod`. With `num_api_spec_tokens` each request to an API for text may continue for so
+    many tokens beyond its answer, as in SGLang. Raises ProgramError for a function without a parameter for the state, or that yields.
     """
     if func is not None:
         return Function(func, num_api_spec_tokens)

@@ -83,7 +83,8 @@ def gen(
     tokens); what is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
     `structural_tag` constrain the answer, at most one of them. JSON may be written on one line, compact or indented, as the model begins;
     `json_whitespace="compact"` leaves out all white space, "any" allows it wherever JSON does. `strict=True` refuses schemas with keywords that
-    would be ignored or could only be checked when the answer ends. `choices` makes it a `select`. `tools` are functions that the
+    would be ignored or could only be checked when the answer ends. `choices` makes it a `select`, by `choices_method`. `seed` is that of this
+    answer alone, in place of the one that follows from the run's. `tools` are functions that the
     model may ask to have called: `get_meta_info(name)["tool_calls"]`, answered with `tool_result`. `adapter` names one of the engine's LoRA adapters, which
     answers in the place of the model itself; "" is the model itself.
     """
@@ -205,7 +206,8 @@ def select(
     **unknown: Never,
 ) -> SelectExpr:
     """The choice that the model finds most likely here, stored under `name`: by the log-probabilities of `choices`, as `choices_method` compares
-    them. `adapter`: as in `gen`. Raises `ParameterError` at its line for arguments that no run could accept, as `gen` does."""
+    them. `temperature` matters to APIs alone that give no log-probabilities, and generate the choice. `adapter`: as in `gen`. Raises `ParameterError`
+    at its line for arguments that no run could accept, as `gen` does."""
     if unknown:
         _refuse_unknown("select", unknown)
     return _select("select", name, choices, temperature, choices_method, adapter)
@@ -268,19 +270,19 @@ def _role(role: str, expr: Expr | str | Symbolic | None) -> Seq:
 
 @users_frames
 def system(expr: Expr | str | None = None) -> Seq:
-    """A system message."""
+    """A system message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("system", expr)
 
 
 @users_frames
 def user(expr: Expr | str | None = None) -> Seq:
-    """A user message."""
+    """A user message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("user", expr)
 
 
 @users_frames
 def assistant(expr: Expr | str | None = None) -> Seq:
-    """An assistant message."""
+    """An assistant message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("assistant", expr)
 
 

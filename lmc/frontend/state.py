@@ -69,7 +69,10 @@ class AppendedState(Expr):
 
 
 class State(AnswersByName, Generic[R]):
-    """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does."""
+    """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does.
+
+    Programs are given theirs; they append to it (`s += …`), fork it, and read it: `s["name"]`, `s.text()`, `s.ret_value`.
+    """
 
     __slots__ = (
         "__weakref__", "_value", "asked", "calls", "ctx", "emitter", "failure", "forks", "home", "name", "ordinal",
@@ -197,8 +200,10 @@ class State(AnswersByName, Generic[R]):
     # -- forks
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup:
-        """Return `size` copies that continue from here independently and in parallel. The offset is accepted and not
-        used."""
+        """Return `size` copies that continue from here independently and in parallel. `position_ids_offset` is accepted and not used.
+
+        Raises ArgumentError for a size that is no whole number, ParameterError for one below 0.
+        """
         count: object = size
         if isinstance(count, bool) or not hasattr(count, "__index__"):
             raise ArgumentError(f"fork() takes a number of copies, not {size!r}", loc=caller_loc())
@@ -227,7 +232,8 @@ class State(AnswersByName, Generic[R]):
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Generator[State]:
-        """Enter one fork as a context manager; its variables are joined back (as lists of one) when the block ends."""
+        """Enter one fork as a context manager; its variables are joined back (as lists of one) when the block ends.
+        `position_ids_offset` is accepted and not used."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -237,7 +243,7 @@ class State(AnswersByName, Generic[R]):
     # -- variables
 
     def __getitem__(self, name: str | None) -> Any:
-        """Return the latest value of a variable; wait for it and raise its error."""
+        """Return the latest value of the variable `name`; wait for it and raise its error. Raises UnknownVariable, a KeyError, if there is none."""
         try:
             held = self.variables[name] if name in self.variables else self._await(name)
             if held.__class__ is Stored:
@@ -295,9 +301,11 @@ class State(AnswersByName, Generic[R]):
         return name in self.variables
 
     def get_var(self, name: str | None) -> Any:
+        """Return `self[name]`."""
         return self[name]
 
     def set_var(self, name: str, value: Any) -> None:
+        """Set `self[name]` to `value`."""
         self[name] = value
 
     @users_frames
@@ -326,8 +334,8 @@ class State(AnswersByName, Generic[R]):
     def parsed(self, name: str | None, dtype: type[V]) -> V: ...
     @users_frames
     def parsed(self, name: str | None, dtype: Any = None) -> Any:
-        """Return the object that a typed answer's text parses to: a validated instance of its `dtype`; for a
-        `json_schema`, plain JSON.
+        """Return the object that the text of the typed answer `name` parses to: a validated instance of its `dtype`; for
+        a `json_schema`, plain JSON.
 
         dtype  the type, for type checkers and for answers requested without one
 
@@ -398,11 +406,11 @@ class State(AnswersByName, Generic[R]):
             self.progress.wait_until(lambda: False)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Yield the text, or one variable, in pieces as they arrive, in program order."""
+        """Yield the text, or the variable `var_name`, in pieces as they arrive, in program order."""
         return streaming.text_iter(self, var_name)
 
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """As `text_iter`, for async code; with `return_meta_data`, pairs of text and the meta info known so far."""
+        """As `text_iter`, for async code: the text, or the variable `var_name`; with `return_meta_data`, pairs of text and the meta info known so far."""
         return streaming.text_async_iter(self, var_name, return_meta_data)
 
     def __repr__(self) -> str:
@@ -685,8 +693,10 @@ class StateGroup:
     def join(self, mode: str = "gather_variable") -> None:
         """Merge the children into the parent.
 
-        gather_variable: names that the parent lacks become lists, one item for each child that has the name, in order.
-        concate_and_append: the parent continues with the text that each child appended, in order.
+        mode  "gather_variable": names that the parent lacks become lists, one item for each child that has the name, in order;
+              "concate_and_append": the parent continues with the text that each child appended, in order
+
+        Raises ParameterError for another mode.
         """
         if mode == "gather_variable":
             self._gather()

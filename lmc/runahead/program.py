@@ -102,7 +102,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
-        """Run as a call does, with the program's arguments apart from the options."""
+        """Run as a call does, with the program's arguments in `args`, apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
     @gives_state
@@ -135,7 +135,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     async def abatch(
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
     ) -> list[State[R]]:
-        """As `batch`, for async code: see `acall`."""
+        """As `batch`, with the same `items`, `progress` and `errors`, for async code: see `acall`."""
         given = self._options(options, "abatch()")
         bound = self._items(items, errors)
         states: dict[int, State] = {}
@@ -148,8 +148,9 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def batch(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any) -> list[State[R]]:
-        """Run the program for each item (a dict, or a tuple of positional arguments); return states in input order.
+        """Run the program for each of `items` (a dict, or a tuple of positional arguments); return states in input order.
 
+        progress=True: a bar on stderr.
         errors="raise": every item runs, then the first exception is raised; "return": it is the item's `state.error()`.
         """
         given, bound = self._options(options, "batch()"), self._items(items, errors)
@@ -161,8 +162,8 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
         numbers: Sequence[int] | None = None, **given: Any,
     ) -> Iterator[tuple[int, State[R]]]:  # fmt: skip
-        """As `batch`, but yield (index, state) of each item as soon as it is done, answers included; failures are in
-        the states.
+        """As `batch`, but yield (index, state) of each of `items` as soon as it is done, answers included; failures are in
+        the states, whichever `errors` is given. `progress` as there.
 
         numbers  indices of the items in their batch (default: 0, 1, …). An item's seeds derive from the batch's seed
                  and its index, so that the rest of an interrupted batch gets the answers it would have got
@@ -258,7 +259,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write its compile options, graph and profile to a file, for `lmc.load`. An existing file is replaced.
+        """Write its compile options, graph and profile to a file at `path`, for `lmc.load`. An existing file is replaced.
 
         The file has the program's name (module:function) and a digest of its source, and none of its code. Raises
         ProgramError for a function that no other process could find, such as a nested one.

@@ -46,7 +46,8 @@ _TAKEN = frozenset({"max_new_tokens", "n", "stop", "stop_regex", "temperature", 
 class Anthropic(ApiBackend):
     """A model behind Anthropic's API.
 
-    model    its name there; `api_key`, `base_url`, `default_headers`, … of the client, the environment's as the SDK reads it
+    model_name  its name there
+    api_key, base_url, default_headers, …  of the client; the environment's as the SDK reads it
     client   an `anthropic.AsyncAnthropic` of your own in place of one made here
     prices   for a million tokens: `lmc.Prices(prompt, completion)`; the cache's are Anthropic's multiples of them
     cache    lifetime of marked prompts in the cache, "5m" or "1h"; "auto": an hour where they recur only after

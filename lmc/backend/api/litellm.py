@@ -22,19 +22,24 @@ from lmc.extras import install_line
 
 
 class LiteLLM(Completions):
-    """A chat model by LiteLLM's name for it, such as "anthropic/claude-…" or "ollama/llama3".
+    """A chat model behind any of LiteLLM's providers.
 
+    model_name            LiteLLM's name for it, such as "anthropic/claude-…" or "ollama/llama3"
+    chat_template         None: the provider renders the messages; anything else is refused
     api_key, base_url, …  passed to `litellm.acompletion` with every request; LiteLLM reads the environment itself
     prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
     concurrency           most requests at once
     retries, timeout      attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate             whether one request may cover several gens and the text between them
+    attempts              requests for one answer whose constraint the provider does not enforce, until one satisfies it
+    extra_body            further fields of each request's body
+    on_refusal            "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
     cache                 "auto": Claude's messages are marked to be cached as by `lmc.Anthropic`, and for Gemini,
                           OpenAI and DeepSeek, whose caches need no marks, the first of prompts with a common prefix
                           goes ahead; "5m", "1h": marks with that lifetime, for Claude and Gemini; "off"
 
     LiteLLM refuses parameters that a provider does not take (`drop_params` is never set); dispensable ones are then
-    left out.
+    left out. Raises MissingPackageError without the extra `litellm`, ParameterError for options that do not fit the model.
     """
 
     def __init__(
@@ -90,13 +95,14 @@ class LiteLLM(Completions):
 
 
 class VertexAI(LiteLLM):
-    """A model of Google's Vertex AI, through LiteLLM: "gemini-2.5-flash", or one of its partners', such as "claude-sonnet-4-5".
+    """A model of Google's Vertex AI, through LiteLLM.
 
+    model_name         "gemini-2.5-flash", or one of its partners', such as "claude-sonnet-4-5"
     project, location  of Google Cloud; None: GCP_PROJECT_ID and GCP_LOCATION, else LiteLLM's and Google's defaults
     credentials        path or JSON of a service account; None: the application default credentials
     safety_settings    a list of `{"category": …, "threshold": …}`, or a dict of categories and thresholds
 
-    All other options are those of `lmc.LiteLLM`.
+    All other options are those of `lmc.LiteLLM`. Raises MissingPackageError without the extra `vertexai`.
     """
 
     def __init__(

@@ -47,7 +47,8 @@ _INSTRUCT = ("gpt-3.5-turbo-instruct", "davinci-002", "babbage-002")
 class OpenAI(Completions):
     """A model behind OpenAI's API, or behind a server that speaks it.
 
-    model          its name there
+    model, model_name  its name there, by either name
+    is_azure       Azure's service: the client is an `openai.AsyncAzureOpenAI`
     is_chat_model  messages (chat completions) or text (completions); None: by the name, and messages for unknown ones
     chat_template  template for roles of a text model; its own special tokens are spelled out
     base_url, api_key, organization, default_headers, …  of the client; the environment's as the SDK reads it

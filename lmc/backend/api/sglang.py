@@ -53,10 +53,12 @@ _MAX_SEED = 1 << 31
 class SGLang(RemoteBackend):
     """A client of an SGLang server.
 
-    url            of the server, or of several with the same model; `http://host:port`
+    base_url       of the server, or of several with the same model; `http://host:port`
+    api_key        of the server, if it wants one
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
-    chat_template  in place of the model's own
+    chat_template, chat_template_name  in place of the model's own: a template, or the name of one
+    prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     concurrency    most requests at once
     retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate      whether one request may cover several gens and the text between them
@@ -294,6 +296,7 @@ class SGLang(RemoteBackend):
         return b'{"%b":%b,"sampling_params":%b,"stream":true}' % (name, dumped([member.prompt for member in members]), shared)
 
     def part(self) -> SGLangStream:
+        """Return what collects the pieces of one answer of a list."""
         return SGLangStream()
 
     def usage_in(self, body: Body) -> Usage | None:

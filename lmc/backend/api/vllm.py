@@ -36,12 +36,15 @@ class VLLM(RemoteBackend):
 
     url            of the server, or of several with the same model; `http://host:port`, with or without `/v1`
     model          its name there; None: the first that the server lists
+    api_key        of the server, if it wants one
     tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
                    With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
+    prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
     concurrency    most requests at once
     retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate      whether one request may cover several gens and the text between them
+    extra_body     further fields of each request's body
     router         whether a router is in front, so that only requests with the same beginning share a list; None: query
                    the URL
 
@@ -186,6 +189,7 @@ class VLLM(RemoteBackend):
         )
 
     def part(self) -> VLLMStream:
+        """Return what collects the pieces of one answer of a list."""
         return VLLMStream()
 
     def usage_in(self, body: Body) -> Usage | None:
