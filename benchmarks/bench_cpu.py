@@ -33,7 +33,7 @@ from typing import Any
 import torch
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span
-from lmc.backend.engine.models import gguf, loader
+from lmc.backend.engine.models import gguf, gguf_model, loader
 from lmc.backend.engine.models.loader import LoadedModel, load
 
 Ids = list[int]
@@ -79,7 +79,7 @@ def reference_model() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     file = gguf.read(gguf.embedded_path())
-    c = loader.gguf_config(file)
+    c = gguf_model.config_of(file)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=c.vocab_size,
@@ -94,7 +94,7 @@ def reference_model() -> Any:
             tie_word_embeddings=True,
         )
     ).eval()
-    model.load_state_dict(loader.gguf_state(file, c), strict=False)
+    model.load_state_dict(gguf_model.state_of(file, c), strict=False)
     model.tie_weights()
     return model
 

@@ -22,12 +22,12 @@ def write(folder: Path) -> None:
     from safetensors.torch import save_file
 
     from lmc.backend.engine import gguf_tokenizer
-    from lmc.backend.engine.models import gguf, loader
+    from lmc.backend.engine.models import gguf, gguf_model
 
     path = gguf.embedded_path()
     file = gguf.read(path)
-    config = loader.gguf_config(file)
-    state = {name: tensor.float().contiguous() for name, tensor in loader.gguf_state(file, config).items()}
+    config = gguf_model.config_of(file)
+    state = {name: tensor.float().contiguous() for name, tensor in gguf_model.state_of(file, config).items()}
     words = gguf_tokenizer.from_gguf(file.metadata, str(path))
     said = {name.removeprefix("llama."): value for name, value in file.metadata.items()}
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,10 +60,10 @@ def transformers_smollm2():
     """transformers' own model over our dequantized weights of the small model, float32."""
     import transformers
 
-    from lmc.backend.engine.models import gguf, loader
+    from lmc.backend.engine.models import gguf, gguf_model
 
     file = gguf.read(gguf.embedded_path())
-    config = loader.gguf_config(file)
+    config = gguf_model.config_of(file)
     theirs = transformers.LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -77,7 +77,7 @@ def transformers_smollm2():
         tie_word_embeddings=True,
     )
     model = transformers.LlamaForCausalLM(theirs).eval()
-    missing, unexpected = model.load_state_dict(loader.gguf_state(file, config), strict=False)
+    missing, unexpected = model.load_state_dict(gguf_model.state_of(file, config), strict=False)
     assert (missing, unexpected) in ((["lm_head.weight"], []), ([], []))
     model.tie_weights()
     return model

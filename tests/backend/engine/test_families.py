@@ -13,7 +13,7 @@ pytest.importorskip("PIL")
 
 import lmc  # noqa: E402
 from lmc.backend.engine.eyes import Shown  # noqa: E402
-from lmc.backend.engine.models import loader, vision  # noqa: E402
+from lmc.backend.engine.models import directory, loader, vision  # noqa: E402
 from lmc.segments import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402
@@ -158,4 +158,4 @@ def test_loading_warns_of_nothing(tmp_path, monkeypatch):
 
 
 def test_all_that_is_known_to_see_is_loaded():
-    assert set(loader.SEEING) == set(vision.FAMILIES)
+    assert set(directory.SEEING) == set(vision.FAMILIES)

@@ -16,8 +16,9 @@ import pytest
 pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
-from lmc.backend.engine.models import cache, gguf, loader  # noqa: E402
+from lmc.backend.engine.models import cache, gguf, gguf_model, loader  # noqa: E402
 from lmc.backend.engine.models import config as configs  # noqa: E402
+from lmc.backend.engine.models.config import RopeScaling  # noqa: E402
 from lmc.backend.engine.models.llama import LlamaModel  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
@@ -404,7 +405,7 @@ def test_a_gguf_that_has_no_room_without_quantization_is_refused_before_it_is_re
     with pytest.raises(ModelLoadError, match=refused):  # by the size of the copy, if there is one
         load("smollm2", dtype="float32")
     monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(loader.gguf.GgufFile, "tensor", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr(gguf.GgufFile, "tensor", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(ModelLoadError, match=refused):
         load("smollm2", dtype="float32")
 
@@ -437,7 +438,7 @@ def test_what_is_stored_comes_back(small, fresh_cache, tmp_path):
 
 
 def test_rope_scaling_survives_the_cache(small, fresh_cache, tmp_path):
-    scaled = replace(small.config, rope_scaling=loader.configs.RopeScaling("factors", 1.0, factors=(1.0, 2.0)))
+    scaled = replace(small.config, rope_scaling=RopeScaling("factors", 1.0, factors=(1.0, 2.0)))
     place, content = entry(scaled, tmp_path)
     place.store(content)
     assert place.load().config == scaled
@@ -543,8 +544,8 @@ def as_gguf(model, path, arch, permuted, extra=(), words=None):
     """The model as llama.cpp's converter would write it, in F32. `words`: metadata of another tokenizer."""
     from tests.backend.engine import gguf_writer as writer
 
-    c, names = model.config, {hf: g for g, hf in loader._GGUF_NAMES.items()}
-    top = {hf: g for g, hf in loader._GGUF_TOP.items()}
+    c, names = model.config, {hf: g for g, hf in gguf_model.NAMES.items()}
+    top = {hf: g for g, hf in gguf_model.TOP_NAMES.items()}
     tensors = {}
     for name, weight in [*model.state_dict().items(), *extra]:
         if name == "lm_head.weight" and c.tie_word_embeddings:
