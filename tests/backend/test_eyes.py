@@ -16,7 +16,8 @@ pytest.importorskip("PIL")
 
 import lmc
 from benchmarks.workloads import film, picture
-from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
+from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.prompt_pictures import Shown, Surroundings
 from lmc.errors import BackendError, Loc, MissingPackageError, ParameterError
 from lmc.extras import MODULES
 from lmc.segments import Frames, Gen, Image, SamplingParams, Text

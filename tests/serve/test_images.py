@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import lmc
-from lmc.backend.engine.eyes import Eyes, Shown, Surroundings
+from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.prompt_pictures import Shown, Surroundings
 from lmc.backend.mock import CAPABILITIES
 from lmc.images import is_named
 from tests.backend.engine_fakes import backend

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from typing import Any, Literal
 
-from lmc.backend.engine.eyes import Surroundings
+from lmc.backend.engine.prompt_pictures import Surroundings
 from lmc.backend.engine.template_sandbox import OverLimit, Sandbox, TemplateRefusal
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.chat import ChatTemplate

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from lmc.backend.engine.answer import Words
-from lmc.backend.engine.eyes import Placed, PromptPicture, written
+from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, written
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
 from lmc.segments import Mark, Part, Special

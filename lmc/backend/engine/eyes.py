@@ -5,10 +5,8 @@
 
 A picture's *number* is an id above every vocabulary. It represents the 128-bit hash of the tower's input (pixels after
 preprocessing; an engine has one model and one processor): equal pictures have one number, different ones never, so that
-the radix tree, which compares ids, shares KV of equal pictures token by token without knowing of pictures. A run of one
-id is consecutive pictures, each of `count` tokens; so ids alone determine which row of which picture a token is.
-Differences between models (several pictures of tiles for one image, positions on three axes, tokens that see each
-other) are in `Shown`.
+the radix tree, which compares ids, shares KV of equal pictures token by token without knowing of pictures.
+Where they stand in a prompt: prompt_pictures.py.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from lmc.backend.engine.preparing import PreparingThreads
+from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, Shown, Surroundings
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.usage import Counters
 from lmc.errors import BackendError, LmcError, Loc, ParameterError, UnsupportedOpError
 from lmc.images import decoded, is_remote, read
-from lmc.segments import Frames, Image, Mark, Part
+from lmc.segments import Frames, Image, Part
 from lmc.videos import Film
 
 if TYPE_CHECKING:
@@ -48,79 +46,6 @@ _THREADS = 8  # most threads that prepare pictures; half of the processors, wher
 _PREPARED = 1 << 28  # bytes of files and of the tower's inputs that are kept for pictures that recur
 _SLIMMEST = 200  # times its short side is the long side of a picture at most; also Qwen-VL's limit
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Shown:
-    """One input of a tower: an image, a tile of one, or a video.
-
-    count   its number of tokens
-    inputs  of the tower
-    axes    [3, count] int64: where the tokens are in time, height and width, from the position of the first on;
-            None: each token is one position after the last, as in texts
-    extent  positions from the first token to the following text
-    mutual  its tokens see each other, not only earlier ones
-    moving  of a video: it has another placeholder token in the vocabulary
-    """
-
-    count: int
-    inputs: Mapping[str, np.ndarray]
-    axes: np.ndarray | None = None
-    extent: int = -1
-    mutual: bool = False
-    moving: bool = False
-
-    def __post_init__(self) -> None:
-        if self.extent < 0:
-            object.__setattr__(self, "extent", self.count)
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class PromptPicture:
-    """A tower input with its number, in a prompt's run of literal parts."""
-
-    number: int
-    shown: Shown
-
-    @property
-    def count(self) -> int:
-        """Return its number of tokens."""
-        return self.shown.count
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """The text that a chat template writes around an image or a video.
-
-    before, after  around one that follows other content
-    replaces       the end of the role's prefix that is missing before one that begins its message; single characters and
-                   special tokens
-    lead           instead of it
-    joint          between that one and another that follows it
-    close          between it and a following text
-    last           between it and the role's suffix
-    """
-
-    before: tuple[Part, ...] = ()
-    after: tuple[Part, ...] = ()
-    replaces: tuple[Part, ...] = ()
-    lead: tuple[Part, ...] = ()
-    joint: tuple[Part, ...] = ()
-    close: tuple[Part, ...] = ()
-    last: tuple[Part, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """An image or a video in a prompt's run, as the model's processor writes it. nbytes: of its file and of the tower's inputs."""
-
-    parts: tuple[Part | PromptPicture, ...]
-    around: Surroundings
-    nbytes: int = 0
-
-    @property
-    def pictures(self) -> Iterator[PromptPicture]:
-        return (part for part in self.parts if isinstance(part, PromptPicture))
 
 
 class Preparing:
@@ -149,42 +74,6 @@ def _prepare(wanted: weakref.ref[Preparing], prepare: Callable[[], Placed], plac
 
 
 _DROPPED = Placed((), Surroundings())
-
-
-def written(run: Iterable[Part | Placed]) -> list[Part | PromptPicture]:
-    """Return a run as it is encoded: without marks, and with what the chat template writes around its pictures. That
-    depends on what follows them, so a run is written anew when it has grown."""
-    out: list[Part | PromptPicture] = []
-    begins, row = False, None  # `row`: the last picture of a message that is only pictures so far
-    for part in run:
-        if isinstance(part, Mark):
-            out += row.around.last if row and part.edge == "end" else ()
-            begins, row = part.edge == "begin", None
-        elif isinstance(part, Placed):
-            around = part.around
-            if begins:
-                _drop(out, around.replaces)
-            out += around.lead if begins else row.around.joint if row else around.before
-            out += part.parts
-            out += () if begins or row else around.after
-            begins, row = False, part if begins or row else None
-        elif part:
-            out += row.around.close if row else ()
-            out.append(part)
-            begins, row = False, None
-    return [*out, *(row.around.close if row else ())]
-
-
-def _drop(out: list[Part | PromptPicture], end: Sequence[Part]) -> None:
-    """Remove `end` from the end, if it is there: the prefix may be of another template."""
-    kept = list(out)
-    for atom in reversed(end):
-        last = kept.pop() if kept else None
-        if isinstance(last, str) and isinstance(atom, str) and last.endswith(atom):
-            kept += [last[: -len(atom)]] if last != atom else []
-        elif last != atom:
-            return
-    out[:] = kept
 
 
 class Sight(Protocol):
@@ -219,27 +108,6 @@ class Sight(Protocol):
         """Return features of each, [count, (1 + deeper) · hidden_size]: in place of embeddings, then those added after
         the first, second, … layer."""
         ...
-
-
-class Laid(NamedTuple):
-    """A picture in a sequence of tokens.
-
-    start     of its tokens
-    position  of the first
-    """
-
-    start: int
-    picture: PromptPicture
-    position: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.picture.count
-
-    @property
-    def lift(self) -> int:
-        """Return how much higher than their indices the positions of the tokens after it are."""
-        return self.position + self.picture.shown.extent - self.end
 
 
 _Key = tuple[Image, Loc | None, int]
@@ -473,46 +341,3 @@ def _hash(shown: Shown) -> bytes:
         found.update(f"{name} {array.dtype} {array.shape}".encode())
         found.update(np.ascontiguousarray(array).data)
     return found.digest()
-
-
-def laid(ids: np.ndarray, pictures: Sequence[PromptPicture]) -> tuple[Laid, ...]:
-    """Return where the pictures of a prompt, which are given in order, begin."""
-    found: list[Laid] = []
-    places = np.flatnonzero(ids >= PICTURE)
-    at = lift = 0  # `at` indexes `places`
-    for picture in pictures:
-        start = int(places[at])
-        assert ids[start] == picture.number, "pictures out of order"
-        found.append(Laid(start, picture, start + lift))
-        lift = found[-1].lift
-        at += picture.count
-    assert at == len(places), "a picture's tokens without the picture"
-    return tuple(found)
-
-
-def lift(pictures: Sequence[Laid]) -> int:
-    """Return how much further than its tokens a prompt's positions go; 0 where they do not."""
-    return max(0, pictures[-1].lift) if pictures else 0
-
-
-def within(pictures: Sequence[Laid], begin: int, end: int) -> Iterator[tuple[Laid, int, int, int]]:
-    """Yield pictures with tokens among [begin, end) of a sequence: each with the first and last of them (exclusive),
-    and the offset of the first from `begin`."""
-    for at in pictures:
-        first, last = max(at.start, begin), min(at.end, end)
-        if first < last:
-            yield at, first - at.start, last - at.start, first - begin
-
-
-def positions(pictures: Sequence[Laid], begin: int, end: int) -> np.ndarray:
-    """Return positions of the tokens [begin, end) of a sequence, int64; a picture's own tokens may have others, on
-    three axes."""
-    found = np.arange(begin, end)
-    for at in reversed(pictures):
-        if at.end < end:
-            behind = max(0, at.end - begin)
-            found[behind : end - begin] += at.lift
-            end = begin + behind
-        if end <= begin:
-            break
-    return found

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from lmc.backend.engine.answer import Answer, Ending
     from lmc.backend.engine.constraint import Matcher
     from lmc.backend.engine.draft_sources import Match, ModelGuess
-    from lmc.backend.engine.eyes import Laid
     from lmc.backend.engine.leases import Lease, OpenRun
+    from lmc.backend.engine.prompt_pictures import Laid
     from lmc.backend.engine.radix_cache import Node
 
 

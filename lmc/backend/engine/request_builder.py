@@ -17,7 +17,8 @@ from lmc.backend.engine.choice_trie import Continuation
 from lmc.backend.engine.choices import Choice, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
-from lmc.backend.engine.eyes import Eyes, Placed, Preparing, PromptPicture, laid, lift
+from lmc.backend.engine.eyes import Eyes, Preparing
+from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.token_ids import TokenLogprob

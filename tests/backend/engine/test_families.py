@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("PIL")
 
 import lmc  # noqa: E402
-from lmc.backend.engine.eyes import Shown  # noqa: E402
 from lmc.backend.engine.models import directory, loader, vision  # noqa: E402
+from lmc.backend.engine.prompt_pictures import Shown  # noqa: E402
 from lmc.segments import ChoicesMethod, Gen, Image, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402

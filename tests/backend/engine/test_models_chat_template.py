@@ -7,8 +7,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
 from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, around, cut
-from lmc.backend.engine.eyes import Placed
-from lmc.backend.engine.eyes import written as with_pictures
+from lmc.backend.engine.prompt_pictures import Placed
+from lmc.backend.engine.prompt_pictures import written as with_pictures
 from lmc.backend.engine.template_sandbox import Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.errors import ProgramError

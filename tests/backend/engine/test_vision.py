@@ -16,8 +16,9 @@ pillow = pytest.importorskip("PIL.Image")
 
 import lmc  # noqa: E402
 from benchmarks.workloads import Size, pictures  # noqa: E402
-from lmc.backend.engine.eyes import Eyes, laid, within  # noqa: E402
+from lmc.backend.engine.eyes import Eyes  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
+from lmc.backend.engine.prompt_pictures import laid, within  # noqa: E402
 from lmc.backend.local_model import Engine  # noqa: E402
 from lmc.segments import Gen, Image, SamplingParams, Select, Special, Text  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402

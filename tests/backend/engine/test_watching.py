@@ -15,8 +15,8 @@ pytest.importorskip("av")
 pytest.importorskip("num2words")
 
 import lmc  # noqa: E402
-from lmc.backend.engine.eyes import Shown  # noqa: E402
 from lmc.backend.engine.models import frames as rules  # noqa: E402
+from lmc.backend.engine.prompt_pictures import Shown  # noqa: E402
 from lmc.segments import Frames, Gen, Image, SamplingParams, Text  # noqa: E402
 from lmc.videos import Film  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.device_timer import DeviceTimer
-from lmc.backend.engine.eyes import Shown, Surroundings
 from lmc.backend.engine.models import frames
+from lmc.backend.engine.prompt_pictures import Shown, Surroundings
 from lmc.errors import ModelLoadError
 from lmc.extras import require
 from lmc.segments import Frames, Part, Special
