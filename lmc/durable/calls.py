@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lmc import codec
+from lmc.durable import mutations
 from lmc.durable.answers import Answers
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
 from lmc.durable.effects import arguments_digest, is_idempotent, name_of, shown_call
@@ -341,7 +342,7 @@ class JournaledCalls(Answers):
         if isinstance(value, JournalError | InDoubtEffect | Interrupted):
             return
         record: Record
-        index = next((i for i, a in enumerate(args) if a is value and (codec.can_change(a) or callable(a) or self.effects.has_made(a))), None)
+        index = next((i for i, a in enumerate(args) if a is value and (mutations.can_change(a) or callable(a) or self.effects.has_made(a))), None)
         try:
             if index is not None:
                 record = ["argument", index]

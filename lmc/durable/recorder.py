@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, get_origin
 
-from lmc import codec
+from lmc.durable import mutations
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
@@ -160,7 +160,7 @@ class Recorder:
         of, given = (
             (fn.__func__, (owner, *args))
             if isinstance(attribute(fn, "__func__"), HostFunction)
-            else (fn, (owner, *args) if codec.is_object(owner) or self.journal.effects.has_made(owner) else args)
+            else (fn, (owner, *args) if mutations.is_object(owner) or self.journal.effects.has_made(owner) else args)
         )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
         if not made and any(map(_is_own_awaitable, (*args, *kwargs.values()))):

@@ -15,6 +15,7 @@ from operator import is_, length_hint
 from typing import Any, cast
 
 from lmc import codec, json_data
+from lmc.durable import mutations
 from lmc.durable.reaches import attribute, inside
 from lmc.frontend.state import State, StateGroup
 
@@ -79,7 +80,7 @@ class CallSnapshot:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
-        self.values: list[Any] = [x for x in (*values, *owners) if codec.can_change(x)]
+        self.values: list[Any] = [x for x in (*values, *owners) if mutations.can_change(x)]
         near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
         self.states = [x for x in near if isinstance(x, State)]
         self._watched = [(x, look, look(x)) for x in near if (look := _look(x, instances))]
@@ -88,7 +89,7 @@ class CallSnapshot:
         for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
             self.values.append(fields)
             if isinstance(_snapshot(fields, self._of_states), _OpaqueValue):  # what data is among them is looked at by itself
-                self.values += [x for x in fields.values() if codec.can_change(x)]
+                self.values += [x for x in fields.values() if mutations.can_change(x)]
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
@@ -110,7 +111,7 @@ class CallSnapshot:
         """Return the position of a returned container within the arguments: [number, key, …]."""
         if isinstance(value, State):
             return self._of_states.get(id(value))
-        if not codec.can_change(value):
+        if not mutations.can_change(value):
             return None
         return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
 
@@ -121,9 +122,9 @@ class CallSnapshot:
         left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
         while left:
             x, place = left.pop()
-            if codec.can_change(x) and id(x) in found:
+            if mutations.can_change(x) and id(x) in found:
                 continue
-            if codec.can_change(x):
+            if mutations.can_change(x):
                 found[id(x)] = place
             left += [(item, [*place, key]) for key, item in _items(x)] if len(place) <= DEPTH else []
         return found
@@ -174,7 +175,7 @@ class CallSnapshot:
         if index >= len(self.values) or type(self.values[index]) is not list:
             return None
         now: list[Any] = self.values[index]
-        were, before = {id(x): k for k, x in enumerate(self._items[index]) if codec.can_change(x)}, self._before[index]
+        were, before = {id(x): k for k, x in enumerate(self._items[index]) if mutations.can_change(x)}, self._before[index]
         if all(were.get(id(x), k) == k for k, x in enumerate(now)):
             return None
         data: list[Any] = []
@@ -188,11 +189,11 @@ class CallSnapshot:
     def restore(self, contents: list[tuple[int, Any]]) -> None:
         for index, content in contents:
             if index < len(self.values):
-                codec.restore(self.values[index], content)
+                mutations.restore(self.values[index], content)
                 continue
             cell = self.variables[index - len(self.values)]
-            if codec.can_change(cell.cell_contents) and type(cell.cell_contents) is type(content):
-                codec.restore(cell.cell_contents, content)
+            if mutations.can_change(cell.cell_contents) and type(cell.cell_contents) is type(content):
+                mutations.restore(cell.cell_contents, content)
             else:
                 cell.cell_contents = content
 
@@ -251,7 +252,7 @@ def _containers(x: Any) -> set[int]:
     inside = [x]
     while inside:
         x = inside.pop()
-        if id(x) in found or not (isinstance(x, tuple | set) or codec.can_change(x)):
+        if id(x) in found or not (isinstance(x, tuple | set) or mutations.can_change(x)):
             continue
         if not isinstance(x, tuple):
             found.add(id(x))
@@ -281,15 +282,15 @@ def _items(x: Any) -> Iterable[tuple[Any, Any]]:
     """Return the items of a container, or the fields of an object, by keys that a journal can write."""
     if isinstance(x, StateGroup):
         return list(enumerate(x))
-    if codec.is_object(x):
-        return codec.fields_of(x)
+    if mutations.is_object(x):
+        return mutations.fields_of(x)
     if not isinstance(x, list | dict | deque | tuple):
         return ()
     return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
 
 
 def _item(x: Any, key: Any) -> Any:
-    return getattr(x, key) if codec.is_object(x) else x[key]
+    return getattr(x, key) if mutations.is_object(x) else x[key]
 
 
 class _OpaqueValue:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from lmc import codec, json_data
 from lmc.codec import BadData, NotData, decode, encode
+from lmc.durable import mutations
 from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
 
@@ -191,7 +192,7 @@ def test_any_data_is_a_value_or_bad(data: Any) -> None:
 def test_restore_keeps_the_containers() -> None:
     inner: list[Any] = [1]
     target: dict[str, Any] = {"a": inner, "b": 2}
-    codec.restore(target, {"a": [1, 2], "c": [3]})
+    mutations.restore(target, {"a": [1, 2], "c": [3]})
     assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
 
 
