@@ -261,9 +261,9 @@ def test_files_that_are_wrong_in_one_place_load_or_are_refused():
     ({"model_type": "gemma3", "text_config": {"hidden_size": 1 << 40}}, "hidden_size is 1099511627776"),
 ])  # fmt: skip
 def test_what_transformers_cannot_run_is_said_without_importing_it(change, says, tmp_path, monkeypatch):
-    from lmc.backend.engine.models import transformers_model
+    from lmc.backend.engine.models import transformers_config
 
-    monkeypatch.setattr(transformers_model, "read_config", lambda *_: pytest.fail("it takes seconds to import"))
+    monkeypatch.setattr(transformers_config, "read_config", lambda *_: pytest.fail("it takes seconds to import"))
     (tmp_path / "config.json").write_text(json.dumps(change))
     with pytest.raises(ModelLoadError, match=says):
         load(str(tmp_path))

@@ -11,7 +11,7 @@ from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import config as configs
-from lmc.backend.engine.models import llama
+from lmc.backend.engine.models import llama, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
@@ -130,10 +130,8 @@ def _vision() -> Any:
 
 def _theirs(path: Path, raw: Mapping[str, Any], generation: Mapping[str, Any] | None, reason: ModelLoadError) -> tuple[ModelConfig, Any]:
     """Return the configuration for transformers' own code; `reason`: why ours does not support the model."""
-    from lmc.backend.engine.models.transformers_model import check_cheaply, read_config
-
-    check_cheaply(path, raw)
-    theirs, config = read_config(path, generation)
+    transformers_config.check_cheaply(path, raw)
+    theirs, config = transformers_config.read_config(path, generation)
     log.info("%s: running transformers' own code, which is slower", reason)
     return config, theirs
 
