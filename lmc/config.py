@@ -238,6 +238,19 @@ def cache_dir() -> Path:
     return path
 
 
+def cache_folder(name: str, otherwise: str) -> Path | None:
+    """Return a folder of the cache directory; None, after one log line that says what happens `otherwise`, when there can be none."""
+    try:
+        folder = cache_dir() / name
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        import logging
+
+        logging.getLogger("lmc.cache").warning("no cache directory (%s): %s; set LMC_CACHE_DIR", error, otherwise)
+        return None
+    return folder
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[str]:
     """Yield the name of an empty file beside `path`, which replaces it when the block ends: readers see the old file,

@@ -198,6 +198,17 @@ def pause(wait: Callable[[], T]) -> T:
         waiter.pausing = False
 
 
+def in_event_loop() -> bool:
+    """Return whether an event loop is running on this thread."""
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 async def is_set(signal: Signal) -> None:
     """Wait until a signal is set, without holding the running loop."""
     import asyncio  # heavy, and only async code is here

@@ -28,6 +28,7 @@ from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
+from lmc.waiting import in_event_loop
 
 _UNREFERABLE = 64
 """Instances without weak references that are kept before the first look for some that the program has dropped."""
@@ -174,7 +175,7 @@ class JournaledCalls(Answers):
 
     def _is_ordered(self, fn: Any) -> bool:
         """Return whether the program makes its calls in one order: not on other threads, and not in tasks."""
-        return (not isinstance(fn, HostFunction) or fn.ordered) and threading.get_ident() == self.thread and not _in_loop()
+        return (not isinstance(fn, HostFunction) or fn.ordered) and threading.get_ident() == self.thread and not in_event_loop()
 
     def sync(self) -> None:
         """Wait until everything written is on disk; if it cannot be, the run ends, however the program handles that."""
@@ -362,15 +363,6 @@ class JournaledCalls(Answers):
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
         self.journal.put(self.item, ["r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
-
-
-def _in_loop() -> bool:
-    """Return whether an event loop is running here: tasks of a program may make their calls in any order."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 _warned: set[tuple[str, str]] = set()

@@ -20,7 +20,7 @@ from lmc.backend.base import Result
 from lmc.errors import ProgramError
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Taken
 from lmc.prompt import Prompt
-from lmc.waiting import Signal, is_set
+from lmc.waiting import Signal, in_event_loop, is_set
 
 T = TypeVar("T")
 
@@ -85,17 +85,9 @@ def _answers(held: Any, end: Any) -> Iterator[Result]:
 
 def run_here(make: Callable[[], Coroutine[Any, Any, T]], described: str, instead: str) -> T:
     """Run a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
-    if _loop_is_running():
+    if in_event_loop():
         raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
     return asyncio.run(make())
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def iterate(make: Callable[[], AsyncIterator[T]], name: str) -> Generator[T]:

@@ -17,6 +17,7 @@ from lmc.frontend.active import ACTIVE, TASK, new_body
 from lmc.frontend.emitter import LiveRun
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.flights import IN_FLIGHT, Flights
+from lmc.waiting import in_event_loop
 
 if TYPE_CHECKING:
     from lmc.frontend.streaming import StateView
@@ -39,12 +40,8 @@ def each(forks: Sequence[StateView], body: Callable[..., Any], items: Sequence[I
     calls = list(zip(forks, *given, strict=True))
     if not aio.is_async(body):
         return _results(_on_threads(body, calls))
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise ProgramError(
-            "forks.each(…) of an `async def` body is awaited in an `async def` program; here give it a plain function", loc=caller_loc()
-        ) from None
+    if not in_event_loop():
+        raise ProgramError("forks.each(…) of an `async def` body is awaited in an `async def` program; here give it a plain function", loc=caller_loc())
     return _awaited(body, calls)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmc.config import UNFINISHED, cache_dir, replacing
+from lmc.config import UNFINISHED, cache_folder, replacing
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import AutomatonTables
 from lmc.fsm.vocabulary import Vocabulary
@@ -37,13 +37,8 @@ _ABANDONED = 3600.0  # seconds after which its writer counts as dead
 
 def default_store() -> Store | None:
     """Return the store in the cache directory; None, after one log line, when there can be none."""
-    try:
-        folder = cache_dir() / "constraints"
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        log.warning("no cache directory (%s): every process compiles its constraints again; set LMC_CACHE_DIR", error)
-        return None
-    return Store(folder)
+    folder = cache_folder("constraints", "every process compiles its constraints again")
+    return folder and Store(folder)
 
 
 @cache

@@ -23,7 +23,7 @@ from torch import Tensor
 from lmc.backend.engine.kernels.cublas import Cublas, CublasError
 from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Dense, Linear
-from lmc.config import cache_dir, replacing
+from lmc.config import cache_folder, replacing
 
 if TYPE_CHECKING:
     from lmc.backend.engine.kernels.few_rows import FewRows
@@ -147,13 +147,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _folder_file(name: str) -> Path | None:
-    try:
-        folder = cache_dir() / "products"
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        log.warning("no cache directory (%s): every engine measures products again; set LMC_CACHE_DIR", error)
-        return None
-    return folder / name
+    folder = cache_folder("products", "every engine measures products again")
+    return folder and folder / name
 
 
 def _read(path: Path | None) -> dict[Size, bytes | None]:

@@ -76,29 +76,17 @@ class _Part(Protocol):
 
 
 @dataclass(frozen=True)
-class _Causal:
-    """A prefill span's own slots."""
+class _Span:
+    """A prefill span's own slots, seen causally; or less than that, as in a sliding window, or more, as in a picture."""
 
     rows: slice
     where: Where
+    mask: Tensor | None = None  # [rows, context] float, 0 or -inf; None: causal
 
     def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
-        out, lse = partial(q.transpose(0, 1)[None], k, v, causal=True)
-        return out[0].transpose(0, 1), lse[0].T
-
-
-@dataclass(frozen=True)
-class _Masked:
-    """A prefill span whose rows see less than the causal rule, as in a sliding window, or more, as in a picture."""
-
-    rows: slice
-    where: Where
-    mask: Tensor  # [rows, context] float, 0 or -inf
-
-    def attend(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
-        k, v = keys[self.where].transpose(0, 1)[None], values[self.where].transpose(0, 1)[None]
-        out, lse = partial(q.transpose(0, 1)[None], k, v, mask=self.mask.to(q.dtype)[None, None])
+        mask = None if self.mask is None else self.mask.to(q.dtype)[None, None]
+        out, lse = partial(q.transpose(0, 1)[None], k, v, mask=mask, causal=mask is None)
         return out[0].transpose(0, 1), lse[0].T
 
 
@@ -254,8 +242,8 @@ def _prefill(span: Span, window: int | None) -> Sequence[_Part]:
     rows, before = slice(span.start, span.start + span.length), len(span.slots) - span.length
     if span.mutual or (window is not None and len(span.slots) > window):
         mask = span_mask(span, window)
-        return [_Masked(rows, _where(span.slots), additive(mask))]
-    own = _Causal(rows, _where(span.slots[before:]))
+        return [_Span(rows, _where(span.slots), additive(mask))]
+    own = _Span(rows, _where(span.slots[before:]))
     return [_Shared(rows, _where(span.slots[:before])), own] if before else [own]
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.models.config import ModelConfig, RopeScaling
-from lmc.config import UNFINISHED, cache_dir, replacing
+from lmc.config import UNFINISHED, cache_folder, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,11 +129,8 @@ class CacheEntry:
 
 def entry(source: Path, layout: str) -> CacheEntry | None:
     """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory."""
-    try:
-        folder = cache_dir() / "models"
-        folder.mkdir(exist_ok=True)
-    except OSError as error:
-        log.warning("no cache directory (%s): every load converts the model again; set LMC_CACHE_DIR", error)
+    folder = cache_folder("models", "every load converts the model again")
+    if folder is None:
         return None
     _remove_abandoned(folder)
     stat, place = source.stat(), source.resolve()
