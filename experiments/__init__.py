@@ -8,3 +8,6 @@
 
 An experiment that was stopped goes on where it was. What could not be measured is said, with the reason, and the others go on.
 """
+
+MODULES = ("programs", "agents", "constraints", "apis", "hardware", "reordering", "rag", "elsewhere", "quality")
+"""Where the experiments are, in the order in which they are listed, whichever was imported first."""

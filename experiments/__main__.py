@@ -11,12 +11,12 @@ from pathlib import Path
 
 import experiments
 from docs import make_pictures
-from experiments.core import EXPERIMENTS, NotAResult, Setup, run, table
+from experiments.core import EXPERIMENTS, NotAResult, Setup, listed, run, table
 from experiments.page import page
 from experiments.results import PAGE, report
 from lmc.pages import several
 
-for module in ("programs", "agents", "constraints", "apis", "hardware", "reordering", "rag", "elsewhere", "quality"):
+for module in experiments.MODULES:
     importlib.import_module(f"experiments.{module}")
 
 
@@ -47,13 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="measure again")
     parser.add_argument("--report", action="store_true", help="write docs/results.md, and the pictures of the README, from docs/results/*.json")
     given = parser.parse_args(argv)
-    names = list(EXPERIMENTS) if given.names == ["all"] else given.names
+    names = [e.name for e in listed()] if given.names == ["all"] else given.names
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         parser.error(f"there is no experiment {unknown[0]!r}; there are {', '.join(EXPERIMENTS)}")
     if given.n < 0 or given.reps < 1 or not 0 < given.scale < math.inf:
         parser.error("--n is 0 or more, --reps 1 or more, --scale more than 0")
     if not names and not given.report:
-        for experiment in EXPERIMENTS.values():
+        for experiment in listed():
             print(f"{experiment.name:16} {experiment.question}")
     setup = Setup(given.backend, given.device, given.load_format, given.n, given.scale, given.reps, given.seed, tuple(given.peer), given.data, given.pool)
     failed = 0

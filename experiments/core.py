@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import lmc
 from benchmarks.bench_programs import where
+from experiments import MODULES
 from lmc import named
 from lmc.errors import LmcError
 from lmc.measuring import Line, MeasuredMode
@@ -181,6 +182,11 @@ def experiment(
         return EXPERIMENTS[name]
 
     return register
+
+
+def listed() -> list[Experiment]:
+    """Return all experiments whose modules are loaded, in the order of `MODULES`."""
+    return sorted(EXPERIMENTS.values(), key=lambda e: MODULES.index(e.points.__module__.rpartition(".")[2]))
 
 
 def measured(runs: Sequence[MeasuredMode], reference: Sequence[MeasuredMode] = (), *, arrivals: str = "at once") -> Row:

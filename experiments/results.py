@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, command, missing, table
+from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, command, listed, missing, table
 
 ROOT = Path(__file__).parent.parent
 FOUND, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
@@ -80,8 +80,7 @@ def report(folder: Path = FOUND) -> str:
         *(_paper(figure, found.get(figure.experiment)) for figure in PAPER),
         *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), _paper(READING, found.get("run-ahead")), "",
     ]  # fmt: skip
-    for name, experiment in EXPERIMENTS.items():
-        parts.append(section(experiment, found.get(name)))
+    parts += [section(experiment, found.get(experiment.name)) for experiment in listed()]
     return "\n".join(parts).rstrip() + "\n"
 
 
