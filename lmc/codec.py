@@ -114,6 +114,11 @@ class _Encoding:
             return ["error", where, self.many(args, depth), own, str(x), *self.cause(x, depth)]
         if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
             return ["named", where, self.many(x, depth)]
+        if _is_struct(cls):
+            values, others = cast(Any, x.__reduce__())[1]
+            return ["struct", where, self.many(values, depth), [[k, self.value(v, depth + 1)] for k, v in others.items()]]
+        if is_namespace(cls):
+            return ["names", where, [self.many(pair, depth) for pair in vars(x).items()]]
         if dataclasses.is_dataclass(x) and cls.__mro__[1:] and all(c is object or dataclasses.is_dataclass(c) for c in cls.__mro__):
             names = [f.name for f in dataclasses.fields(x)]
             if getattr(x, "__dict__", {}).keys() - set(names):
@@ -151,6 +156,19 @@ class _Encoding:
             return []
         self.seen = apart.seen
         return [found]
+
+
+def _is_struct(cls: Any) -> bool:
+    """Return whether a class is one of Python's tuples with named fields, such as `time.struct_time`."""
+    return issubclass(cls, tuple) and "n_sequence_fields" in vars(cls) and isinstance(cls.__new__, types.BuiltinFunctionType)
+
+
+def is_namespace(cls: type) -> bool:
+    """Return whether a class is one of Python's whose instances are their attributes, which may be any."""
+    return (cls.__module__, cls.__qualname__) in _NAMESPACES
+
+
+_NAMESPACES = frozenset({("types", "SimpleNamespace"), ("argparse", "Namespace"), ("subprocess", "CompletedProcess")})
 
 
 def _kind_of_refusal(kind: Any) -> Any:
@@ -422,6 +440,19 @@ def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
     return made
 
 
+def _read_struct(d: _Decoding, where: str, values: Any, others: Any) -> Any:
+    index = d.place()
+    made = d.seen[index] = _class(where, _is_struct)(tuple(d.many(values)), {name: d.value(value) for name, value in others})
+    return made
+
+
+def _read_names(d: _Decoding, where: str, pairs: Any) -> Any:
+    cls = _class(where, is_namespace)
+    made = d.keeps(cls.__new__(cls))
+    vars(made).update(d.many(pair) for pair in pairs)
+    return made
+
+
 def _read_model(d: _Decoding, where: str, held: Any, given: Any, extra: Any) -> Any:
     cls = _class(where, lambda c: hasattr(c, "__pydantic_fields__"))
     made = d.keeps(object.__new__(cls))
@@ -483,6 +514,8 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "refused": _read_refusal,
     "named": _read_named,
     "data": _read_data,
+    "struct": _read_struct,
+    "names": _read_names,
     "model": _read_model,
 }
 

@@ -17,6 +17,7 @@ import copy
 import csv
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import hashlib
@@ -35,8 +36,9 @@ import time
 import types
 import typing
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Any
 from zlib import crc32
 
@@ -124,12 +126,13 @@ def _of_cached(fn: Any) -> CallKind:
 
 
 def _of_class(cls: type) -> CallKind:
-    if cls is collections.defaultdict:
+    if cls in (collections.defaultdict, threading.Thread, threading.Timer):
         return CallKind.PASSES_ON
     if (
         issubclass(cls, BaseException | pathlib.PurePath)
         or cls in _OWN_DATA
         or cls in _MADE_AGAIN
+        or passes_on(cls)
         or is_of_lmc(cls)
         or _only_makes_data(cls)
         or _is_of_pydantic(cls)
@@ -180,6 +183,10 @@ _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 
 def _of_method(fn: types.MethodType) -> CallKind:
     owner, function = fn.__self__, fn.__func__
+    if fn.__name__ in _CALL_LATER and isinstance(owner, asyncio.AbstractEventLoop | asyncio.Future | Future):
+        return CallKind.PASSES_ON
+    if type(owner) in (threading.Thread, threading.Timer):
+        return CallKind.AGAIN
     if not isinstance(function, types.FunctionType):
         return kind_of(function)  # such as of a marked function
     if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
@@ -209,6 +216,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
 
 def _of_builtin(fn: Any) -> CallKind:
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
+    if name in _CALL_LATER and isinstance(owner, asyncio.Future):
+        return CallKind.PASSES_ON
     if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
@@ -230,6 +239,8 @@ def _of_builtin(fn: Any) -> CallKind:
 
 _BUILTINS = frozenset({types.BuiltinFunctionType, type(re.compile("").finditer), types.MethodDescriptorType, types.ClassMethodDescriptorType})
 _DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
+_CALL_LATER = frozenset({"add_done_callback", "call_soon", "call_soon_threadsafe", "call_later", "call_at"})
+"""Methods of event loops and futures that have a function called."""
 _MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
 MANAGERS = {
     contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
@@ -250,13 +261,39 @@ _TURNS = frozenset({
     threading.Semaphore, threading.BoundedSemaphore, Future,
 })  # fmt: skip
 """Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
-KEPT = frozenset({random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue})
+KEPT = frozenset({
+    random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue, threading.Event, threading.Condition,
+    threading.Barrier, asyncio.Event, asyncio.Condition, asyncio.Barrier, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue, asyncio.Future,
+})  # fmt: skip
 """Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
+_KEPT_OF: Mapping[str, str] = {
+    "argparse": "ArgumentParser", "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
+    "json.decoder": "JSONDecoder", "json.encoder": "JSONEncoder", "string": "Formatter",
+}  # fmt: skip
+"""More of them, which may be given functions to call, by module and name: importing them here would cost every program."""
+_FILES = frozenset({"read", "write", "read_file", "print_help", "print_usage"})
+"""Methods of those that read or write outside of the run."""
+
+
+def is_kept(cls: type) -> bool:
+    return cls in KEPT or passes_on(cls)
+
+
+def passes_on(cls: type) -> bool:
+    return cls.__qualname__ in _KEPT_OF.get(cls.__module__, "").split()
+
+
+def is_of_kept(fn: Any, owner: object) -> bool:
+    """Return whether a method of such an object stays within it."""
+    return type(owner) in KEPT or (passes_on(type(owner)) and fn.__name__ not in _FILES)
+
+
 _MADE_AGAIN = frozenset({
     copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
     asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
     sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
-    contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, *KEPT, *_TURNS,
+    contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
+    decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, *KEPT, *_TURNS,
 })  # fmt: skip
 _IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
 """Types of objects that a program makes again, with what it has done to them."""
@@ -271,6 +308,10 @@ _CHANGE_NOTHING = frozenset({
 were called."""
 AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
 """Code of coroutines that only wait for their turn."""
+WAITING = frozenset(fn.__code__ for fn in (
+    asyncio.Queue.get, asyncio.Queue.put, asyncio.Queue.join, asyncio.Event.wait, asyncio.Condition.wait, asyncio.Condition.wait_for, asyncio.Barrier.wait,
+))  # fmt: skip
+"""Code of coroutines that only wait for what the program does, if it has made their object."""
 _COMPUTING: Mapping[str, str] = {
     "ast": "literal_eval",
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
@@ -278,6 +319,7 @@ _COMPUTING: Mapping[str, str] = {
     "binascii": "hexlify unhexlify crc32",
     "difflib": "get_close_matches",
     "fnmatch": "fnmatch fnmatchcase filter translate",
+    "hmac": "new digest compare_digest",
     "html": "escape unescape",
     "json": "loads dumps",
     "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",

@@ -7,6 +7,8 @@ import dataclasses
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
+from lmc.codec import is_namespace
+
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
 
 
@@ -28,6 +30,8 @@ def restore(target: Any, wanted: Any) -> None:
         (target.update if isinstance(target, set) else target.extend)(wanted)
     elif isinstance(target, bytearray | array.array):
         target[:] = wanted
+    elif is_namespace(type(target)):
+        restore(vars(target), vars(wanted))
     else:
         for name, value in fields_of(wanted):
             object.__setattr__(target, name, _restored(getattr(target, name, None), value))
@@ -52,8 +56,8 @@ def can_change(x: Any) -> bool:
 
 
 def is_object(x: Any) -> bool:
-    """Return whether a value is an instance of a dataclass or a model, which is encoded by its fields."""
+    """Return whether a value is an instance of a dataclass or a model, or a namespace, which is encoded by its fields."""
     cls: Any = type(x)
     if dataclasses.is_dataclass(cls):
         return not vars(cls)["__dataclass_params__"].frozen if "__dataclass_params__" in vars(cls) else True
-    return hasattr(cls, "__pydantic_fields__")
+    return hasattr(cls, "__pydantic_fields__") or is_namespace(cls)

@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import io
+import json
 import random
 import sys
 import threading
@@ -23,7 +24,20 @@ from lmc.durable import mutations
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import KEPT, MANAGERS, CallKind, called_by_python, computes, is_idempotent, is_plain, kind_of, makes_coroutine
+from lmc.durable.effects import (
+    KEPT,
+    MANAGERS,
+    CallKind,
+    called_by_python,
+    computes,
+    is_idempotent,
+    is_kept,
+    is_of_kept,
+    is_plain,
+    kind_of,
+    makes_coroutine,
+    passes_on,
+)
 from lmc.durable.instrument import instrument, is_instrumented, twin
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
@@ -65,12 +79,13 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             self._instrument_members(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
-        if isinstance(fn, type) and fn in KEPT:
+        if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
-        if fn is csv.writer or fn is csv.DictWriter:
-            return functools.partial(self._writer, fn)
-        if type(owner := attribute(fn, "__self__")) in KEPT and self.journal.effects.has_made(owner):
-            return fn
+        if type(fn) in (types.BuiltinFunctionType, types.FunctionType, type) and fn in _WRITING:
+            return functools.partial(self._writes, fn)
+        owner = attribute(fn, "__self__")
+        if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
+            return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
         if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
             kind = CallKind.OWN
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
@@ -80,18 +95,19 @@ class Recorder:
             self._callees[id(fn)] = fn, found
         return found
 
-    def _kept(self, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def _kept(self, make: Any, *args: Any, **kwargs: Any) -> Any:
         """Make an object of Python that lives in memory. Random numbers are the same again only if they have a seed."""
-        made = cls(*args, **kwargs)
-        if cls is not random.Random or (args and args[0] is not None):
+        made = self._passed_on(make, args, kwargs)
+        if make is not random.Random or (args and args[0] is not None):
             self.journal.effects.keep(made)
         return made
 
-    def _writer(self, make: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a writer of tables: an effect unless it writes to memory of the run, or its lines would be written again."""
-        to = args[0] if args else kwargs.get("f")
+    def _writes(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call what writes to a file, or makes a writer: an effect unless the file is in memory of the run, or it would be written again."""
+        at, name = _WRITING[fn]
+        to = args[at] if at < len(args) else kwargs.get(name)
         known = isinstance(to, io.StringIO) and self.journal.effects.has_made(to)
-        return make(*args, **kwargs) if known else self.made(make, CallKind.EFFECT, args, kwargs)
+        return fn(*args, **kwargs) if known else self.made(fn, CallKind.EFFECT, args, kwargs)
 
     def _only_computes(self, fn: Any) -> bool:
         """Return whether a call only computes on objects that the program makes: a method of one, or what makes one, or a
@@ -123,7 +139,7 @@ class Recorder:
             return self._called_back(fn, args, kwargs)
         if kind is CallKind.PASSES_ON:
             return self._passed_on(fn, args, kwargs)
-        task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), _is_own_awaitable)
+        task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), self._is_own)
         if task is not None:
             return task
         if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
@@ -181,7 +197,10 @@ class Recorder:
             return result_of(self.callee(tool)(**given))
         with_classes = attribute(fn, "__name__", "") in _TAKES_CLASSES
         look = lambda x: _named(self.callee(x), x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
-        return fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
+        result = fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
+        if is_kept(type(result)):
+            self.journal.effects.keep(result)
+        return result
 
     def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that is passed a state or a function of the program: of one more of the program's own functions,
@@ -314,11 +333,15 @@ class Recorder:
 
     def awaited(self, x: Any) -> Any:
         """Return the replacement for an awaitable: itself, if it is the program's own."""
-        if _is_own_awaitable(x):
+        if self._is_own(x):
             return x
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))
+
+    def _is_own(self, x: Any) -> bool:
+        """Return whether awaiting something runs code of the program's own, or waits for it."""
+        return _is_own_awaitable(x) or self.journal.waits_for_program(x)
 
     def managed(self, x: Any) -> Any:
         """Return the replacement for a manager: itself, unless its methods are the program's own."""
@@ -362,6 +385,14 @@ class _Call:
         """Return Python's name of the function, for calls that it rejects."""
         name, module = attribute(self.fn, "__qualname__"), attribute(self.fn, "__module__")
         return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+_WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter: (0, "f"), print: (sys.maxsize, "file"), json.dump: (1, "fp")}
+"""Functions that write to a file, with its place among their arguments."""
+
+
+def _makes_future(fn: types.MethodType) -> bool:
+    return fn.__name__ == "create_future" and isinstance(fn.__self__, asyncio.AbstractEventLoop)
 
 
 _with_members = weakref.WeakSet[type]()

@@ -13,7 +13,7 @@ from typing import Any
 from lmc import observing
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
-from lmc.durable.effects import AWAITED_AGAIN, arguments_digest, awaited_call
+from lmc.durable.effects import AWAITED_AGAIN, WAITING, arguments_digest, awaited_call
 from lmc.durable.groups import WELL
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place
@@ -128,6 +128,12 @@ class RunJournal(JournaledCalls):
         except TimeoutError as error:
             self.write_outcome(self.intend(place, args, given, loc, ordered=False), None, place[1], (), None, (False, error), loc)
             raise
+
+    def waits_for_program(self, x: Any) -> bool:
+        """Return whether awaiting something only waits for what the program does to an object that it has made: a future, an event, a queue."""
+        if isinstance(x, types.CoroutineType):
+            return x.cr_code in WAITING and self.effects.has_made(inspect.getcoroutinelocals(x).get("self"))
+        return type(x) is asyncio.Future and self.effects.has_made(x)
 
     def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
         """Return the effect that awaiting it is: name and arguments. None if it is none."""

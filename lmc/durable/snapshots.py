@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import io
 import itertools
+import pickle
 import queue
 import random
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ from typing import Any, cast
 
 from lmc import codec, json_data
 from lmc.durable import mutations
-from lmc.durable.reaches import attribute, inside
+from lmc.durable.reaches import attribute, from_library, inside
 from lmc.frontend.state import State, StateGroup
 
 
@@ -93,7 +96,7 @@ class CallSnapshot:
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
         self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
-        self.values += [x.__dict__ for x in values if isinstance(x, BaseException | types.SimpleNamespace)]  # notes and other attributes
+        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes and other attributes
         while functions:
             for cell in functions.pop().__closure__ or ():
                 if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
@@ -203,6 +206,9 @@ _WATCHED: Mapping[type, Callable[[Any], Any]] = {
     **dict.fromkeys((io.StringIO, io.BytesIO), lambda x: None if x.closed else (x.tell(), x.getvalue())),
     **dict.fromkeys((queue.Queue, queue.LifoQueue, queue.PriorityQueue), lambda x: [*map(id, x.queue)]),
     queue.SimpleQueue: queue.SimpleQueue.qsize,
+    **dict.fromkeys((asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue), lambda x: [*map(id, x._queue)]),
+    **dict.fromkeys((threading.Event, asyncio.Event), lambda x: x.is_set()),
+    asyncio.Future: asyncio.Future.done,
 }
 """State of objects that the program makes again, and whose changes by a call cannot be repeated."""
 
@@ -211,8 +217,17 @@ def _look(x: Any, instances: Mapping[int, Callable[[], Any]]) -> Callable[[Any],
     """Return what gives the state of such an object, or the items of one of a class that is derived from a container's."""
     if id(x) not in instances or instances[id(x)]() is not x:
         return None
-    derived = isinstance(x, list | dict | set | deque)
-    return (lambda x: [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]) if derived else _WATCHED.get(type(x))
+    if isinstance(x, list | dict | set | deque):
+        return lambda x: [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]
+    return _WATCHED.get(type(x), _pickled if from_library(type(x)) else None)
+
+
+def _pickled(x: Any) -> Any:
+    """Return the state of an object of Python's library; something else each time for one that does not tell."""
+    try:
+        return pickle.dumps(x)
+    except Exception:  # of whatever its parts raise
+        return object()
 
 
 _EMPTY = object()

@@ -1,0 +1,192 @@
+"""Objects of Python's library that a program makes: futures, events, queues, threads, parsers; they are made again, and wait for nobody who does not come."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import configparser
+import decimal
+import graphlib
+import hmac
+import io
+import json
+import string
+import subprocess
+import sys
+import threading
+import time
+import types
+import warnings
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lmc
+from lmc.errors import JournalError
+from tests.durable.resuming import CALLS, resumes_anywhere
+
+
+@lmc.host(idempotent=True)
+def tool(x: Any) -> str:
+    CALLS.append(("tool", x))
+    return f"<{x}>"
+
+
+@lmc.host(idempotent=True)
+async def fetch(x: Any) -> str:
+    await asyncio.sleep(0)
+    CALLS.append(("fetch", x))
+    return f"<{x}>"
+
+
+@lmc.function
+async def sets_a_future(s: Any) -> Any:
+    loop, found = asyncio.get_running_loop(), list[str]()
+    future = loop.create_future()
+    future.add_done_callback(lambda done: found.append(tool(done.result())))
+    loop.call_soon(future.set_result, "four")
+    s += await future + lmc.gen("a", max_tokens=2)
+    later = loop.create_future()
+    loop.call_later(0.001, lambda: later.set_result(tool("later")))
+    task = loop.create_task(fetch("task"))
+    task.add_done_callback(lambda _: found.append(tool("done")))
+    return [await later, await task, await asyncio.sleep(0)], found
+
+
+@lmc.function
+async def hands_on_by_a_queue(s: Any) -> Any:
+    items, over, found = asyncio.Queue[Any](1), asyncio.Event(), list[str]()
+
+    async def produce() -> None:
+        for i in range(2):
+            await items.put(await fetch(i))
+        await items.put(None)
+        over.set()
+
+    async def consume() -> None:
+        while (x := await asyncio.wait_for(items.get(), 5)) is not None:
+            s.__iadd__(x + lmc.gen("a", max_tokens=2))
+            found.append(s["a"])
+
+    await asyncio.gather(produce(), consume())
+    await over.wait()
+    return found, items.qsize()
+
+
+@lmc.function
+def works_on_threads(s: Any) -> Any:
+    begun, turn, found = threading.Event(), threading.Condition(), list[str]()
+    f, g = s.fork(2)
+
+    def work() -> None:
+        begun.wait(5)
+        with turn:
+            found.append(tool("work"))
+            f.__iadd__("w" + lmc.gen("a", max_tokens=2))
+            turn.notify()
+
+    threads = [threading.Thread(target=work), threading.Timer(0.001, tool, ["timer"]), threading.Thread(target=tool, args=("thread",))]
+    for thread in threads:
+        thread.start()
+    g += "x" + lmc.gen("a", max_tokens=2)
+    with turn:
+        begun.set()
+        turn.wait_for(lambda: found, 5)
+    for thread in threads:
+        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        found += sorted(future.result() for future in as_completed([pool.submit(tool, x) for x in "ab"]))
+        found += [future.result() for future in wait([pool.submit(tool, "c")]).done]
+    return found, f["a"], g["a"]
+
+
+@lmc.function
+def writes_and_parses(s: Any) -> Any:
+    out = io.StringIO()
+    print("x", 1, file=out, sep="-")
+    json.dump({"a": tool("dumped")}, out)
+    with warnings.catch_warnings(), decimal.localcontext() as context:
+        warnings.simplefilter("ignore")
+        context.prec = 3
+        s += str(decimal.Decimal(1) / 3) + lmc.gen("a", max_tokens=2)
+    parser, ini = argparse.ArgumentParser(), configparser.ConfigParser()
+    parser.add_argument("--n", type=tool)
+    ini.read_string("[x]\na = 1\n")
+    ini.set("x", "b", tool("b"))
+    digest = hmac.new(b"k", b"m", "sha1")
+    digest.update(tool("m").encode())
+    decoded = json.JSONDecoder(object_hook=lambda d: tool(len(d))).decode('[{"a": 1}]')
+    return out.getvalue(), parser.parse_args(["--n", "3"]).n, dict(ini["x"]), digest.hexdigest(), decoded, string.Formatter().format("{a}", a=1)
+
+
+@lmc.function
+def sorts_by_what_comes_first(s: Any) -> Any:
+    order, found = graphlib.TopologicalSorter({"c": {"a", "b"}, "b": {"a"}}), list[str]()
+    order.prepare()
+    while order.is_active():
+        for name in order.get_ready():
+            s += tool(name) + lmc.gen("a", max_tokens=2)
+            found.append(s["a"])
+            order.done(name)
+    return found
+
+
+@lmc.host(idempotent=True)
+def run(x: str) -> Any:
+    CALLS.append(("run", x))
+    return subprocess.run([sys.executable, "-c", f"print({x})"], capture_output=True, text=True, check=True)
+
+
+@lmc.host(idempotent=True)
+def page(x: str) -> Any:
+    CALLS.append(("page", x))
+    return types.SimpleNamespace(text=x, links=[1], at=time.gmtime(5))
+
+
+@lmc.host(idempotent=True)
+def follow(found: Any) -> None:
+    CALLS.append(("follow", found.text))
+    found.links.append(2)
+    found.seen = True
+
+
+@lmc.function
+def takes_what_has_names(s: Any) -> Any:
+    ran, found = run("3 * 4"), page("q")
+    s += ran.stdout + lmc.gen("a", max_tokens=2)
+    follow(found)
+    links = found.links
+    links.append(3)
+    return ran, ran.returncode, found, links is found.links, found.at.tm_sec
+
+
+PROGRAMS = [sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, sorts_by_what_comes_first, takes_what_has_names]
+
+
+@pytest.mark.search
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_what_a_program_makes_of_the_library_is_made_again(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path)
+
+
+def finish(x: Any) -> None:
+    CALLS.append(("finish",))
+    x.set() if isinstance(x, threading.Event | asyncio.Event) else x.prepare()
+
+
+@lmc.function
+def hands_out(s: Any, make: Any) -> Any:
+    made = make()
+    s += "q" + lmc.gen("a", max_tokens=2)
+    finish(made)
+    return s["a"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
+@pytest.mark.parametrize("make", [threading.Event, asyncio.Event, graphlib.TopologicalSorter])
+def test_what_a_tool_does_to_such_an_object_ends_in_an_error_on_resuming(make: Any, tmp_path: Path) -> None:
+    hands_out.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed"):
+        hands_out.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
