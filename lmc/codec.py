@@ -22,6 +22,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from lmc.errors import message_of
 from lmc.json_data import PLAIN, dumps, is_plain
 
 TAG = "!"
@@ -111,7 +112,7 @@ class _Encoding:
                 return self.refusal(x, depth)
             own = self.held_by(x, depth)
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
-            return ["error", where, self.many(args, depth), own, str(x), *self.cause(x, depth)]
+            return ["error", where, self.many(args, depth), own, message_of(x), *self.cause(x, depth)]
         if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
             return ["named", where, self.many(x, depth)]
         if _is_struct(cls):

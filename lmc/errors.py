@@ -44,6 +44,14 @@ class LmcError(Exception):
         return f"{self.loc}: {self.message}" + (f"\n{excerpt}" if excerpt else "")
 
 
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception of anybody's: its `__str__` may fail, too."""
+    try:
+        return str(error)
+    except Exception:
+        return f"<unprintable {type(error).__name__}>"
+
+
 class JournalWarning(UserWarning):
     """A journaled run did something that its journal cannot hold: resuming past it would end with JournalError. The
     message says what and where."""

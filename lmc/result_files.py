@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmc import tracebacks
-from lmc.errors import IncompleteAnswer, Loc
+from lmc.errors import IncompleteAnswer, Loc, message_of
 from lmc.userfiles import Item, UsageError, object_of, objects
 
 
@@ -188,7 +188,7 @@ def record_of(index: int, state: Any, extra: Item) -> Item:
     """Return the record of one item: its results, or the error it ended with."""
     error = state.error()
     if error is not None:
-        result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((str(error), *tracebacks.notes(error)))}}
+        result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((message_of(error), *tracebacks.notes(error)))}}
     else:
         variables = {name: _value_of(state, name) for name in state.variables if name is not None}
         result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}

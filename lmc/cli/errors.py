@@ -11,7 +11,7 @@ from pathlib import Path
 
 import lmc
 from lmc import tracebacks
-from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError
+from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError, message_of
 from lmc.userfiles import UsageError
 
 
@@ -39,7 +39,8 @@ def explain(error: BaseException) -> str:
     if type(error).__module__.startswith("lmc."):  # these contain the location
         return str(error) + notes
     place = _users_line(error)
-    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    told = message_of(error)
+    message = f"{type(error).__name__}: {told}" if told else type(error).__name__
     return f"{message}{place}{notes}\n(LMC_DEBUG=1 shows the traceback)"
 
 

@@ -23,7 +23,7 @@ from lmc.durable.journal import JournalFile
 from lmc.durable.records import Effect, Place
 from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import Coming, Tasks
-from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc
+from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
 from lmc.frontend.host import HostFunction
@@ -103,7 +103,7 @@ class _Noted:
 
     def attempt_failed(self, error: Exception) -> None:
         self.failed += 1
-        self._calls.journal.put(self._calls.item, ["t", self._number, type(error).__name__, str(error)])
+        self._calls.journal.put(self._calls.item, ["t", self._number, type(error).__name__, message_of(error)])
         self._calls.journal.flush()
 
     def attempt(self) -> None:
@@ -240,7 +240,7 @@ class JournaledCalls(Answers):
     def unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
         """Return the error for the program if a check gave no answer."""
         doubt = InDoubtEffect(f"{known.name}({known.shown}) was begun before the run was cut off, and its check could not tell whether it was done: "
-                              f"{type(error).__name__}: {error}", loc=loc)  # fmt: skip
+                              f"{type(error).__name__}: {message_of(error)}", loc=loc)  # fmt: skip
         doubt.__cause__ = error
         return doubt
 

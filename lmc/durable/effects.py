@@ -293,7 +293,7 @@ _MADE_AGAIN = frozenset({
     asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
     sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
     contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
-    decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, *KEPT, *_TURNS,
+    decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *_TURNS,
 })  # fmt: skip
 _IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
 """Types of objects that a program makes again, with what it has done to them."""

@@ -18,7 +18,7 @@ from lmc.durable.groups import WELL
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place
 from lmc.durable.tasks import Coming
-from lmc.errors import Interrupted, JournalError, Loc
+from lmc.errors import Interrupted, JournalError, Loc, message_of
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, numbering
 from lmc.frontend.attempts import aanswer_of
@@ -222,7 +222,7 @@ class RunJournal(JournaledCalls):
             self._intend_all()  # tasks that were not awaited may still begin
         error = self.broken or error
         if error is not None and not isinstance(error, Interrupted):
-            self.journal.put(self.item, ["e", [[type(e).__name__, str(e)] for e in _causes(error)], int(time.time())])
+            self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in _causes(error)], int(time.time())])
         elif error is None and (not self.resumed or self.known.end != []):  # its earlier end no longer holds
             self.journal.add((self.item, WELL))
         self._known = None  # read again if the state is used further

@@ -80,6 +80,21 @@ def _answers(held: Any, end: Any) -> Iterator[Result]:
             return
 
 
+async def on_thread(work: Callable[[], None]) -> None:
+    """Run a function on a thread. Its StopIteration, which no future can hold, becomes a RuntimeError as that of a coroutine."""
+    stopped: list[StopIteration] = []
+
+    def run() -> None:
+        try:
+            work()
+        except StopIteration as error:
+            stopped.append(error)
+
+    await asyncio.to_thread(run)
+    if stopped:
+        raise stopped[0]
+
+
 # -- loops -----------------------------------------------------------------------------------------------------------
 
 

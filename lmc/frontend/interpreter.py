@@ -6,7 +6,6 @@ program run in parallel as far as the program itself lets them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import inspect
@@ -338,7 +337,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                 if self.is_async:
                     await self._acall(state, bound)
                 else:
-                    await asyncio.to_thread(self._call, state, bound)
+                    await aio.on_thread(lambda: self._call(state, bound))
             except BaseException as error:
                 _cancel(state)
                 self._ends(state, error)

@@ -29,7 +29,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from lmc.backend.base import Backend, Result
 from lmc.backend.usage import Usage
-from lmc.errors import JournalError, LmcError, ProgramError
+from lmc.errors import JournalError, LmcError, ProgramError, message_of
 from lmc.frontend.interpreter import Function
 from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
@@ -222,7 +222,7 @@ class Published(DescribedProgram):
             told = as_api_error(error)
             return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
-        return ApiError(500, f"{at}{type(error).__name__}: {error}", kind="program_error")
+        return ApiError(500, f"{at}{type(error).__name__}: {message_of(error)}", kind="program_error")
 
     def _place(self, error: BaseException) -> str:
         """Return `judge.py:17: `, of the program's file; nothing if the error came from elsewhere. Folders are not

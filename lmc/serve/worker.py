@@ -29,7 +29,7 @@ from lmc import userfiles
 from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.usage import Usage
 from lmc.config import settings
-from lmc.errors import LmcError
+from lmc.errors import LmcError, message_of
 from lmc.observing import observer, within
 from lmc.serve import frames
 from lmc.serve.errors import ApiError, as_api_error
@@ -70,7 +70,7 @@ async def _serve(control: socket.socket, connection: Connection, told: Mapping[s
     try:
         worker = ProgramWorker(writer, PipeBackend(connection), told)
     except (Exception, SystemExit) as error:  # error of a program's file; shown where the server was started
-        reason = error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {error}"
+        reason = error.message if isinstance(error, LmcError) else f"{type(error).__name__}: {message_of(error)}"
         frames.write(writer, {"failed": reason})
         await writer.drain()
         os._exit(1)

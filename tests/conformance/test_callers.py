@@ -260,3 +260,35 @@ def test_reload_runs_the_new_code_and_keeps_the_old(way: Any, module: Any):
         state = way(program, q="a")
         assert state.text().startswith(f"<a2>a{level}")  # the old function sees the module's new names, and its own inner code
         assert state.ret_value[0] == 2
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("within __str__")
+
+
+def test_an_exception_that_cannot_be_printed_is_raised(way: Any):
+    @lmc.function
+    def program(s: Any, q: str) -> None:
+        s += q + gen("x", max_tokens=2)
+        raise Unprintable(s["x"])
+
+    with pytest.raises(Unprintable):
+        way(program, q="a").ret_value  # noqa: B018
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_awaited_program_that_raises_stop_iteration_ends(compiled: bool):
+    @lmc.function
+    def program(s: Any) -> Any:
+        s += gen("x", max_tokens=2)
+        return next(iter(s["x"][:0]))
+
+    call = lmc.compile(program).acall if compiled else program.arun
+
+    async def main() -> None:
+        await asyncio.wait_for(call(backend=Mock()), 20)
+
+    with pytest.raises(RuntimeError, match="raised StopIteration") as caught:  # as that of a coroutine
+        asyncio.run(main())
+    assert isinstance(caught.value.__cause__, StopIteration)
