@@ -54,6 +54,17 @@ class Grader:
         return len(essay)
 
 
+@lmc.pure
+def key(title: str) -> list[str]:
+    return [title]
+
+
+class Tools:
+    @lmc.host(timeout=3)
+    async def find(self, what: str) -> int:
+        return len(what)
+
+
 def part(text: str) -> lmc.Expr:
     return lmc.user(text)
 
@@ -88,6 +99,33 @@ assert_type(Grader.of_class.run(essay="x").ret_value, int)
 assert_type(Grader().of_class("x").ret_value, int)
 assert_type(lmc.compile(Grader.of_class)("x").ret_value, int)
 assert_type(Grader.of_none.run(essay="x").ret_value, int)
+
+
+async def opinion(f: lmc.State, dim: str) -> float:
+    return 1.0
+
+
+def summary(f: lmc.State) -> str:
+    return f.text()
+
+
+@lmc.function
+async def panel(s: lmc.State) -> None:
+    assert_type(await s.fork(2).each(opinion, ["a", "b"]), list[float])
+    assert_type(s.fork(2).each(summary), list[str])
+    async for piece in s.text_async_iter("x"):
+        assert_type(piece, str)
+    async for piece, meta in s.text_async_iter("x", return_meta_data=True):
+        assert_type(meta, dict[str, Any])
+    assert_type(key("x"), list[str])
+    assert_type(await Tools().find("x"), int)
+    key(3)  # wrong
+    await Tools().find(3)  # wrong
+
+
+@lmc.function
+def a_number(s: lmc.State, n: int) -> None:
+    s += n  # wrong
 
 
 async def main() -> None:

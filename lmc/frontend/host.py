@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar, copy_context
 from time import perf_counter
-from typing import Any, Protocol, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, overload
 
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.attempts import Retry, aattempted, attempted
 from lmc.frontend.expressions import caller_loc
+from lmc.frontend.typed import P, R
 from lmc.observing import observer
 
 
@@ -56,22 +57,26 @@ RECORDING: ContextVar[RunRecorder | None] = ContextVar("lmc_recording", default=
 """The journaled run whose program is running here. None: there is none, or host code called by it is running."""
 
 
-class HostFunction:
+Rest = ParamSpec("Rest")
+
+
+class HostFunction(Generic[P, R]):
     """A function with its declared properties. Calling it means the same everywhere: interpreter, compiled run, plain
     Python."""
 
     def __init__(
-        self, fn: Callable[..., Any], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None, retry: Retry | None = None,
+        self, fn: Callable[P, R], *, pure: bool, ordered: bool, idempotent: bool, timeout: float | None, retry: Retry | None = None,
         check: Callable[..., Any] | None = None,
     ) -> None:  # fmt: skip
         functools.update_wrapper(self, fn, updated=())
         self.__module__ = getattr(fn, "__module__", None) or "builtins"  # it is the user's, not lmc's
-        self.fn, self.pure, self.ordered, self.idempotent, self.timeout, self.retry, self.check = fn, pure, ordered, idempotent, timeout, retry, check
+        self.fn: Callable[..., Any] = fn
+        self.pure, self.ordered, self.idempotent, self.timeout, self.retry, self.check = pure, ordered, idempotent, timeout, retry, check
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
         # DSPy's tools read a callable object's parameters from its `__call__`
         self.__call__ = functools.update_wrapper(functools.partial(HostFunction.__call__, self), fn, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         state = ACTIVE.get()
         ledger = None if state is None else state.emitter.run.ledger
         if ledger is None:
@@ -146,6 +151,10 @@ class HostFunction:
     def _late(self) -> HostTimeout:
         return HostTimeout(f"{self.name}() gave no answer within {self.timeout:g} s")
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self: HostFunction[Concatenate[Any, Rest], R], instance: object, owner: type | None = None) -> Callable[Rest, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -156,7 +165,13 @@ class HostFunction:
         return f"<{' '.join(['host function', self.name, *said])}>"
 
 
-def pure(fn: Callable[..., Any]) -> HostFunction:
+class Marks(Protocol):
+    """Type of `lmc.host(…)`, the decorator with arguments."""
+
+    def __call__(self, fn: Callable[P, R], /) -> HostFunction[P, R]: ...
+
+
+def pure(fn: Callable[P, R]) -> HostFunction[P, R]:
     """Promise that the result of `fn` depends only on its arguments, and that it changes nothing.
 
     A run with requests made ahead may call it before the program does, on a worker thread, once for equal arguments
@@ -167,18 +182,18 @@ def pure(fn: Callable[..., Any]) -> HostFunction:
 
 @overload
 def host(
-    fn: Callable[..., Any], *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
+    fn: Callable[P, R], *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
-) -> HostFunction: ...  # fmt: skip
+) -> HostFunction[P, R]: ...  # fmt: skip
 @overload
 def host(
     fn: None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
-) -> Callable[[Callable[..., Any]], HostFunction]: ...  # fmt: skip
+) -> Marks: ...  # fmt: skip
 def host(
     fn: Callable[..., Any] | None = None, *, ordered: bool = True, idempotent: bool = False, timeout: float | None = None, retry: Retry | int | None = None,
     check: Callable[..., Any] | None = None,
-) -> HostFunction | Callable[[Callable[..., Any]], HostFunction]:  # fmt: skip
+) -> Any:  # fmt: skip
     """Mark `fn`, a function that does something outside the program; also a decorator, bare or with arguments.
 
     It is called where the program calls it, and never ahead. In a journaled run it is one recorded call, wherever it is called.

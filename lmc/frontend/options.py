@@ -6,7 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lmc.backend.base import Backend
 from lmc.config import named_backend
@@ -173,7 +173,7 @@ def backend_of(given: Any) -> Backend | None:
         raise ArgumentError(f"backend={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)", loc=caller_loc())
     if given is not None and not hasattr(given, "submit"):
         raise ArgumentError(f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc())
-    return given
+    return cast("Backend | None", given)
 
 
 _DEFAULTS: Mapping[str, Any] = {

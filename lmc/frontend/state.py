@@ -7,12 +7,12 @@ interpreter), the graph being traced, or nothing further (a state that a compile
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, TypeVar, cast, overload
 
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
@@ -119,11 +119,11 @@ class State(AnswersByName, Generic[R]):
 
     # -- appending
 
-    def __iadd__(self, other: Any) -> Self:
+    def __iadd__(self, other: Expr | str | Symbolic) -> Self:
         """Append text or an expression. If it raises, prompt and open role are what they were before."""
         if other.__class__ is str:
             if other:
-                self.ctx = self.emitter.append(self.ctx, other)
+                self.ctx = self.emitter.append(self.ctx, other)  # pyright: ignore[reportArgumentType]  # it is a str
         else:
             before = self.ctx, self.role, self.previous
             try:
@@ -409,6 +409,12 @@ class State(AnswersByName, Generic[R]):
         """Yield the text, or the variable `var_name`, in pieces as they arrive, in program order."""
         return streaming.text_iter(self, var_name)
 
+    @overload
+    def text_async_iter(self, var_name: str | None = None, return_meta_data: Literal[False] = False) -> AsyncIterator[str]: ...
+    @overload
+    def text_async_iter(self, var_name: str | None = None, *, return_meta_data: Literal[True]) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+    @overload
+    def text_async_iter(self, var_name: str | None, return_meta_data: Literal[True]) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
     def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """As `text_iter`, for async code: the text, or the variable `var_name`; with `return_meta_data`, pairs of text and the meta info known so far."""
         return streaming.text_async_iter(self, var_name, return_meta_data)
@@ -663,7 +669,7 @@ class StateGroup:
     def __iter__(self) -> Iterator[State]:
         return iter(self.states)
 
-    def __iadd__(self, other: Any) -> StateGroup:
+    def __iadd__(self, other: Expr | str | Symbolic | Sequence[Expr | str | Symbolic] | Callable[[int], Expr | str | Symbolic]) -> StateGroup:
         """Append to every state: one expression to all, `other(i)` to each, or one item of a list to each."""
         for i, (state, item) in enumerate(zip(self.states, self._items(other), strict=True)):
             state += item
@@ -681,6 +687,10 @@ class StateGroup:
             return map(cast(Callable[[int], Any], other if recorder is None else recorder.callback(other)), range(len(self)))
         return repeat(other, len(self))
 
+    @overload
+    def each(self, body: Callable[Concatenate[State, ...], Coroutine[Any, Any, V]], *items: Iterable[Any]) -> Coroutine[Any, Any, list[V]]: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def each(self, body: Callable[Concatenate[State, ...], V], *items: Iterable[Any]) -> list[V]: ...
     def each(self, body: Callable[..., Any], *items: Iterable[Any]) -> Any:
         """Run `body(fork)` for each fork, concurrently; with `items`, `body(fork, item, …)`, as `map` pairs them.
         Return a list of the results.
