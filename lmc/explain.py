@@ -95,7 +95,7 @@ def section(program: CompiledProgram, planned: Planned) -> Section:
         weight = {i: c.passes for i, c in costs.items() if trait(ops[i]) == "samples"}
     total, chain = critical_path(graph, lambda op: weight.get(index[id(op)], 0.0))
     critical = frozenset(index[id(op)] for op in chain) if total > 0 else frozenset[int]()
-    how = f"{seconds(total)}, by measured averages" if seen else f"{total:.0f} passes of the model, as expected"
+    how = f"{seconds(total)}, by measured averages" if seen else f"{total:.0f} passes of the model, by the plan"
     facts = [f"The critical path of a run takes {how}."] if total > 0 else []
     if found.runs:
         facts.append(f"The numbers are those of {several(found.runs, 'run')}.")

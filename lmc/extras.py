@@ -62,7 +62,7 @@ def missing(what: str, packages: Iterable[str], extra: str, why: str = "") -> Mi
 def install_line(*extras: str) -> str:
     """Return the command that installs extras into the running lmc: from a package index, the clone, or its other
     origin."""
-    return f"pip install {_requirement(','.join(extras))}"
+    return f"{'' if _is_there('pip') else 'uv '}pip install {_requirement(','.join(extras))}"  # uv's environments have no pip
 
 
 def _requirement(extras: str) -> str:

@@ -53,6 +53,11 @@ def line(monkeypatch, tmp_path):
     return line
 
 
+def test_an_environment_without_pip_is_uvs(line, monkeypatch):
+    monkeypatch.setattr(extras, "_is_there", lambda name: name != "pip")
+    assert line("site", True) == 'uv pip install "lmc-lang[engine,serve]"'
+
+
 def test_install_lines_name_where_lmc_came_from(line, tmp_path):
     clone = (tmp_path / "my clone").as_uri()
     assert line("site", True) == 'pip install "lmc-lang[engine,serve]"'

@@ -1,8 +1,10 @@
 """`import lmc` is light, and every exported name is there."""
 
 import ast
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,19 @@ HEAVY = (
 def in_fresh_python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           cwd=Path(lmc.__file__).parent.parent).stdout
+
+
+def test_it_runs_from_a_zip_archive(tmp_path):
+    package = Path(lmc.__file__).parent
+    with zipfile.ZipFile(tmp_path / "lmc.zip", "w") as archive:
+        for path in package.rglob("*"):
+            if path.suffix in (".py", ".lark"):
+                archive.write(path, Path("lmc") / path.relative_to(package))
+    (tmp_path / "prog.py").write_text("import lmc\n\n@lmc.function\ndef hello(s):\n    s += 'Hello' + lmc.gen('x')\n")
+    code = "import lmc, prog; from lmc.ir.text import parse; print(lmc.__file__, parse(lmc.compile(prog.hello, backend='mock').dump_ir()).name)"
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'lmc.zip'}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert done.stdout.split() == [str(tmp_path / "lmc.zip" / "lmc" / "__init__.py"), "hello"], done.stderr
 
 
 def test_import_brings_little_and_nothing_heavy():

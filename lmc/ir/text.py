@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from pathlib import Path
+from importlib import resources
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lmc.errors import IRError, Loc
@@ -156,7 +156,7 @@ def parse(text: str, file: str = "<ir>") -> Graph:
 def _parser() -> Lark:
     from lark import Lark
 
-    return Lark((Path(__file__).parent / "ir.lark").read_text("utf-8"), parser="lalr", maybe_placeholders=True)
+    return Lark(resources.files("lmc.ir").joinpath("ir.lark").read_text("utf-8"), parser="lalr", maybe_placeholders=True)
 
 
 def _check_version(text: str, file: str) -> None:
