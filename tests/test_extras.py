@@ -156,9 +156,10 @@ for code in ("lmc.Engine", "lmc.Runtime", "from lmc import Engine", "lmc.config.
         print(error)
 """,
     "clients": """
-from lmc.backend.api.wire import ProxiedWire
+from lmc.backend.api.network import Access
+from lmc.backend.api.proxied import ProxiedWire
 
-for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: ProxiedWire("http://h", {}, timeout=1, connections=1), lambda: lmc.dspy):
+for make in (lambda: lmc.OpenAI("m", api_key="k"), lambda: lmc.Anthropic("m", api_key="k"), lambda: ProxiedWire("http://h", Access(), None, timeout=1, connections=1), lambda: lmc.dspy):
     try:
         make()
     except lmc.MissingPackageError as error:

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException
 
-from lmc.backend.api.server_info import NoRedirects
+from lmc.backend.api.network import NoRedirects
 from lmc.errors import ParameterError
 from lmc.images import MOST_BYTES, is_named, is_remote, read
 from lmc.segments import Image

@@ -14,7 +14,8 @@ from lmc.backend.api import http1, wire
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Endless, Fault, HttpRequest
 from lmc.backend.api.http1 import HttpWire
-from lmc.backend.api.wire import ProxiedWire
+from lmc.backend.api.network import Access
+from lmc.backend.api.proxied import ProxiedWire
 
 pytestmark = pytest.mark.api
 
@@ -92,7 +93,7 @@ def little(monkeypatch):
     monkeypatch.setattr(wire, "MOST_BYTES", MOST)
 
 
-WIRES = {"own": lambda url: HttpWire(url, {}), "proxied": lambda url: ProxiedWire(url, {}, timeout=60, connections=1)}
+WIRES = {"own": lambda url: HttpWire(url, Access()), "proxied": lambda url: ProxiedWire(url, Access(), None, timeout=60, connections=1)}
 
 
 def asked(talker, make, streamed):

@@ -5,12 +5,15 @@ litellm pins old packages, so this runs in the environment of `make clients`; wi
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import lmc
 from tests.api import gemini_server, openai_server
 from tests.api.conftest import QUICK
 from tests.api.http import Planted
+from tests.api.raw_server import TEXT, answered, api, sse, streamed, streams, whole, writes
 from tests.api.test_conformance import turns
 from tests.api.test_tools import agent, script
 from tests.api.text_model import TextModel
@@ -115,3 +118,27 @@ def test_vertex_ai_streams(vertex):
     backend, _ = vertex(TextModel(lambda prompt: "one two three four"))
     pieces = list(one.run(backend=backend, stream=True, temperature=0).text_iter("a"))
     assert "".join(pieces) == "one two three four" and len(pieces) > 2
+
+
+def test_a_stream_that_is_cut_is_no_answer(opened):
+    """LiteLLM ends it as if the model had."""
+    server = opened(api("openai", streams(sse("openai", streamed("openai")[:1]))))
+    with (
+        lmc.LiteLLM("openai/m", api_key="k", base_url=f"{server.url}/v1", patience=QUICK) as backend,
+        pytest.raises(lmc.BackendError, match="failed after 9 attempts: the stream ended before the answer did"),
+    ):
+        "".join(one.run(backend=backend, stream=True).text_iter("a"))
+
+
+def test_the_provider_says_when_requests_are_taken_again(real):
+    backend, server = real(TextModel(), plant=lambda n, path, body: Planted("status", 429, {"retry-after": "3600"}))
+    with pytest.raises(lmc.BackendError, match=r"after 1 attempt: HTTP 429.*takes requests again in 3600 s"):
+        one.run(backend=backend).text()
+    assert len(server.seen) == 1
+
+
+def test_usage_that_a_provider_does_not_report_is_not_zero(opened):
+    server = opened(api("openai", writes(whole(json.dumps(answered("openai", usage=None)).encode()))))
+    with lmc.LiteLLM("openai/m", api_key="k", base_url=f"{server.url}/v1", patience=QUICK) as backend:
+        assert one.run(backend=backend)["a"] == TEXT
+        assert backend.spent().unreported == 1

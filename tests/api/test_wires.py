@@ -13,7 +13,8 @@ import lmc
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import HttpRequest
 from lmc.backend.api.http1 import HttpWire
-from lmc.backend.api.wire import ProxiedWire, with_shared_tls
+from lmc.backend.api.network import Access, with_shared_tls
+from lmc.backend.api.proxied import ProxiedWire
 from tests.api.http import Answer, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_forking import in_child
@@ -129,12 +130,12 @@ def test_who_asks_is_said_with_each_request(opened, kind, how):
     assert {s.headers["host"] for s in (*server.got, *server.seen)} == {server.url.removeprefix("http://")}
 
 
-@pytest.mark.parametrize("make", [HttpWire, lambda url, headers: ProxiedWire(url, headers, timeout=60, connections=1)], ids=["own", "proxied"])
+@pytest.mark.parametrize("make", [HttpWire, lambda url, access: ProxiedWire(url, access, None, timeout=60, connections=1)], ids=["own", "proxied"])
 def test_both_wires_send_and_know_the_same_secrets(opened, make):
     server = opened(Server(lambda path, body: Answer({})))
 
     async def once() -> set[str]:
-        wire = make(with_password(server.url), {"authorization": f"Bearer {KEY}"})
+        wire = make(with_password(server.url), Access({"authorization": f"Bearer {KEY}"}))
         await wire.post(HttpRequest("/", {}))
         await wire.close()
         return set(wire.secrets)
@@ -182,7 +183,7 @@ def test_usage_of_lists_that_cannot_be_is_not_counted(opened, kind, usage):
     assert len(server.seen) < 9, "they went as lists"
     spent = backend.spent()
     assert spent.usage.prompt_tokens == spent.usage.completion_tokens == 0
-    assert spent.unreported == (9 if usage is not None else 0), "each of them, and the one that finds out whether ids are taken"
+    assert spent.unreported == 9, "each of them, and the one that finds out whether ids are taken"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,22 +18,11 @@ from lmc.backend.api.caching import CacheBook, rules_of
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.messages import MESSAGES, conversation
+from lmc.backend.api.network import broken, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.sse import events
 from lmc.backend.api.streams import UNWATCHED, Watch
-from lmc.backend.api.wire import (
-    bounded,
-    broken,
-    events,
-    http_errors,
-    lowered,
-    missing,
-    parsed,
-    refused,
-    secrets_of,
-    unanswered,
-    with_shared_tls,
-    with_userinfo_in_header,
-)
+from lmc.backend.api.wire import bounded, listed_models, lowered, parsed, refused, secrets_of, with_userinfo_in_header
 from lmc.backend.base import Beyond, Capabilities, Output
 from lmc.backend.usage import Prices
 from lmc.config import log
@@ -103,6 +92,12 @@ class Anthropic(ApiBackend):
         )  # fmt: skip
 
     has_batches = True
+    key = "api_key=… or ANTHROPIC_API_KEY"
+
+    async def models(self) -> Sequence[str]:
+        wire = self.client.wire
+        assert isinstance(wire, AnthropicWire)
+        return await wire.models()
 
     def batch_api(self) -> AnthropicBatches:
         wire = self.client.wire
@@ -295,6 +290,10 @@ class AnthropicWire:
         """Return the batches of its server."""
         return AnthropicBatches(self._client, _fault)
 
+    async def models(self) -> Sequence[str]:
+        """Return the names of the models; empty if the server does not tell."""
+        return await listed_models(self._client, self.secrets)
+
     def _arguments(self, request: HttpRequest) -> Body:
         own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}
         return {**own, "extra_body": {k: v for k, v in request.body.items() if k not in own}, "extra_headers": dict(request.headers)}
@@ -317,12 +316,12 @@ class AnthropicWire:
         try:
             async with self._client.messages.with_streaming_response.create(**self._arguments(request)) as response:
                 headers = lowered(response.headers)
-                async for body in events(response.iter_lines(), self.secrets, lambda body: body.get("type") == "message_stop"):
+                async for body in events(response.iter_bytes(), self.secrets, lambda body: body.get("type") == "message_stop"):
                     with reading():
                         if body.get("type") == "message_start":  # its usage is the prompt's; the answer's comes at the end
-                            begun = body["message"].pop("usage", {})
+                            begun = body["message"].pop("usage", None) or {}
                         elif body.get("type") == "message_delta":
-                            body["usage"] = {**begun, **body.get("usage", {})}
+                            body["usage"] = {**begun, **(body.get("usage") or {})} or None
                     yield Received(body, headers)
         except anthropic.APIError as error:
             raise _fault(error) from None

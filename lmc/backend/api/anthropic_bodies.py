@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from lmc.backend.api.bodies import REFUSAL, check_asked, check_came
+from lmc.backend.api.bodies import REFUSAL, check_asked, check_came, check_no_error
 from lmc.backend.api.caching import BlockedPrompt, prompt_of
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
@@ -181,6 +181,7 @@ _ENDED = {
 def answer_of(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
     """Return text, end, and extra data of an answer. One without blocks is empty, as the API documents. Raises
     Malformed, IncompleteAnswer."""
+    check_no_error(body)
     blocks: Any = body.get("content")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise Malformed("the answer has no content")

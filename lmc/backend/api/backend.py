@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any, Literal, Protocol
 
 from lmc import observing
@@ -54,6 +55,7 @@ BEGIN = 8
 """Concurrent requests to a service with limits, before it has reported them."""
 
 OnRefusal = Literal["raise", "return"]
+_NAMED = 5  # models of a server that a message names
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
@@ -224,9 +226,13 @@ class ApiBackend(ABC):
             raise ParameterError(f"{name}: on_refusal={on_refusal!r}: must be 'raise' or 'return'")
         self.name, self.chat_template, self._prices = name, template, prices
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
-        self.ledger = UsageLedger(prices)
+        self.ledger, key = UsageLedger(prices), self.key  # this must not be kept alive by its client
         self._loop = LoopThread(f"lmc-{name}"[:40])
-        self._client = _Lazy(wire, self._loop, name, self.ledger, concurrency, patience or Patience(), begin)
+        ledger = self.ledger
+        self._client = _Lazy(
+            lambda: Client(wire(), name=name, ledger=ledger, concurrency=concurrency, patience=patience or Patience(), begin=begin, key=key), self._loop
+        )
+        self._listed: asyncio.Task[Sequence[str]] | None = None
         self._works: weakref.WeakSet[Submission] = weakref.WeakSet()
         self._inbox = _Inbox()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
@@ -243,11 +249,17 @@ class ApiBackend(ABC):
 
     # overridden by subclasses
 
+    model = ""
+    """Its name at the server."""
+
     wants_shared = False
     """If set, requests carry the prefixes they share with later ones (Hints.shared)."""
 
     cache_rules: CacheRules | None = None
     """Rules of its server's prompt cache, if it has one that is paid for."""
+
+    key = "api_key=…"
+    """How its server is given a key, for messages."""
 
     has_batches = False
     """Set if its server answers batches of requests, which may take a day and cost half."""
@@ -488,6 +500,8 @@ class ApiBackend(ABC):
                         raise
                     log("backend", f"{self.name}: {ask.name!r} failed before this process ({fault.message}); it is requested again")
         except Fault as fault:
+            if fault.status == 404:
+                fault.message += await self._other_models()
             self.spent_in_vain(work, result, tally)
             failed = self._client.now.failed(fault, tally)
             raise Filtered(failed.message, loc=failed.loc) if fault.filtered else failed from None
@@ -497,6 +511,20 @@ class ApiBackend(ABC):
             raise
         self.finish(work, result, output)
         return after
+
+    async def models(self) -> Sequence[str]:
+        """Return the names of the models that the server has; empty if it does not tell."""
+        return ()
+
+    async def _other_models(self) -> str:
+        """Return what a message about a missing model adds: those with similar names. The server is asked once."""
+        if self._listed is None:
+            self._listed = self._loop.spawn(self.models())
+        names = await asyncio.shield(self._listed)
+        if not names or self.model in names:
+            return ""
+        near = get_close_matches(self.model, names, _NAMED, 0.4) or (names if len(names) <= _NAMED else ())
+        return f"; the server has {', '.join(map(repr, near))}" if near else f"; none of the server's {len(names)} models has a name like it"
 
     def spent_in_vain(self, work: Submission, result: weakref.ref[_ApiResult], tally: AttemptUsage) -> None:
         """An answer of a submission fails, and has cost something all the same."""
@@ -566,8 +594,11 @@ class ApiBackend(ABC):
         return follow(rest, (reply.expected,) if reply.expected else (), ask, self._stops(ask))
 
     async def _accepted(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
-        """Request an answer; a refused or filtered one raises, unless it is wanted as an answer."""
-        reply = await self.generate(place, ask, beyond, feed, tally)
+        """Request an answer that may be used."""
+        return self.accepted(await self.generate(place, ask, beyond, feed, tally))
+
+    def accepted(self, reply: ServerReply) -> ServerReply:
+        """Return a reply. Raises for a refused or filtered one, unless it is wanted as an answer."""
         withheld = next((sample for sample in reply.samples if sample.withheld), None)
         if withheld is not None and self.on_refusal == "raise":
             raise self._withheld(withheld)
@@ -696,18 +727,8 @@ def _spoken(found: FoundAnswer) -> Output:
 class _Lazy:
     """A client that is made on the loop for the first request, with the backend's findings about its server."""
 
-    def __init__(
-        self, wire: Callable[[], Wire], loop: LoopThread, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None
-    ) -> None:
-        self._wire, self._loop, self._name, self._ledger, self._concurrency, self._patience, self._begin = (
-            wire,
-            loop,
-            name,
-            ledger,
-            concurrency,
-            patience,
-            begin,
-        )
+    def __init__(self, make: Callable[[], Client], loop: LoopThread) -> None:
+        self._make, self._loop = make, loop
         self._made: Client | None = None
         self._prepared: asyncio.Task[Any] | None = None
 
@@ -728,9 +749,8 @@ class _Lazy:
 
     async def ready(self, prepare: Callable[[], Any]) -> None:
         if self._made is None:
-            wire = self._wire()
-            self._made = Client(wire, name=self._name, ledger=self._ledger, concurrency=self._concurrency, patience=self._patience, begin=self._begin)
-            self._loop.at_close(wire.close)
+            self._made = self._make()
+            self._loop.at_close(self._made.wire.close)
         if self._prepared is None:
             self._prepared = self._loop.spawn(prepare())
         if self._prepared.done():

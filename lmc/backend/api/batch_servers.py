@@ -14,7 +14,9 @@ from typing import Any, Literal, TypeVar
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
-from lmc.backend.api.wire import STATUS, broken, http_errors, parsed, refused
+from lmc.backend.api.network import broken, http_errors
+from lmc.backend.api.sse import STATUS
+from lmc.backend.api.wire import parsed, refused
 
 T = TypeVar("T")
 _SKEW = 3600.0  # seconds by which a clock may have been set since

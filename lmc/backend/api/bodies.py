@@ -24,8 +24,22 @@ def usage_of(body: Body) -> Usage | None:
     details: Any = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     prompt, completion = (usage.get(f"{a}_tokens", usage.get(f"{b}_tokens")) for a, b in (("prompt", "input"), ("completion", "output")))
+    if not prompt and not completion:  # no prompt has no tokens: LiteLLM writes zeros where its provider reports none
+        return None
     written = count_of(usage.get("cache_creation_input_tokens"))  # LiteLLM's, for servers that charge for it
     return Usage(count_of(prompt), count_of(completion), count_of(cached), 0, 1, 0, written_tokens=written)
+
+
+def check_whole(kind: str) -> None:
+    """Raises Malformed for an answer that a fault of the server has cut."""
+    if kind in ("error", "abort"):
+        raise Malformed(f"the server ended the answer with {kind!r}")
+
+
+def check_no_error(body: Body) -> None:
+    """Raises Malformed for an error with a status of success, as gateways answer for the server behind them."""
+    if error := body.get("error"):
+        raise Malformed(f"the answer is an error: {error.get('message', error) if isinstance(error, dict) else error}")
 
 
 def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mapping[str, Any], reasoned: int | None = None) -> str:
@@ -39,8 +53,7 @@ def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mappin
     if text is not None and not isinstance(text, str):
         raise Malformed(f"the text of the answer is {text!r:.40}")
     kind = finish["type"]
-    if kind in ("error", "abort"):
-        raise Malformed(f"the server ended the answer with {kind!r}")
+    check_whole(kind)
     if kind == "length" and not text and not extra.get("tool_calls"):
         used = f" ({reasoned} tokens of it for reasoning)" if reasoned else " by reasoning" if extra.get("reasoning") else ""
         raise IncompleteAnswer(f"the token limit was used up{used} before the answer began; raise max_tokens, or let the model reason less")
@@ -62,8 +75,7 @@ def choices_of(body: Body, n: int) -> list[Body]:
     """Return the n choices in order. Raises Malformed if some are missing."""
     choices: Any = body.get("choices")
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
-        if error := body.get("error"):  # with a status of success, as gateways answer for the server behind them
-            raise Malformed(f"the answer is an error: {error.get('message', error) if isinstance(error, dict) else error}")  # pyright: ignore[reportUnknownMemberType]
+        check_no_error(body)
         raise Malformed(f"the answer lacks the {n} choices that were asked for")
     return sorted(choices, key=lambda c: int(c.get("index") or 0))
 

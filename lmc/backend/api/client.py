@@ -20,13 +20,14 @@ from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.batches import Waves
 from lmc.backend.api.exchange import AnsweringServer, Body, Fault, HttpRequest, Malformed, Received, Wire, reading
+from lmc.backend.api.network import PROXY_KEY
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
 from lmc.backend.base import Hints
 from lmc.backend.usage import Prices, Usage
 from lmc.config import log
-from lmc.errors import BackendError, LmcError, Loc
+from lmc.errors import BackendError, LmcError, Loc, PromptTooLongError
 
 # -- spending --------------------------------------------------------------------------------------------------
 
@@ -185,10 +186,13 @@ class Client:
     loop.
 
     begin  concurrent requests before the server's limits are known; None: it has none
+    key    how it is given a key, for messages
     """
 
-    def __init__(self, wire: Wire, *, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None = None) -> None:
-        self.wire, self.name, self.ledger, self.patience = wire, name, ledger, patience
+    def __init__(
+        self, wire: Wire, *, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None = None, key: str = "api_key=…"
+    ) -> None:
+        self.wire, self.name, self.ledger, self.patience, self._key = wire, name, ledger, patience, key
         self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
 
@@ -320,7 +324,14 @@ class Client:
         status = f"HTTP {fault.status}: " if fault.status is not None else ""
         what = f"gen {tally.name!r}" if tally.name is not None else "a request"
         later = f"; the server takes requests again in {fault.retry_after:.0f} s" if self._is_too_late(fault) else ""
-        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{later}{_ADVICE.get(fault.status or 0, '')}", loc=tally.loc)
+        if fault.too_long:
+            return PromptTooLongError(
+                f"{self.name}: {what} failed{how}: {status}{fault.message.rstrip('.')}; "
+                "shorten the prompt, lower max_tokens, or take a model with a longer context",
+                loc=tally.loc,
+            )
+        advice = f"; the server wants a key, or another one: {self._key}" if fault.status == 401 else _ADVICE.get(fault.status or 0, "")
+        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{later}{advice}", loc=tally.loc)
 
     def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
         """Return a body's reported usage, if plausible: an invalid one counts as no report, since it would corrupt the
@@ -357,7 +368,7 @@ class Client:
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
 
 
-_ADVICE = {401: "; the server wants a key, or another one: api_key=…", 413: "; the prompt is too long for this server: shorten it"}
+_ADVICE = {407: PROXY_KEY, 413: "; the prompt is too long for this server: shorten it"}
 _EVENT = 256  # bytes of an event of a stream
 _ATTEMPTS = 1 << 16  # more than any request has
 

@@ -17,6 +17,7 @@ from lmc.backend.api.bodies import (
     calls_of,
     check_asked,
     check_came,
+    check_whole,
     choice_schema,
     choices_of,
     cost_of,
@@ -444,6 +445,7 @@ class Completions(ApiBackend):
             text = choice.get("text")
             if not isinstance(text, str):
                 raise Malformed("the answer has no text")
+            check_whole(finish["type"])
             return Sample(text, finish, tokens, top, self.ids(choice, text))
         message = choice.get("message")
         if not isinstance(message, dict):

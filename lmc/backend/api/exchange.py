@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -91,6 +92,21 @@ class Fault(Exception):
         return (self.status in (408, 409, 429) and self.code not in _SPENT) or self.status >= 500
 
     @property
+    def too_long(self) -> bool:
+        """Return whether the prompt, or it with its answer, does not fit the model's context."""
+        return self.code == "context_length_exceeded" or (self.status in (400, 413, 422) and bool(_TOO_LONG.search(self.message)))
+
+    @property
+    def mendable(self) -> bool:
+        """Return whether the same may be requested with other fields, or without the other members of its list."""
+        return self.status in (400, 422)
+
+    @property
+    def about_the_server(self) -> bool:
+        """Return whether every request would fail in this way: an address, a key or a model's name is wrong."""
+        return self.status in (401, 404, 405) or 300 <= (self.status or 0) < 400
+
+    @property
     def filtered(self) -> bool:
         """Return whether a content filter refused the prompt."""
         return self.code in _FILTERS or (self.status == 400 and "content filter" in self.message.lower())
@@ -106,6 +122,10 @@ class Fault(Exception):
         return found
 
 
+_TOO_LONG = re.compile(
+    r"context[ _](length|window)\b.*\btokens?\b|\btokens?\b.*\bcontext[ _](length|window)|(prompt|input) is too long|ContextWindowExceeded", re.I | re.S
+)
+"""As OpenAI, Anthropic, vLLM, SGLang, llama.cpp and LiteLLM say it."""
 _SHOWN = 500  # characters of a server's message
 _SPENT = ("insufficient_quota",)  # code of a 429 that no waiting mends
 _FILTERS = ("content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation")  # OpenAI's and Azure's names
@@ -122,6 +142,16 @@ class Endless(Fault):
     @classmethod
     def beyond(cls, most: int) -> Endless:
         return cls(f"the server sent more than {most:,} bytes in answer to one request; no answer has as many, so the rest was not read")
+
+
+class Untrusted(Fault):
+    """A server whose certificate is not valid here, or not for its name. Another attempt would end in the same way."""
+
+    about_the_server = True  # type: ignore[assignment]
+
+    @property
+    def transient(self) -> bool:
+        return self.elsewhere
 
 
 class Malformed(Fault):

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Received
-from lmc.backend.api.redaction import authorization, secrets_of_headers, secrets_of_url
-from lmc.backend.api.wire import dumped, no_stream, parsed, refused, refused_later
+from lmc.backend.api.network import CONNECT, Access, broken, tls
+from lmc.backend.api.redaction import addressed, authorization, secrets_of_headers, secrets_of_url
+from lmc.backend.api.sse import EventSource
+from lmc.backend.api.wire import dumped, no_stream, parsed, refused
 
-_CONNECT = 30.0  # seconds to reach a server
 _LONGEST_HEAD = 1 << 16
 _ALIVE = [  # a dead machine closes no connection: after 30 s without keepalive replies it is broken
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -40,18 +40,20 @@ class HttpWire:
     opened  connections so far
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str], check: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, url: str, access: Access, check: Callable[[], Awaitable[None]] | None = None) -> None:
         at = urlsplit(url)
         assert at.hostname is not None
         self._secure = at.scheme == "https"
         self._host, self._port, self._path = at.hostname, at.port or (443 if self._secure else 80), at.path.rstrip("/")
-        self._tls = ssl.create_default_context() if self._secure else None
+        self._tls = tls(access.verify) if self._secure else None
+        self._url = addressed(url)
         lines = {
             "host": at.netloc.rpartition("@")[2],
             "content-type": "application/json",
             "accept": "*/*",
+            "accept-encoding": "identity",
             "user-agent": "lmc",
-            **headers,
+            **access.headers,
             **authorization(url),
         }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
@@ -61,13 +63,13 @@ class HttpWire:
         self._check = check
         self._ended = False  # the server has ended a connection since it was checked
         self._checking: asyncio.Task[None] | None = None
-        self.secrets = (*secrets_of_url(url), *secrets_of_headers(headers))
+        self.secrets = (*secrets_of_url(url), *secrets_of_headers(access.headers))
 
     async def post(self, request: HttpRequest) -> Received:
         pieces: list[bytes] = []
         status, headers = await self._exchange(request, pieces.append)
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if status >= 400:
+        if status >= 300:
             raise refused(status, headers, data, self._path + request.path)
         return Received(parsed(data, self.secrets), headers)
 
@@ -77,30 +79,25 @@ class HttpWire:
         head: list[Any] = []
         exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
         exchange.add_done_callback(lambda _: queue.put_nowait(None))
-        rest: list[bytes] = []  # of a line, or of an error
+        source, refusal = EventSource(self.secrets), list[bytes]()
         came = False
         try:
             while (piece := await queue.get()) is not None:
-                rest.append(piece)
-                if head[0] >= 400 or b"\n" not in piece:
+                if head[0] >= 300:
+                    refusal.append(piece)
                     continue
-                *lines, last = b"".join(rest).split(b"\n")
-                rest = [last]
-                for line in lines:
-                    if not line.startswith(b"data:"):
-                        continue
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        await exchange
-                        return
-                    body = parsed(data, self.secrets)
-                    if isinstance(body.get("error"), dict):
-                        raise refused_later(data)
+                for body in source.feed(piece):
                     came = True
                     yield Received(body, head[1])
+                if source.ended:
+                    await exchange
+                    return
             status, headers = await exchange
-            if status >= 400:
-                raise refused(status, headers, b"".join(rest), self._path + request.path)
+            if status >= 300:
+                raise refused(status, headers, b"".join(refusal), self._path + request.path)
+            for body in source.end():
+                came = True
+                yield Received(body, headers)
             if not came:
                 raise no_stream(headers)
         finally:
@@ -141,12 +138,12 @@ class HttpWire:
         loop = asyncio.get_running_loop()
         self._opening += 1
         try:
-            async with asyncio.timeout(_CONNECT):
+            async with asyncio.timeout(CONNECT):
                 _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._tls)
         except TimeoutError:
-            raise Fault(f"no connection to {self._host}:{self._port} within {_CONNECT:g} s") from None
+            raise Fault(f"no connection to {self._host}:{self._port} within {CONNECT:g} s") from None
         except OSError as error:  # network and TLS errors
-            raise Fault(f"{type(error).__name__}: {error}") from None
+            raise broken(error, self._url) from None
         finally:
             self._opening -= 1
         self.opened += 1
@@ -232,7 +229,7 @@ class _Connection(asyncio.Protocol):
         except (ValueError, IndexError) as error:
             self._fail(Fault(f"the answer is not HTTP: {error}"))
             self.abort()
-        except Endless as error:
+        except Fault as error:
             self._fail(error)
             self.abort()
 
@@ -253,8 +250,15 @@ class _Connection(asyncio.Protocol):
         headers: dict[str, str] = {}
         for line in lines:
             name, _, value = line.partition(":")
-            headers[name.lower()] = value.strip()
+            name, value = name.lower(), value.strip()
+            if name == "content-length" and headers.get(name, value) != value:
+                raise ValueError(f"two lengths, {headers[name]} and {value}")
+            headers[name] = value
         self._status, self._headers = int(status), headers
+        if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
+            raise Fault(f"the answer is compressed ({coding[:20]}), which was not asked for; perhaps a proxy in between does that")
+        if version == "HTTP/1.0":
+            headers.setdefault("connection", "close")
         self._chunked = "chunked" in headers.get("transfer-encoding", "")
         length = headers.get("content-length")
         self._until_end = not self._chunked and length is None and self._status not in (204, 304)
@@ -319,7 +323,7 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         answered, self._answered = self._answered, None
-        if self._until_end or self._headers.get("connection", "").lower() == "close" or self._buffer:
+        if self._until_end or "close" in self._headers.get("connection", "").lower() or self._buffer:
             self.abort()
         if answered is not None and not answered.done():
             answered.set_result((self._status, self._headers))

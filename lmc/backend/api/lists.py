@@ -329,7 +329,7 @@ class Listed(Completions):
                 seat.over = True
                 return work.complete(member.place)
             with reading(server):
-                reply = self.reply_to(member, body)
+                reply = self.accepted(self.reply_to(member, body))
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
             return self._again(seat, fault)
@@ -355,6 +355,12 @@ class Listed(Completions):
             for seat in left:
                 seat.member.tally.attempts += 1
                 seat.member.tally.unreported += lost
+        elif fault.about_the_server or (members == 1 and not fault.mendable):
+            client.ledger.add(attempts=len(left))
+            for seat in left:
+                seat.member.tally.attempts += 1
+                self._refuse(client, seat, fault)
+            return
         elif members > 1:
             self._refused += 1
             log(
@@ -373,6 +379,15 @@ class Listed(Completions):
         for seat in left:
             if not seat.over:
                 self._again(seat, fault if fault.transient else None)
+
+    def _refuse(self, client: Client, seat: Seat, fault: Fault) -> None:
+        """Fail a member for good: asked by itself it would be refused again."""
+        if seat.over:
+            return
+        if seat.member.ask is None:
+            return self._again(seat, fault)
+        self.spent_in_vain(seat.work, seat.work.results[0], seat.member.tally)
+        seat.fail(client.failed(fault, seat.member.tally))
 
     def _explains(self, work: Submission) -> None:
         """A member of a refused list is answered by itself: if it is refused again, lists are not."""

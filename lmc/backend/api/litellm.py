@@ -13,9 +13,10 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.messages import MESSAGES
+from lmc.backend.api.network import http_errors, missing
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
-from lmc.backend.api.wire import http_errors, lowered, missing
+from lmc.backend.api.wire import lowered
 from lmc.backend.usage import Prices
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.extras import install_line
@@ -83,6 +84,7 @@ class LiteLLM(Completions):
         )
         marks = rules if rules is not None and rules.marks else None
         patience = patience or Patience(retries=retries, timeout=timeout)
+        self.key = "api_key=…, or the variable of its provider, such as OPENAI_API_KEY"
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
@@ -160,6 +162,8 @@ class LiteLLMWire:
             headers = _headers(answer)
             async for chunk in answer:
                 yield Received(_plain(chunk), headers)
+            if not (getattr(answer, "received_finish_reason", "said") or getattr(answer, "intermittent_finish_reason", None)):
+                raise Fault("the stream ended before the answer did")  # LiteLLM's last chunk says "stop" all the same
         except Fault:
             raise
         except Exception as error:
@@ -202,7 +206,8 @@ def _fault(error: Exception) -> Fault:
     known = isinstance(status, int) and not silent  # LiteLLM also gives failed connections a status
     if not known and not isinstance(error, (OSError, *http_errors())) and status is None:
         return Fault(f"{type(error).__name__}: {error}", status=400)  # an error in the request, not in the connection
-    headers = lowered(response.headers) if response is not None else {}
+    given = getattr(error, "litellm_response_headers", None) or getattr(response, "headers", None)  # the second are mostly LiteLLM's own, and empty
+    headers = lowered(given or {})
     return Fault(
         f"{type(error).__name__}: {error}",
         status=status if known else None,

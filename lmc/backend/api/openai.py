@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -16,22 +16,10 @@ from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
+from lmc.backend.api.network import broken, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.redaction import check_url, shown
-from lmc.backend.api.wire import (
-    bounded,
-    broken,
-    events,
-    http_errors,
-    lowered,
-    missing,
-    no_stream,
-    parsed,
-    refused,
-    secrets_of,
-    unanswered,
-    with_shared_tls,
-    with_userinfo_in_header,
-)
+from lmc.backend.api.sse import events
+from lmc.backend.api.wire import bounded, listed_models, lowered, no_stream, parsed, refused, secrets_of, with_userinfo_in_header
 from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.compat import TokenUsage
@@ -114,6 +102,7 @@ class OpenAI(Completions):
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
+        self.key = f"api_key=… or {'AZURE_OPENAI_API_KEY' if is_azure else 'OPENAI_API_KEY'}"
         make = _client_maker(client, is_azure, base_url, patience.timeout, client_options)
         super().__init__(
             f"OpenAI({model})",
@@ -137,6 +126,11 @@ class OpenAI(Completions):
         self._reads_pdfs = server == "openai"
         self.has_batches = server == "openai" and not is_azure
         self.token_usage = TokenUsage(self.ledger)
+
+    async def models(self) -> Sequence[str]:
+        wire = self.client.wire
+        assert isinstance(wire, OpenAIWire)
+        return await wire.models()
 
     def batch_api(self) -> OpenAIBatches:
         wire = self.client.wire
@@ -193,6 +187,10 @@ class OpenAIWire:
     def batches(self) -> OpenAIBatches:
         """Return the batches of its server."""
         return OpenAIBatches(self._client, self._fault, self._by_responses, self._turned)
+
+    async def models(self) -> Sequence[str]:
+        """Return the names of the server's models; empty if it does not tell."""
+        return await listed_models(self._client, self.secrets)
 
     def _turned(self, request: HttpRequest, fault: Fault) -> bool:
         """Return whether a refused request of a batch is sent differently from now on: by the Responses API, or there
@@ -308,7 +306,7 @@ class OpenAIWire:
             async with self._resource(request).with_streaming_response.create(**arguments, extra_headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
                 came = False
-                async for body in events(response.iter_lines(), self.secrets, last):
+                async for body in events(response.iter_bytes(), self.secrets, last):
                     came = True
                     yield Received(body, headers)
                 if not came:

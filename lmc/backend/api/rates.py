@@ -18,6 +18,8 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from lmc.config import log
@@ -293,8 +295,20 @@ def seconds(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that a server requests to wait, from headers in lower case; a date is ignored."""
+    """Return the seconds that a server requests to wait, from headers in lower case; of a date, by the server's own
+    clock if it gives that."""
     ms = headers.get("retry-after-ms", "")
     if re.fullmatch(r"\d+(\.\d+)?", ms):
         return float(ms) / 1000
-    return seconds(headers.get("retry-after", ""))
+    said = headers.get("retry-after", "")
+    if (date := _date(said)) is None:
+        return seconds(said)
+    return max((date - (_date(headers.get("date", "")) or datetime.now(UTC))).total_seconds(), 0.0)
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

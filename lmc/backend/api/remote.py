@@ -15,12 +15,13 @@ from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.lists import Listed, Member
+from lmc.backend.api.network import Access, proxy_of
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
+from lmc.backend.api.proxied import ProxiedWire
 from lmc.backend.api.redaction import addressed
 from lmc.backend.api.server_info import is_router, told, urls_of, without_root
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
-from lmc.backend.api.wire import ProxiedWire, proxied
 from lmc.backend.base import Capabilities, Handle, Hints
 from lmc.backend.usage import Usage
 from lmc.chat import ChatTemplate, get_chat_template
@@ -182,25 +183,25 @@ class RemoteBackend(Listed):
     flush = "/flush_cache"
     worth = 256
     renames = False
-    _auth: Mapping[str, str]
+    _access: Access
     _sees = True  # unless the server reports otherwise
 
-    def _serve(self, urls: Sequence[str], headers: Mapping[str, str], prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
+    def _serve(self, urls: Sequence[str], access: Access, prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
         """Set up the servers behind this backend; to be called before the backend's own constructor. `router`: whether
         one is in front; None: query."""
 
         backend: weakref.ref[RemoteBackend] = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
 
         def wire(url: str) -> Wire:
-            if proxied(url):
-                return ProxiedWire(url + self.base, headers, timeout=patience.timeout, connections=concurrency)
-            return HttpWire(url + self.base, headers, lambda: _same_model(backend, url))
+            if (proxy := proxy_of(url)) is not None:
+                return ProxiedWire(url + self.base, access, proxy, timeout=patience.timeout, connections=concurrency)
+            return HttpWire(url + self.base, access, lambda: _same_model(backend, url))
 
         self._stop_ids = prompts.stop_ids()
         self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=patience.timeout)
         self._given = {addressed(url): url for url in urls}
         self._prefilled = weakref.WeakKeyDictionary[Submission, int]()
-        self._routed = is_router(urls[0], headers) if router is None else router
+        self._routed = is_router(urls[0], access) if router is None else router
         return self._fleet
 
     def ask(self, url: str) -> str:
@@ -242,7 +243,7 @@ class RemoteBackend(Listed):
         requests."""
         self._check_open()
         for server in self._fleet.servers:
-            status, said = told(self._given[server.url], self.flush, self._auth)
+            status, said = told(self._given[server.url], self.flush, self._access)
             if (problem := self._flushed(status, said)) is not None:
                 raise BackendError(f"{self.name}: {server.url} did not flush its cache: {problem}")
             self._fleet.prefixes.losses += 1  # at once: what is submitted next reads its prefix again

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from http.client import HTTPException
+from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from lmc.backend.api.exchange import Fault
+from lmc.backend.api.network import PROXY_KEY, Access, exchanged, tls
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.wire import parsed, refused
 from lmc.errors import BackendError, ParameterError
@@ -23,7 +21,19 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
         check_url(url, "")
     if not urls:
         raise ParameterError("give the URL of a server")
-    return tuple(url.rstrip("/") for url in urls)
+    return tuple(_in_ascii(url).rstrip("/") for url in urls)
+
+
+def _in_ascii(url: str) -> str:
+    """Return a URL whose host is spelled as domain names are looked up. Raises ParameterError for one that cannot be."""
+    if url.isascii():
+        return url
+    scheme, _, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    try:
+        return f"{scheme}://{host.encode('idna').decode()}{slash}{quote(path)}"
+    except UnicodeError as error:
+        raise ParameterError(f"{shown(url)!r} has a host that is no domain name: {error}") from None
 
 
 class NoServer(BackendError):
@@ -32,62 +42,56 @@ class NoServer(BackendError):
     speaks = False
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects: the host that they lead to was not named, and would be sent the key."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
-_OPENER = urllib.request.build_opener(NoRedirects)
-
-
-def asked(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
+def asked(url: str, paths: Sequence[str], access: Access, what: str) -> dict[str, Any]:
     """Return the server's info from the first of the paths that it has. Raises NoServer when there is no answer."""
     said, bare = "no answer", addressed(url)
-    headers = {**headers, **authorization(url)}
+    headers = {**access.headers, **authorization(url)}
     for path in paths:
+        speaks = False
         try:
-            with _OPENER.open(urllib.request.Request(bare + path, headers=headers), timeout=10.0) as response:
-                return parsed(response.read())
-        except urllib.error.HTTPError as error:
-            said = f"HTTP {error.code} for {path}"
-            if error.code in (401, 403):
-                said += "; it wants a key, or another one: api_key=…"
-            if error.code != 404:
-                break
-        except (OSError, HTTPException, Fault) as error:
-            reason = redacted(str(error), secrets_of_headers(headers)).removeprefix("<urlopen error ").removesuffix(">")
+            status, told, data = exchanged("GET", bare + path, headers, None, access.verify, 10.0)
+            speaks = True
+            if status < 300:
+                return parsed(data)
+        except Fault as fault:
+            reason = redacted(fault.message, secrets_of_headers(headers)).removeprefix(f"{bare}{path}: ")
             silent = NoServer(f"no {what} server at {bare}: {reason}{_of_scheme(bare, reason)}")
-            silent.speaks = isinstance(error, Fault)
+            silent.speaks = speaks
             raise silent from None
+        said = f"HTTP {status} for {path}"
+        if status < 400:
+            said += f": {refused(status, told, data).message}"
+        elif status in (401, 403):
+            said += "; it wants a key, or another one: api_key=…"
+        elif status == 407:
+            said += PROXY_KEY
+        if status != 404:
+            break
     other = NoServer(f"no {what} server at {bare}: {said}")
     other.speaks = True
     raise other
 
 
-def told(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+def told(url: str, path: str, access: Access) -> tuple[int, str]:
     """Call an endpoint of a server that needs no body: return the HTTP status and text. Raises NoServer when there is
     no answer."""
     bare = addressed(url)
-    headers = {**headers, **authorization(url)}
+    headers = {**access.headers, **authorization(url)}
     try:
-        with _OPENER.open(urllib.request.Request(bare + path, b"", headers, method="POST"), timeout=60.0) as response:
-            return response.status, response.read().decode("utf-8", "replace")
-    except urllib.error.HTTPError as error:
-        return error.code, refused(error.code, {}, error.read()).message
-    except (OSError, HTTPException) as error:
-        raise NoServer(f"no answer from {bare}: {redacted(str(error), secrets_of_headers(headers))}") from None
+        status, heard, data = exchanged("POST", bare + path, headers, b"", access.verify, 60.0)
+    except Fault as fault:
+        raise NoServer(f"no answer from {bare}: {redacted(fault.message, secrets_of_headers(headers))}") from None
+    return status, data.decode("utf-8", "replace") if status < 300 else refused(status, heard, data).message
 
 
-def asked_of(url: str, paths: Sequence[str], headers: Mapping[str, str], what: str) -> dict[str, Any]:
+def asked_of(url: str, paths: Sequence[str], access: Access, what: str) -> dict[str, Any]:
     """As `asked`; if another server answers there, the error says how to reach it."""
     try:
-        return asked(url, paths, headers, what)
+        return asked(url, paths, access, what)
     except NoServer as error:
         if not error.speaks:
             raise
-        raise NoServer(f"{error.message}{_described(url, headers)}") from None
+        raise NoServer(f"{error.message}{_described(url, access)}") from None
 
 
 def _of_scheme(url: str, reason: str) -> str:
@@ -97,14 +101,14 @@ def _of_scheme(url: str, reason: str) -> str:
     return "; if it speaks https, write https:// in its URL" if url.startswith("http:") and "closed connection without response" in reason else ""
 
 
-def _described(url: str, headers: Mapping[str, str]) -> str:
+def _described(url: str, access: Access) -> str:
     """Describe what answers at a URL in place of the expected server, and how to reach it; "" if that is unknown."""
     bare = addressed(url)
     at = urlsplit(bare)
     origin = f"{at.scheme}://{at.netloc}"
     for root in dict.fromkeys((bare, origin)):
         try:
-            models: Any = asked(root, ("/v1/models",), headers, "").get("data")
+            models: Any = asked(root, ("/v1/models",), access, "").get("data")
         except NoServer:
             continue
         if not isinstance(models, list):
@@ -119,12 +123,13 @@ def _described(url: str, headers: Mapping[str, str]) -> str:
 _CLIENTS = {"vllm": ("a vLLM server", "lmc.VLLM"), "sglang": ("an SGLang server", "lmc.SGLang")}
 
 
-def headers_of(api_key: str | None) -> dict[str, str]:
-    if not api_key:
-        return {}
-    if not (api_key.isascii() and api_key.isprintable()):  # a line break would end the header
+def access_of(api_key: str | None, verify: bool | str | None) -> Access:
+    """Return what requests need. Raises ParameterError for a key or a file that cannot be used."""
+    if api_key and not (api_key.isascii() and api_key.isprintable()):  # a line break would end the header
         raise ParameterError("api_key has characters that no HTTP header may have, such as a line break at its end; give the key alone")
-    return {"authorization": f"Bearer {api_key}"}
+    verify = True if verify is None else verify
+    tls(verify)
+    return Access({"authorization": f"Bearer {api_key}"} if api_key else {}, verify)
 
 
 def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
@@ -147,10 +152,10 @@ def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: C
     return next(iter(said.values()))
 
 
-def is_router(url: str, headers: Mapping[str, str]) -> bool:
+def is_router(url: str, access: Access) -> bool:
     """Return whether a URL is that of a router, which knows its workers, and not of a server."""
     try:
-        return bool(asked(url, ("/workers", "/list_workers"), headers, "router"))
+        return bool(asked(url, ("/workers", "/list_workers"), access, "router"))
     except NoServer:
         return False
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.backend import Feed, Sample, ServerReply
-from lmc.backend.api.bodies import Listed, shared
+from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
@@ -19,7 +19,7 @@ from lmc.backend.api.prefixes import keys_of, picture_keys
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
 from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
-from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
 from lmc.backend.api.sglang_bodies import (
     SGLangStream,
     WatchedStream,
@@ -39,7 +39,7 @@ from lmc.backend.base import Beyond, Capabilities, Hints, Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import BackendError, LmcError, UnsupportedOpError
+from lmc.errors import BackendError, LmcError
 from lmc.fsm.sources import ebnf_of
 from lmc.images import digest
 from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select, plain
@@ -62,7 +62,8 @@ class SGLang(RemoteBackend):
     concurrency    most requests at once
     retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate      whether one request may cover several gens and the text between them
-    verify         accepted for SGLang's programs; True only
+    verify         a file or folder with the certificates of the server's authority, in place of the system's (or of SSL_CERT_FILE's);
+                   False: any certificate is accepted
     router         whether a router is in front, so that only requests with the same beginning share a list; None: query
                    the URL
 
@@ -95,17 +96,15 @@ class SGLang(RemoteBackend):
         router: bool | None = None,
         image_token: str | None = None,
     ) -> None:
-        if verify not in (None, True):
-            raise UnsupportedOpError(f"RuntimeEndpoint(verify={verify!r})", "lmc", "set SSL_CERT_FILE for another certificate authority")
         self._image_token = image_token
         self._written = dict[tuple[SamplingParams, Constraint | None, tuple[str, ...]], bytes]()
-        urls, self._auth = without_root(urls_of(base_url)), headers_of(api_key)
+        urls, self._access = without_root(urls_of(base_url)), access_of(api_key, verify)
         info = one_model(urls, self._asked_of, _model)
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
         patience = patience or Patience(retries=retries, timeout=timeout)
-        fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
+        fleet = self._serve(urls, self._access, prompts, patience, concurrency, router)
         super().__init__(
             f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
             server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
@@ -113,7 +112,7 @@ class SGLang(RemoteBackend):
         self._warmup = CacheWarmup(_LONGEST_PREPARED)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
-        info = asked_of(url, ("/model_info", "/get_model_info"), self._auth, "SGLang")
+        info = asked_of(url, ("/model_info", "/get_model_info"), self._access, "SGLang")
         if info.get("is_generation") is False:
             raise BackendError(f"the model of the server at {shown(url)}, {_model(info)}, only makes embeddings: it generates nothing")
         return info
@@ -323,6 +322,7 @@ class SGLang(RemoteBackend):
             raise Malformed("the answer has no finish reason")
         if finish.get("type") == "abort":
             raise Fault(str(finish.get("message", "the server aborted the request")), status=int(finish.get("status_code") or 500))
+        check_whole(str(finish.get("type")))
         text: str = item["text"]
         ids: Any = item.get("output_ids")
         known = self._prompts.tokens.of(ids, text) if self._prompts.tokens is not None and isinstance(ids, list) else None

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from lmc.backend.api.bodies import Listed
+from lmc.backend.api.bodies import Listed, check_no_error
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of
@@ -69,6 +69,7 @@ def constrained(constraint: Constraint) -> Body:
 def items_of_reply(body: Body) -> list[Body]:
     """Return one answer or several. Raises Malformed for anything else."""
     items: Any = body.get("items", [body])
+    check_no_error(body)
     for item in items:
         if not isinstance(item, dict) or not isinstance(item.get("text"), str) or not isinstance(item.get("meta_info"), dict):
             raise Malformed("the answer has no text or no meta_info")
@@ -78,6 +79,11 @@ def items_of_reply(body: Body) -> list[Body]:
 def metas_of(body: Body) -> list[Mapping[str, Any]]:
     items: Any = body.get("items", [body])
     return [item["meta_info"] for item in items if isinstance(item, dict) and isinstance(item.get("meta_info"), dict)]
+
+
+def _counted(body: Body) -> list[Mapping[str, Any]]:
+    """Return the meta info of answers that report their tokens."""
+    return [meta for meta in metas_of(body) if meta.get("prompt_tokens") is not None]
 
 
 def prompt_tokens_of(body: Body) -> int:
@@ -90,7 +96,7 @@ def prompt_tokens_of(body: Body) -> int:
 
 def usage_of(body: Body) -> Usage | None:
     """Return the usage of one prompt, whose n answers each report it."""
-    metas = metas_of(body)
+    metas = _counted(body)
     return (
         replace(usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens")))
         if metas
@@ -101,7 +107,7 @@ def usage_of(body: Body) -> Usage | None:
 def usage_of_all(body: Body) -> Usage | None:
     """Return the usage of several prompts."""
     prompt = completion = cached = 0
-    metas = metas_of(body)
+    metas = _counted(body)
     for meta in metas:
         prompt += count_of(meta.get("prompt_tokens"))
         completion += count_of(meta.get("completion_tokens"))

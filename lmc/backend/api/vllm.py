@@ -17,7 +17,7 @@ from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
 from lmc.backend.api.scoring import ScoredRow, Scoring
-from lmc.backend.api.server_info import asked_of, headers_of, one_model, urls_of, without_root
+from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities, Output
@@ -45,6 +45,8 @@ class VLLM(RemoteBackend):
     retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate      whether one request may cover several gens and the text between them
     extra_body     further fields of each request's body
+    verify         a file or folder with the certificates of the server's authority, in place of the system's (or of SSL_CERT_FILE's);
+                   False: any certificate is accepted
     router         whether a router is in front, so that only requests with the same beginning share a list; None: query
                    the URL
 
@@ -67,6 +69,7 @@ class VLLM(RemoteBackend):
         model: str | None = None,
         *,
         api_key: str | None = None,
+        verify: bool | str = True,
         tokenizer: str | TokenizerProtocol | None = None,
         chat_template: ChatTemplate | str | None = None,
         prices: Prices | None = None,
@@ -79,20 +82,20 @@ class VLLM(RemoteBackend):
         router: bool | None = None,
     ) -> None:
         self._written = dict[tuple[Any, ...], tuple[bytes, bool]]()
-        urls, self._auth, self._wanted = without_root(urls_of(url)), headers_of(api_key), model
+        urls, self._access, self._wanted = without_root(urls_of(url)), access_of(api_key, verify), model
         found = one_model(urls, self._asked_of, lambda info: str(info["id"]))
         name = str(found["id"])
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         prompts.limit = found.get("max_model_len")
         patience = patience or Patience(retries=retries, timeout=timeout)
-        fleet = self._serve(urls, self._auth, prompts, patience, concurrency, router)
+        fleet = self._serve(urls, self._access, prompts, patience, concurrency, router)
         super().__init__(
             f"VLLM({name})", name, lambda: fleet, chat=False, template=prompts.template,
             server="vllm", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
         )  # fmt: skip
 
     def _asked_of(self, url: str) -> dict[str, Any]:
-        data: Any = asked_of(url, ("/v1/models",), self._auth, "vLLM").get("data")
+        data: Any = asked_of(url, ("/v1/models",), self._access, "vLLM").get("data")
         listed: list[Body] = [m for m in data if isinstance(m, dict) and "id" in m] if isinstance(data, list) else []
         if any(m.get("owned_by") == "sglang" for m in listed):
             raise BackendError(f"the server at {shown(url)} is an SGLang server: lmc.SGLang({shown(url)!r})")

@@ -1,0 +1,244 @@
+"""The way to a server: certificates, proxies, and what a connection that fails says.
+
+Certificates are those of the system, or of the file that SSL_CERT_FILE names. Proxies are those of the environment (HTTP_PROXY, HTTPS_PROXY,
+ALL_PROXY, NO_PROXY, where networks such as 10.0.0.0/8 count, too). No redirection is followed: the host that it leads to was not named, and would be
+sent the key and the prompt.
+"""
+
+from __future__ import annotations
+
+import importlib
+import ipaddress
+import os
+import re
+import ssl
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from lmc.backend.api.exchange import NOTHING, Fault, Untrusted
+from lmc.backend.api.redaction import addressed, secrets_of_url
+from lmc.errors import MissingPackageError, ParameterError
+from lmc.extras import missing as _missing
+
+CONNECT = 30.0
+"""Seconds to reach a server."""
+
+PROXY_KEY = "; the proxy wants a user and a password: HTTPS_PROXY=http://user:password@host:port"
+_MOST_SAID = 1 << 24  # bytes that are read of what a server says of itself
+
+
+def missing(what: str, package: str, extra: str, error: ImportError | None = None) -> MissingPackageError:
+    """The error of `what`, whose package is not installed, or lacks something itself."""
+    broken = error is not None and error.name not in (None, package)
+    return _missing(what, [package], extra, f"which cannot be imported ({error})" if broken else "")
+
+
+# -- certificates --------------------------------------------------------------------------------------------------------------
+
+
+def tls(verify: bool | str = True) -> ssl.SSLContext:
+    """Return the context in which certificates are checked: by the system's, those of a file (or folder), or not at all
+    (False). Raises ParameterError for a file that has none."""
+    named = _named()
+    return _context(verify, *named)
+
+
+def _named() -> tuple[str | None, str | None]:
+    """Return the file and the folder of certificates that the environment names."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file:
+        _check(file, "SSL_CERT_FILE=")
+    return file, folder
+
+
+@lru_cache(maxsize=8)
+def _check(path: str, what: str) -> None:
+    try:
+        folder = os.path.isdir(path)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(None if folder else path, path if folder else None)
+    except OSError as error:  # of ssl, too
+        raise ParameterError(f"{what}{path!r} has no certificates that can be read (PEM): {error.strerror or error}") from None
+
+
+@lru_cache(maxsize=8)
+def _context(verify: bool | str, *environment: str | None) -> ssl.SSLContext:
+    if isinstance(verify, str):
+        _check(verify, "verify=")
+        folder = os.path.isdir(verify)
+        return ssl.create_default_context(cafile=None if folder else verify, capath=verify if folder else None)
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    """Return the refusal of a certificate among the causes of an error."""
+    for _ in range(16):
+        if error is None or isinstance(error, ssl.SSLCertVerificationError):
+            return error
+        reason = getattr(error, "reason", None)
+        error = reason if isinstance(reason, BaseException) else error.__cause__ or error.__context__
+    return None
+
+
+_UNKNOWN_AUTHORITY = (18, 19, 20, 21)  # OpenSSL's numbers: self-signed, or signed by an authority that is not known here
+
+
+# -- proxies -------------------------------------------------------------------------------------------------------------------
+
+
+def proxy_of(url: str) -> str | None:
+    """Return the URL of the proxy that the environment sets for a URL."""
+    at, proxies = urlsplit(url), getproxies()
+    found = proxies.get(at.scheme) or proxies.get("all")
+    if not found or proxy_bypass(at.netloc.rpartition("@")[2]) or _is_within(at.hostname or "", proxies.get("no") or ""):
+        return None
+    return found if "://" in found else f"http://{found}"
+
+
+def _is_within(host: str, networks: str) -> bool:
+    """Return whether an address is within one of the networks among the entries of NO_PROXY."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    for entry in networks.split(","):
+        with suppress(ValueError, TypeError):  # a name
+            if address in ipaddress.ip_network(entry.strip(), strict=False):
+                return True
+    return False
+
+
+def secrets_of_proxies() -> Iterator[str]:
+    """Passwords of the proxies that the environment names."""
+    for url in getproxies().values():
+        yield from secrets_of_url(url)
+
+
+# -- HTTP libraries ------------------------------------------------------------------------------------------------------------
+
+
+def http_library() -> Any:
+    """Return httpx, or httpx2, its successor with the same names: whichever is installed. Raises MissingPackageError if
+    neither is."""
+    for name in ("httpx", "httpx2"):
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise missing("a proxy", "httpx", "remote")
+
+
+def http_errors() -> tuple[type[BaseException], ...]:
+    """Return the errors that the loaded HTTP libraries raise for failed connections."""
+    loaded = [module for name in ("httpx", "httpx2") if (module := sys.modules.get(name)) is not None]
+    return tuple(error for module in loaded for error in (module.HTTPError, module.InvalidURL, module.StreamError))
+
+
+def client_of(library: Any, kind: str, **options: Any) -> Any:
+    """Return a client of an HTTP library, or of an SDK over one. Raises ParameterError for a proxy that it does not
+    support."""
+    try:
+        return getattr(library, kind)(**options)
+    except (ImportError, ValueError) as error:  # SOCKS needs a package; a scheme that is none
+        raise ParameterError(f"the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY or ALL_PROXY) cannot be used: {error}") from None
+
+
+def with_shared_tls(sdk: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an SDK's client that has one TLS context with the others in this process: each would load all
+    certificates anew."""
+    if options.get("http_client") is not None:
+        return dict(options)
+    library = next(cls.__module__ for cls in sdk.DefaultAsyncHttpxClient.__mro__ if cls.__name__ == "AsyncClient")  # httpx, or httpx2
+    made = client_of(sdk, "DefaultAsyncHttpxClient", verify=_tls_of(library, *_named()), follow_redirects=False)
+    timeout = options.get("timeout")
+    if isinstance(timeout, int | float):  # a machine that is not there does not answer at all
+        timeout = importlib.import_module(library).Timeout(timeout, connect=min(timeout, CONNECT))
+    return {**options, "timeout": timeout, "http_client": made}
+
+
+@lru_cache(maxsize=4)
+def _tls_of(library: str, *environment: str | None) -> Any:
+    """Return the TLS context of an HTTP library, for the certificates that the environment names."""
+    return importlib.import_module(library).create_ssl_context()
+
+
+# -- faults --------------------------------------------------------------------------------------------------------------------
+
+
+def broken(error: BaseException, url: str = "", message: str = "") -> Fault:
+    """Return the fault of a failed connection to a URL. `message`: in place of the error's own."""
+    if (refusal := _refused_certificate(error)) is not None:
+        remedy = "; if it is right, name a file with its authority's certificate: SSL_CERT_FILE=…" if refusal.verify_code in _UNKNOWN_AUTHORITY else ""
+        return Untrusted(f"{_where(url)}its certificate is not valid here: {refusal.verify_message.rstrip('.')}{remedy}")
+    proxy = proxy_of(url) if url else None
+    by = f"by the proxy {addressed(proxy)}: " if proxy else ""
+    if proxy and (status := re.match(r"(407)\b", str(error))):  # of CONNECT
+        return Fault(f"{by}{error}", status=int(status[1]))
+    return Fault(f"{_where(url)}{by}{message or f'{type(error).__name__}: {error}'}")
+
+
+def _where(url: str) -> str:
+    return f"{addressed(url)}: " if url else ""
+
+
+def unanswered(error: Any) -> Fault:
+    """Return the fault of an SDK's error without an answer, with the address and the cause that it carries."""
+    cause, asked = error.__cause__, getattr(error, "request", None)
+    if isinstance(cause, Fault):
+        return cause
+    said = error.message + (f" ({type(cause).__name__}: {cause})" if cause is not None else "")
+    return broken(cause or error, "" if asked is None else str(asked.url), said)
+
+
+# -- single requests ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Access:
+    """What requests to servers need.
+
+    headers  with a key, for every one
+    verify   how certificates are checked, as for `tls`
+    """
+
+    headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    verify: bool | str = True
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirects."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+        return None
+
+
+def exchanged(method: str, url: str, headers: Mapping[str, str], data: bytes | None, verify: bool | str, seconds: float) -> tuple[int, dict[str, str], bytes]:
+    """Make one request on a connection of its own; return the status, headers in lower case and the body. Raises Fault
+    if there is no answer."""
+    try:
+        if (proxy := proxy_of(url)) is not None:
+            with client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds) as client:
+                answer = client.request(method, url, headers=dict(headers), content=data)
+                return answer.status_code, {**answer.headers}, answer.content
+        handlers = (NoRedirects, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls(verify)))
+        request = urllib.request.Request(url, data, dict(headers), method=method)
+        try:
+            found = urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+        except urllib.error.HTTPError as error:
+            found = error
+        with found:
+            return found.status or 0, {name.lower(): value for name, value in found.headers.items()}, found.read(_MOST_SAID)
+    except (OSError, HTTPException, *http_errors()) as error:
+        reason = getattr(error, "reason", None)
+        raise broken(error, url, str(reason or error)) from None
