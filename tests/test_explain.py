@@ -79,7 +79,7 @@ def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
     program.lower(q="x")
     assert all("measured" not in op and "expected" in op for op in _asks(program))
-    assert "passes of the model, as expected" in program.explain()
+    assert "passes of the model, by the plan" in program.explain()
 
 
 def test_arms_have_the_counts_of_the_runs_that_took_them() -> None:
