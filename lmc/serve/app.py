@@ -122,7 +122,7 @@ def create_app(
         route("POST", "/v1/completions", "completions", api.completions),
         route("POST", "/v1/chat/completions", "chat", api.chat),
         route("POST", "/v1/responses", "responses", api.responses),
-        route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body, error_event=messages_api.error_event),
+        route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
         route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
     if not keys.open:

@@ -80,10 +80,12 @@ class EndpointReply:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """An answer as server-sent events. `cancel` is called when it is over, however it ends, also before it began."""
+    """An answer as server-sent events. `cancel` is called when it is over, however it ends, also before it began; `error_event` writes
+    the last event of a stream that fails."""
 
     stream: AsyncGenerator[bytes, None]
     cancel: Callable[[], None] = lambda: None
+    error_event: Callable[[ApiError], bytes] = lambda error: event(error.body)
 
 
 T = TypeVar("T")
@@ -154,7 +156,6 @@ class Gate:
     program: str | None = None
     route: str = ""
     error_body: Callable[[ApiError], Any] = lambda error: error.body
-    error_event: Callable[[ApiError], bytes] = lambda error: event(error.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watching = observer() if self.counted else None
@@ -171,7 +172,7 @@ class Gate:
         entry = AuditEntry(request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
-                sender = _Sender(send, seen, entry.id, self.error_body, self.error_event)
+                sender = _Sender(send, seen, entry.id, self.error_body)
                 try:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
@@ -274,13 +275,14 @@ class _Sender:
     _seen: RequestOutcome
     _id: str
     _error_body: Callable[[ApiError], Any]
-    _error_event: Callable[[ApiError], bytes]
     started: bool = False
+    _error_event: Callable[[ApiError], bytes] = field(default=lambda error: b"", init=False)  # of its stream
     ended: bool = field(default=False, init=False)
 
     async def send(self, answer: EndpointReply | Events) -> None:
         if isinstance(answer, EndpointReply):
             return await self._whole(answer.status, answer.body, answer.content_type, answer.headers)
+        self._error_event = answer.error_event
         try:
             async with aclosing(answer.stream) as stream:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})

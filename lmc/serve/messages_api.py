@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -131,7 +131,7 @@ def whole(chat: Json) -> Json:
     return {**_empty(chat), "content": content, **_end(choice), "usage": _usage(chat["usage"])}
 
 
-async def events(chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+async def events(chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
     """Convert the chunks of a chat completion, the last of which has its usage."""
     begun, block, end, last = False, -1, Json(), Json()
     async for last in chunks:

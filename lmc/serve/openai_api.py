@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -117,7 +118,7 @@ class OpenAIApi:
         request = await self._parsed(responses_api.ResponsesRequest, call.body)
         answer, made = await self._converted(responses_api.as_chat, request, call), responses_api.ResponseBuilder(request)
         if isinstance(answer, Chunks):
-            return Events(_generator(made.events(answer.stream)), answer.cancel)
+            return Events(made.events(answer.stream), answer.cancel, made.error_event)
         return EndpointReply(made.whole(answer))
 
     async def messages(self, call: EndpointCall) -> EndpointReply | Events:
@@ -125,7 +126,7 @@ class OpenAIApi:
         request = await self._parsed(messages_api.MessagesRequest, call.body)
         answer = await self._converted(messages_api.as_chat, request, call)
         if isinstance(answer, Chunks):
-            return Events(_generator(messages_api.events(answer.stream)), answer.cancel)
+            return Events(messages_api.events(answer.stream), answer.cancel, messages_api.error_event)
         return EndpointReply(messages_api.whole(answer))
 
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
@@ -136,7 +137,7 @@ class OpenAIApi:
         chat, names = await self._in_pool(as_chat, request)
         with renaming(names):
             answer = await self._answered(await self._in_pool(_chat_of, chat), call)
-        return answer
+        return replace(answer, stream=_renamed(answer.stream, names)) if isinstance(answer, Chunks) else answer
 
     async def _answered(self, request: ChatRequest, call: EndpointCall) -> dict[str, Any] | Chunks:
         """Return the answer to a chat completion, or its chunks."""
@@ -253,9 +254,12 @@ async def _as_events(chunks: AsyncGenerator[dict[str, Any], None], request: Chat
     yield DONE
 
 
-async def _generator(stream: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    async for chunk in stream:
-        yield chunk
+async def _renamed(chunks: AsyncGenerator[dict[str, Any], None], names: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield chunks; errors between them name the fields of another API."""
+    with renaming(names):
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
 
 
 def _chat_of(body: dict[str, Any]) -> ChatRequest:

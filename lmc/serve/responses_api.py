@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from lmc.serve.answering import Json
-from lmc.serve.errors import bad
+from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
 
 
@@ -133,6 +133,7 @@ class ResponseBuilder:
     def __init__(self, request: ResponsesRequest) -> None:
         self._request, self._id = request, f"resp_{secrets.token_hex(16)}"
         self._items: list[Json] = []
+        self._number = 0  # of its next event
 
     def whole(self, chat: Json) -> Json:
         (choice,) = chat["choices"]
@@ -142,19 +143,12 @@ class ResponseBuilder:
         self._items += [_call(call) for call in message.get("tool_calls") or ()]
         return self._response(chat, choice["finish_reason"], chat["usage"])
 
-    async def events(self, chunks: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+    async def events(self, chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
         """Convert the chunks of a chat completion, the last of which has its usage."""
-        number = 0
-
-        def told(kind: str, **fields: Any) -> bytes:
-            nonlocal number
-            number += 1
-            said = {"type": kind, "sequence_number": number - 1, **fields}
-            return f"event: {kind}\ndata: {json.dumps(said, ensure_ascii=False)}\n\n".encode()
-
+        told = self._event
         text, item, finish, last = "", _message(""), "stop", Json()
         async for last in chunks:
-            if number == 0:
+            if self._number == 0:
                 for kind in ("response.created", "response.in_progress"):
                     yield told(kind, response=self._response(last, None, None))
             for choice in last["choices"]:
@@ -183,6 +177,16 @@ class ResponseBuilder:
             yield told("response.output_item.done", output_index=index, item=call)
         response = self._response(last, finish, last["usage"])
         yield told(f"response.{response['status']}", response=response)
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return an error as the last event of the stream: by the fields of the API, and as the object that OpenAI's
+        clients raise."""
+        return self._event("error", code=error.code, message=error.message, param=error.param, **error.body)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        said = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return f"event: {kind}\ndata: {json.dumps(said, ensure_ascii=False)}\n\n".encode()
 
     def _response(self, chat: Json, finish: str | None, usage: Json | None) -> Json:
         request = self._request

@@ -269,6 +269,66 @@ def test_a_fault_in_the_middle_of_a_message_reaches_the_client(anthropic):
         list(asked.messages.create(model="mock", max_tokens=4, messages=[{"role": "user", "content": "x"}], stream=True))
 
 
+TOO_LONG = lmc.PromptTooLongError("messages: too long", param="messages")
+ODD = lmc.ConstraintError("response_format: odd", param="response_format")
+BROKEN = {
+    TOO_LONG: ("context_length_exceeded", {RESPONSES: "input", CHAT: "messages", MESSAGES: "messages"}),
+    ODD: (None, {RESPONSES: "text.format", CHAT: "response_format", MESSAGES: "response_format"}),
+    lmc.BackendError("out of luck"): (None, dict.fromkeys((RESPONSES, CHAT, MESSAGES))),
+}
+
+
+@pytest.fixture(params=BROKEN, ids=lambda error: type(error).__name__)
+def broken(request, monkeypatch):
+    """Streams fail with an error when their second piece is due."""
+    from lmc.serve import asking
+
+    news, begun = asking._Shown.news, set[int]()
+
+    def breaking(shown):
+        grown = news(shown)
+        if grown is not None and id(shown) in begun:
+            raise request.param
+        begun.update([id(shown)] if grown is not None else [])
+        return grown
+
+    monkeypatch.setattr(asking._Shown, "news", breaking)
+    return request.param
+
+
+STREAMED = {
+    RESPONSES: {"input": "x"},
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    MESSAGES: {"model": "mock", "max_tokens": 64, "messages": [{"role": "user", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("path", STREAMED)
+def test_an_error_in_a_stream_is_its_own_api_s(broken, path):
+    code, fields = BROKEN[broken]
+    answer = post(path, {**STREAMED[path], "stream": True}, lmc.Mock(lambda prompt, ask: "Good day to you.", latency=0.01))
+    assert answer.status_code == 200 and len(events(answer.text)) > 1
+    *before, said = events(answer.text)
+    message = broken.message.replace(broken.param, fields[path]) if broken.param else broken.message
+    assert said["error"]["message"] == message
+    if path == MESSAGES:
+        assert said["type"] == "error" and set(said["error"]) == {"type", "message"}
+    else:
+        assert (said["error"]["param"], said["error"]["code"]) == (fields[path], code)
+    if path == RESPONSES:
+        assert (said["type"], said["code"], said["message"], said["param"]) == ("error", code, message, fields[path])
+        assert said["sequence_number"] == len(before)
+        assert answer.text.rpartition("event: ")[2].startswith("error\n")
+
+
+def test_an_error_in_the_stream_of_a_response_reaches_the_client(openai, broken):
+    module = pytest.importorskip("openai")
+    server, client = openai(lmc.Mock(lambda prompt, ask: "Good day to you.", latency=0.01))
+    with server as url, client(url) as asked, pytest.raises(module.APIError) as raised:
+        list(asked.responses.create(model="mock", input="Hello", stream=True))
+    assert raised.value.param == BROKEN[broken][1][RESPONSES]
+
+
 # -- what changes nothing, and what nobody knows -----------------------------------------------------------------------------
 
 
