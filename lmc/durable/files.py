@@ -55,7 +55,7 @@ def as_journal_error(path: Path) -> Generator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+        raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}") from (error if isinstance(error, OSError) else None)
 
 
 class Sidecar:

@@ -74,7 +74,9 @@ def journaled(
         try:
             make_directory(path)
         except (OSError, ValueError) as error:
-            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
+            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from (
+                error if isinstance(error, OSError) else None
+            )
         path = path / "journal"
     elif os.path.isdir(path):
         raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())

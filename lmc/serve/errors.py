@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,6 +102,15 @@ _BY_ERROR: tuple[tuple[type[LmcError], int, str | None], ...] = (  # the first m
 )
 
 
+def status_of_journal(error: BaseException) -> int:
+    """Return the status of a journal's error: 409 if the request is at fault, 507 or 500 if it cannot be read or
+    written."""
+    cause = error.__cause__
+    if not isinstance(cause, OSError):
+        return 409
+    return 507 if cause.errno in (errno.ENOSPC, errno.EDQUOT) else 500
+
+
 def as_api_error(error: BaseException, request: str = "") -> ApiError:
     """Return the error that a client gets. An internal error is logged, and its text is not sent."""
     if isinstance(error, ApiError):
@@ -109,6 +119,8 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
         return ApiError(504, "the request took longer than this server allows")
     for kind, status, code in _BY_ERROR:
         if isinstance(error, kind):
+            if isinstance(error, JournalError):
+                status = status_of_journal(error)
             param = error.param if status == 400 else None
             return ApiError(status, error.message, param=param, code=code, headers={"Retry-After": "1"} if status == 503 else None)
     log.error("the request %s failed", request, exc_info=error)

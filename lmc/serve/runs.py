@@ -4,6 +4,7 @@ answer, days and restarts later."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import re
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from lmc.durable.files import make_directory
 from lmc.errors import ArgumentError, InDoubtEffect, Interrupted, JournalError
 from lmc.journals import Journal, RunStatus
 from lmc.serve.answering import Json
-from lmc.serve.errors import ApiError, parsed_on
+from lmc.serve.errors import ApiError, parsed_on, status_of_journal
 from lmc.serve.gate import EndpointCall, EndpointReply
 
 log = logging.getLogger("lmc.serve")
@@ -57,7 +58,8 @@ class JournaledRuns:
                 make_directory(folder)
         except OSError as error:
             log.exception("the folder %s of --journals cannot be made", self._directory)
-            raise ApiError(503, f"this server cannot keep runs now: its folder for them cannot be made ({error.strerror})", code="journal") from None
+            why = f"this server cannot keep runs: its folder for them cannot be made ({error.strerror})"
+            raise ApiError(507 if error.errno == errno.ENOSPC else 500, why, code="journal") from None
         return journal
 
     async def listed(self, call: EndpointCall) -> EndpointReply:
@@ -77,7 +79,7 @@ class JournaledRuns:
         if isinstance(error, InDoubtEffect):
             raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
-            raise ApiError(503 if isinstance(error.__cause__, OSError) else 409, self._said(run, error.message), code="journal")
+            raise ApiError(status_of_journal(error), self._said(run, error.message), code="journal")
         return EndpointReply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
 
     async def _on_pool(self, work: Any) -> Any:
@@ -88,7 +90,7 @@ class JournaledRuns:
         return [{"run": run, **self._told(run)} for run in there]
 
     def _one(self, run: str) -> Json:
-        return {"run": run, **_shown(self._status(run))}
+        return {"run": run, **self._told(run)}
 
     def _status(self, run: str) -> RunStatus:
         journal = self.journal(run)
@@ -108,7 +110,7 @@ class JournaledRuns:
         except ArgumentError as error:
             raise ApiError(400, error.message, param="answer") from None
         except (JournalError, codec.BadData) as error:
-            raise ApiError(409, self._said(run, str(error)), code="journal") from None
+            raise ApiError(status_of_journal(error), self._said(run, str(error)), code="journal") from None
         return arguments
 
     def _told(self, run: str) -> Json:

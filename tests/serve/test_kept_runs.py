@@ -116,6 +116,20 @@ def test_a_run_is_asked_answered_and_resumed_by_other_servers(target: str, tmp_p
     asyncio.run(work())
 
 
+def test_a_journal_that_a_worker_cannot_write_is_no_fault_of_the_request(target: str, tmp_path: Path) -> None:
+    workers = tmp_path / "limited.py"
+    workers.write_text(FILE + "\nimport resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n")  # of each file that a worker writes
+
+    async def main() -> None:
+        options = WorkerOptions([f"{workers}:order"], 1)
+        app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)], workers=options)
+        async with app.router.lifespan_context(app):
+            code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+        assert code == 500 and found["error"]["message"] == "journal='r1': File too large" and found["error"]["type"] == "server_error", found
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_does_not_leave_a_doubt_behind(target: str, tmp_path: Path) -> None:
     """The call that goes on is waited for, longer than a program that computes."""
 

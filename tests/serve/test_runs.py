@@ -64,14 +64,29 @@ def test_a_folder_that_cannot_be_made_and_a_full_disk_are_no_fault_of_the_reques
 
     (tmp_path / "file").touch()
     none = post("/programs/mail?run=a", {"to": "Ann"}, programs=[mail], journals=tmp_path / "file" / "runs")
-    assert none.status_code == 503 and "its folder for them cannot be made" in none.json()["error"]["message"]
+    assert none.status_code == 500 and "its folder for them cannot be made" in none.json()["error"]["message"]
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(room, "_allocate", full)
     kept = post("/programs/mail?run=a", {"to": "Ann"}, programs=[mail], journals=tmp_path)
-    assert kept.status_code == 503 and "No space left on device" in kept.json()["error"]["message"]
+    assert kept.status_code == 507 and "No space left on device" in kept.json()["error"]["message"]
+
+
+def test_a_journal_that_cannot_be_begun_is_no_fault_of_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lmc.durable import files
+
+    write = files.write_all
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path / "runs"}
+    for code, status in ((28, 507), (5, 500)):
+        monkeypatch.setattr(files, "write_all", lambda file, data, code=code: (_ for _ in ()).throw(OSError(code, "The disk says no")))
+        begun = post("/programs/mail?run=a", {"to": "Ann"}, **how)
+        assert begun.status_code == status and begun.json()["error"]["message"].endswith("journal='a': The disk says no")
+        status = talk(lambda client: client.get("/programs/mail/runs/a"), **how)
+        assert status.json()["status"] == "unreadable" and str(tmp_path) not in status.text
+    monkeypatch.setattr(files, "write_all", write)
+    assert post("/programs/mail?run=a", {"to": "Ann"}, **how).status_code == 202, "it begins when there is room again"
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
