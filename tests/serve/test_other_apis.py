@@ -280,19 +280,18 @@ BROKEN = {
 
 @pytest.fixture(params=BROKEN, ids=lambda error: type(error).__name__)
 def broken(request, monkeypatch):
-    """Streams fail with an error when their second piece is due."""
-    from lmc.serve import asking
+    """Streams fail with an error behind their first piece."""
+    from lmc.backend.base import UNSCORED
+    from lmc.serve.asking import Grown, RequestedAnswers
 
-    news, begun = asking._Shown.news, set[int]()
+    follow = RequestedAnswers.follow
 
-    def breaking(shown):
-        grown = news(shown)
-        if grown is not None and id(shown) in begun:
+    async def breaking(answers):
+        async for grown in follow(answers):
+            yield Grown(grown.index, "Go", UNSCORED, None)
             raise request.param
-        begun.update([id(shown)] if grown is not None else [])
-        return grown
 
-    monkeypatch.setattr(asking._Shown, "news", breaking)
+    monkeypatch.setattr(RequestedAnswers, "follow", breaking)
     return request.param
 
 
@@ -306,7 +305,7 @@ STREAMED = {
 @pytest.mark.parametrize("path", STREAMED)
 def test_an_error_in_a_stream_is_its_own_api_s(broken, path):
     code, fields = BROKEN[broken]
-    answer = post(path, {**STREAMED[path], "stream": True}, lmc.Mock(lambda prompt, ask: "Good day to you.", latency=0.01))
+    answer = post(path, {**STREAMED[path], "stream": True}, lmc.Mock())
     assert answer.status_code == 200 and len(events(answer.text)) > 1
     *before, said = events(answer.text)
     message = broken.message.replace(broken.param, fields[path]) if broken.param else broken.message
@@ -323,7 +322,7 @@ def test_an_error_in_a_stream_is_its_own_api_s(broken, path):
 
 def test_an_error_in_the_stream_of_a_response_reaches_the_client(openai, broken):
     module = pytest.importorskip("openai")
-    server, client = openai(lmc.Mock(lambda prompt, ask: "Good day to you.", latency=0.01))
+    server, client = openai(lmc.Mock())
     with server as url, client(url) as asked, pytest.raises(module.APIError) as raised:
         list(asked.responses.create(model="mock", input="Hello", stream=True))
     assert raised.value.param == BROKEN[broken][1][RESPONSES]
