@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -67,6 +68,29 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
         assert found[0].status_code == 200
         assert found[0].json()["return_value"]
         assert process.wait(20) == 0
+
+
+FREEZING = """
+import atexit, gc, sys
+import lmc
+
+kept = [{} for _ in range(50_000)]
+atexit.register(lambda: print("to look at:", len(gc.get_objects()), "and not:", gc.get_freeze_count(), file=sys.stderr))
+
+@lmc.function
+def nothing(s):
+    pass
+"""
+
+
+def test_python_does_not_look_through_what_is_left_when_it_ends(tmp_path):
+    (tmp_path / "program.py").write_text(FREEZING)
+    with served(f"{tmp_path}/program.py:nothing") as (_, process):
+        process.send_signal(signal.SIGTERM)
+        said = process.stderr.read()
+        assert process.wait(20) == 0
+    looked, left = map(int, re.findall(r"(?:to look at|and not): (\d+)", said))
+    assert left > 50_000 > looked, said
 
 
 def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
