@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
-from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, SelfLoop, Turns
+from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, OpenString, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.terms import Term
 from lmc.fsm.words import WordRange
@@ -110,7 +110,7 @@ class ArrayDFA(Walk):
     def beyond(self, state: int, chars: int) -> int:
         raise AssertionError("no state has a literal")
 
-    def behind_string(self, state: int) -> int | None:
+    def string(self, state: int) -> OpenString | None:
         """Not looked for, as literals."""
         return None
 
@@ -225,7 +225,7 @@ class LazyArrays:
         self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
-        self.left_out, self.behind_string = lazy.left_out, lazy.behind_string
+        self.left_out, self.string = lazy.left_out, lazy.string
         self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property

@@ -78,7 +78,13 @@ def string(value: str) -> Node:
     return text(_HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(value, ensure_ascii=False)))
 
 
-def _within_string() -> Repeat:
+@lru_cache(1)
+def free_string() -> Node:
+    """Return every JSON string: all raw characters and all escapes."""
+    return seq(text('"'), WITHIN_STRINGS[0], text('"'))
+
+
+def _any_character() -> Node:
     d = Chars(((68, 68), (100, 100)))
     unit = one_of(
         [
@@ -88,17 +94,7 @@ def _within_string() -> Repeat:
         ]
     )
     escape = seq(text("\\"), one_of([parse(r'["\\/bfnrt]'), seq(text("u"), unit)]))
-    return Repeat(one_of([RAW_CHARS, escape]), 0, None)
-
-
-WITHIN_STRING = _within_string()
-"""What is between the quotes of a JSON string that may be any: all raw characters and all escapes."""
-
-
-@lru_cache(1)
-def free_string() -> Node:
-    """Return every JSON string."""
-    return seq(text('"'), WITHIN_STRING, text('"'))
+    return one_of([RAW_CHARS, escape])
 
 
 def string_of(language: Node) -> Node:
@@ -138,6 +134,9 @@ def _spelled_chars(ranges: Ranges) -> Node:
         arms = [text(f"\\u{c:04x}") for a, b in ranges for c in range(a, b + 1)]
     return one_of(arms)
 
+
+WITHIN_STRINGS = tuple(Repeat(unit, 0, None) for unit in (_any_character(), _spelled_chars(ANY.ranges)))
+"""What is between the quotes of a JSON string of any characters: however they are written, and each in one way, as where they are counted."""
 
 # -- numbers -------------------------------------------------------------------------------------------------------
 

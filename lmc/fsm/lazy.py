@@ -73,6 +73,16 @@ class Turns(NamedTuple):
     state: int
 
 
+class OpenString(NamedTuple):
+    """A string of any characters being read: its kind (`json_text.WITHIN_STRINGS`), the fewest and the most characters left, NO_LIMIT if
+    there may be any number of them, and the state behind its quote."""
+
+    kind: int
+    low: int
+    high: int
+    behind: int
+
+
 class LazyDFA:
     """States are numbers, as in a ByteDFA: 0 is the start, DEAD none. Thread-safe.
 
@@ -110,7 +120,7 @@ class LazyDFA:
         self._made = 1
         self._windows: dict[tuple[int, frozenset[tuple[TermFrame, ...]]], int] = {}  # by length and frames, representatives
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
-        self._strings: dict[int, int | None] = {}  # `behind_string`
+        self._strings: dict[int, OpenString | None] = {}
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
@@ -163,15 +173,17 @@ class LazyDFA:
 
     def _leap(self, state: int, text: bytes, at: int) -> tuple[int, int]:
         """Return the state behind as much of a text as is soon seen, and where in the text that is: no state is made within a name, or
-        within a string that may be any."""
-        if (behind := self.behind_string(state)) is not None:
+        within a string of any characters."""
+        if (string := self.string(state)) is not None:
             match = _PLAIN.match(text, at)
             assert match is not None
-            if match.end() == len(text):
-                return state, len(text)
-            if text[match.end()] == _QUOTE:
-                return behind, match.end() + 1
-            at = match.end()
+            chars, at = match.end() - at, match.end()
+            if chars > string.high:
+                return DEAD, len(text)
+            if at < len(text) and text[at] == _QUOTE:
+                return string.behind if chars >= string.low else DEAD, at + 1
+            if chars:
+                return self._further(state, chars), at
         if at + 1 < len(text):
             if (literal := self.literal(state)) is not None:
                 known, chars = literal
@@ -240,7 +252,7 @@ class LazyDFA:
             return literal[0][:1]
         if names := self.names(state):
             return {ord(text[0]) for text, _ in names}
-        return self.few(state)
+        return None if self.string(state) is not None else self.few(state)
 
     def _ranges(self, state: int) -> _Ranges:
         if self.places[state] == UNMADE:
@@ -320,23 +332,38 @@ class LazyDFA:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
 
-    def behind_string(self, state: int) -> int | None:
-        """Return the state behind the quote that ends a string which may be any, where a state is within one, between two of its characters;
-        None elsewhere. No state within it is made."""
+    def string(self, state: int) -> OpenString | None:
+        """Return what a state is in if it is within a string of any characters, between two of them, and nothing else. No state within
+        such a string need be made."""
         if state not in self._strings:
-            self._strings[state] = self._behind_string(self._contents[state])
+            self._strings[state] = self._find_string(self._contents[state])
         return self._strings[state]
 
-    def _behind_string(self, content: _Set | _Inner) -> int | None:
+    def _find_string(self, content: _Set | _Inner) -> OpenString | None:
         if not isinstance(content, frozenset):
             return None
-        found: list[Term] = []
+        kinds, behind = set[tuple[int, int, int | None]](), list[Term]()
         for term in content:
-            if (behind := self._terms.behind_string(term)) is None:
+            if (found := self._terms.string(term)) is None:
                 return None
-            found.append(behind)
+            kinds.add(found[:3])
+            behind.append(found[3])
+        if len(kinds) != 1:
+            return None
+        [(kind, low, high)] = kinds
         with self._lock:
-            return self._number(self._terms.joined(found)) if found else None
+            return OpenString(kind, low, NO_LIMIT if high is None else high, self._number(self._terms.joined(behind)))
+
+    def _further(self, state: int, chars: int) -> int:
+        """Return the state behind so many more characters of a string, which may have as many."""
+        string, content = self.string(state), self._contents[state]
+        assert string is not None and isinstance(content, frozenset)
+        if (string.low, string.high) == (0, NO_LIMIT):
+            return state
+        low, high = max(string.low - chars, 0), None if string.high == NO_LIMIT else string.high - chars
+        with self._lock:
+            self._terms.pay(len(content))
+            return self._number(self._terms.joined([self._terms.turned(term, low, high) for term in content]))
 
     def names(self, state: int) -> Sequence[tuple[str, Term]]:
         """Return the texts, ASCII and ascending, that alone may follow, each with the term that begins with it, where they are several:

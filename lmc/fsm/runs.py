@@ -7,7 +7,6 @@ such a run.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -101,6 +100,12 @@ class Texts:
     def long_ids(self) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of `long`, and the first byte of each."""
         return np.array(self.long), np.array([self.tokens[i][0] for i in self.long], np.uint8)
+
+    @cached_property
+    def long_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+        """The tokens of `long` in the order of their texts, the trie of these, and the node of each."""
+        ids = sorted(self.long, key=self.tokens.__getitem__)
+        return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])
 
     @cached_property
     def spelled_long(self) -> Spelled:
@@ -423,7 +428,7 @@ def tail_of(texts: Texts, exits: np.ndarray) -> Tail:
     """Return the rests of the texts at or below some nodes of the trie, from the last byte of these on."""
     found, trie = Tail(), texts.trie
     for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), texts.ends[exits].tolist()):
-        at = bisect_right(trie.level_ends, exit_) - 1  # bytes before the exit's own
+        at = trie.depth(exit_) - 1  # bytes before the exit's own
         for i in texts.ids[begin:end].tolist():
             _add(found, texts.tokens[i], at, i)
     return found

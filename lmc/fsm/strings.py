@@ -1,86 +1,121 @@
-"""The tokens of a vocabulary within JSON strings that may be any, escapes included: found once for all constraints, so that no state
+"""The tokens of a vocabulary within JSON strings of any characters, escapes included: found once for all constraints, so that no state
 within such a string is made.
 
-    {"name": "│     abc  é  \\n  \\u00      legal whatever follows the string: `StringRun.bits`
+    {"name": "│     abc  é  \\n  \\u00      legal whatever follows the string: `StringRun.up_to`
                     abc", "  "}            legal if what is behind the quote is, which is looked at once for all of them: `StringRun.tail`
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from lmc.fsm.arrays import ArrayDFA
+from lmc.fsm.bytedfa import LONG
 from lmc.fsm.dfa import build
-from lmc.fsm.json_text import WITHIN_STRING, optional, seq, text
-from lmc.fsm.runs import Long, Tail, Texts, bits_of, packed, tail_of
+from lmc.fsm.json_text import WITHIN_STRINGS, optional, seq, text
+from lmc.fsm.runs import Long, Tail, Texts, bits_of, tail_of
+from lmc.fsm.trie import ByteTrie
 
 _QUOTE = ord('"')
-_UP_TO_QUOTE = re.compile(rb'(?:[^"\\]|\\.)*', re.DOTALL)
-
-
-@lru_cache(1)
-def _automaton() -> tuple[ArrayDFA, int]:
-    """Of what is between the quotes and the second one, and the state behind that; state 0 is between two characters, as no other is."""
-    found = ArrayDFA.of(build(seq(WITHIN_STRING, optional(text('"')))))
-    return found, found.after(0, _QUOTE)
 
 
 @dataclass(frozen=True, eq=False)
 class StringRun:
-    """Tokens below a node of a vocabulary's trie, from where the string is between two of its characters.
+    """Tokens below a node of a vocabulary's trie, from where a string is between two of its characters.
 
-    bits     of those that do not leave the string, as a row
-    begun    ids of these behind which only one byte is legal
+    bits     of those that do not leave the string, as a row; ids: the same; chars: of each the characters, a last one that is only begun
+             included
+    whole    bool, of each: no character is only begun; begun: ids of those behind which only one byte is legal
     long     of tokens that are not in the trie, if the node is the root
     """
 
     bits: np.ndarray
+    ids: np.ndarray
+    chars: np.ndarray
+    whole: np.ndarray
     begun: np.ndarray
     long: Long
+    long_bits: np.ndarray  # of `long.inside`
     _texts: Texts
     _exits: np.ndarray  # nodes of the trie, each behind a quote
+    _before: np.ndarray  # of each, the characters before the quote
+    _short: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # `bits` by the most characters
+    _tails: dict[tuple[int, int], Tail] = field(default_factory=dict[tuple[int, int], Tail])
 
     @staticmethod
-    def of(texts: Texts, node: int = 0) -> StringRun:
-        dfa, behind = _automaton()
-        nodes, states = texts.trie.below(dfa, node, 0)
+    def of(kind: int, texts: Texts, node: int = 0) -> StringRun:
+        """kind   of `json_text.WITHIN_STRINGS`"""
+        dfa, behind = _automaton(kind)
+        nodes, states, chars = _followed(kind, texts.trie, node)
+        within, left = np.flatnonzero(states != behind), np.flatnonzero(states == behind)
         begin, end = int(texts.trie.begin[node]), int(texts.ends[node])
-        within = nodes[states != behind]
-        held, ids = texts.nodes[begin:end], texts.ids[begin:end]
-        at = np.searchsorted(within, held)
-        kept = np.append(within, -1)[at] == held
-        flags = np.zeros(len(texts.node_of), bool)
-        flags[ids[kept]] = True
-        begun = ids[kept][dfa.are_singular(states[states != behind][at[kept]])]
-        return StringRun(packed(flags), begun, Long() if node else _long(dfa, texts), texts, nodes[states == behind])
+        held = texts.nodes[begin:end]
+        at = np.searchsorted(nodes[within], held)
+        kept = np.append(nodes[within], -1)[at] == held
+        ids, at = texts.ids[begin:end][kept], within[at[kept]]
+        long, words = Long() if node else _long(kind, texts), len(texts.node_of) // 32
+        return StringRun(
+            bits_of(ids, words), ids, chars[at], states[at] == 0, ids[dfa.are_singular(states[at])],
+            long, bits_of(long.inside, words), texts, nodes[left], chars[left] - 1,
+        )  # fmt: skip
 
-    @cached_property
-    def tail(self) -> Tail:
-        """The rest of the tokens that leave the string, from its quote on."""
-        return tail_of(self._texts, self._exits)
+    def up_to(self, chars: int) -> np.ndarray:
+        """Return `bits`, of tokens of at most so many characters; not to be written to."""
+        if chars >= LONG:  # which have no more
+            return self.bits
+        found = self._short.get(chars)
+        if found is None:
+            found = self._short[chars] = bits_of(self.ids[self.chars <= chars], len(self.bits))
+        return found
 
-    @cached_property
-    def long_bits(self) -> np.ndarray:
-        """The tokens of `long.inside`."""
-        return bits_of(self.long.inside, len(self.bits))
+    def tail(self, low: int, high: int) -> Tail:
+        """Return the rest of the tokens that leave the string, from its quote on, behind `low` to `high` characters."""
+        low, high = min(low, LONG), min(high, LONG)
+        found = self._tails.get((low, high))
+        if found is None:
+            found = self._tails[low, high] = tail_of(self._texts, self._exits[(self._before >= low) & (self._before <= high)])
+        return found
 
     @property
     def nbytes(self) -> int:
-        return 2 * self.bits.nbytes + self.begun.nbytes + self._exits.nbytes + 100 * len(self.long.leaving)
+        return (2 + len(self._short)) * self.bits.nbytes + 17 * len(self.ids) + 16 * len(self._exits) + 100 * len(self.long.leaving)
 
 
-def _long(dfa: ArrayDFA, texts: Texts) -> Long:
-    inside, leaving = list[int](), list[tuple[int, int, int, int]]()
-    for i in texts.long:
-        token = texts.tokens[i]
-        match = _UP_TO_QUOTE.match(token)
-        assert match is not None
-        if token[match.end() : match.end() + 1] == b'"' and dfa.step(0, match[0]) == 0:
-            leaving.append((i, token[0], match.end(), 0))
-        elif dfa.step(0, token) >= 0:
-            inside.append(i)
-    return Long(np.array(inside, np.int64), leaving=leaving)
+@lru_cache
+def _automaton(kind: int) -> tuple[ArrayDFA, int]:
+    """Of what is between the quotes and the second one, and the state behind that; state 0 is between two characters, as no other is."""
+    found = ArrayDFA.of(build(seq(WITHIN_STRINGS[kind], optional(text('"')))))
+    return found, found.after(0, _QUOTE)
+
+
+def _followed(kind: int, trie: ByteTrie, node: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the legal nodes below one, ascending, with their states and characters; a quote counts as one."""
+    behind, count = np.zeros(len(trie.byte), np.int64), np.zeros(len(trie.byte), np.int64)
+    found = [np.zeros(0, np.int64)]
+    for nodes, states in trie.follow(_automaton(kind)[0], np.array([node]), np.zeros(1, np.int64)):
+        parent = trie.parent[nodes]
+        count[nodes] = count[parent] + (behind[parent] == 0)
+        behind[nodes] = states
+        found.append(nodes)
+    nodes = np.concatenate(found)
+    return nodes, behind[nodes], count[nodes]
+
+
+def _long(kind: int, texts: Texts) -> Long:
+    ids, trie, node_of = texts.long_trie
+    nodes, states, chars = _followed(kind, trie, 0)
+    behind = _automaton(kind)[1]
+    at = np.searchsorted(nodes[states != behind], node_of)
+    kept = np.append(nodes[states != behind], -1)[at] == node_of
+    leaving = list[tuple[int, int, int, int]]()
+    for exit_, before in zip(nodes[states == behind].tolist(), (chars[states == behind] - 1).tolist()):
+        begin, until = int(trie.begin[exit_]), trie.depth(exit_) - 1
+        begun = texts.tokens[int(ids[begin])][: until + 1]
+        for i in ids[begin:].tolist():
+            if not texts.tokens[i].startswith(begun):
+                break
+            leaving.append((i, begun[0], until, before))
+    return Long(ids[kept], chars=chars[states != behind][at[kept]], leaving=leaving)

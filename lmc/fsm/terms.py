@@ -19,7 +19,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
-from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRING
+from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
 from lmc.fsm.lengths import ShortestLengths, bytes_of
 from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 from lmc.fsm.words import WordLists, WordRange
@@ -99,7 +99,8 @@ class Terms:
         self.end = Term(None, None)
         self._return = TermFrame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
-        self._string = self.frame(WITHIN_STRING) if RAW_CHARS in members else None
+        strings = WITHIN_STRINGS if RAW_CHARS in members else ()
+        self._strings = {self.frame(node).family: kind for kind, node in enumerate(strings)}
         self.spent = 0  # forms visited
         self.limit: int | None = None  # of `spent`
 
@@ -487,12 +488,14 @@ class Terms:
             return found.rest
         return found
 
-    def behind_string(self, term: Term) -> Term | None:
-        """Return the term behind the quote that ends a string which may be any, if a term is within one, between two of its characters."""
-        if term.frame is not self._string or term.frame is None or term.rest is None:
+    def string(self, term: Term) -> tuple[int, int, int | None, Term] | None:
+        """Return, of a term within a string of any characters, between two of them, the kind of the string, the fewest and the most
+        characters left, and the term behind its quote."""
+        frame = term.frame
+        if frame is None or term.rest is None or (kind := self._strings.get(frame.family)) is None:
             return None
         forms = self.forms(term.rest)
-        return forms[0][1] if len(forms) == 1 and forms[0][0] == self._members.get(_QUOTE) else None
+        return (kind, frame.low, frame.high, forms[0][1]) if len(forms) == 1 and forms[0][0] == self._members.get(_QUOTE) else None
 
     def is_final(self, term: Term) -> bool:
         """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""

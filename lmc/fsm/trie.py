@@ -5,7 +5,7 @@ Nodes are in breadth-first order; node 0 is the root, the children of a node are
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,7 +99,7 @@ class ByteTrie:
 
     def below_all(self, dfa: Arrays, nodes: np.ndarray, state: int) -> tuple[np.ndarray, np.ndarray]:
         """As `below`, for several nodes."""
-        levels = list(self._follow(dfa, nodes, np.full(len(nodes), state)))
+        levels = list(self.follow(dfa, nodes, np.full(len(nodes), state)))
         if not levels:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
@@ -123,7 +123,7 @@ class ByteTrie:
                 found.append(columns(few))
                 nodes, states = columns(level)
             if len(nodes):
-                nodes, states = next(self._follow(dfa, nodes, states))
+                nodes, states = next(self.follow(dfa, nodes, states))
                 found.append((nodes, states))
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
@@ -158,6 +158,10 @@ class ByteTrie:
                 found += [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
         return found
 
+    def depth(self, node: int) -> int:
+        """Return the length of a node's text."""
+        return bisect_right(self.level_ends, node)
+
     def walk(self, dfa: Arrays, state: int, near: int = 0) -> np.ndarray:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
         whole levels at once while much of them is legal. If only so many bytes matter, `near`, states that they do not tell apart
@@ -173,14 +177,14 @@ class ByteTrie:
             if np.count_nonzero(legal) * 4 < len(level):
                 behind[end:] = DEAD
                 nodes = np.flatnonzero(legal)
-                for below, states in self._follow(dfa, nodes + begin, level[nodes]):
+                for below, states in self.follow(dfa, nodes + begin, level[nodes]):
                     behind[below] = states
                 break
             begin = end
         behind[0] = DEAD
         return behind
 
-    def _follow(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def follow(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Return, level by level, the legal nodes below `nodes`, and the states after them: visits children of legal
         nodes only."""
         while total := int((counts := self.count[nodes]).sum()):

@@ -14,7 +14,8 @@ import numpy as np
 from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
-from lmc.fsm.lazy import WIDE, SelfLoop, Turns
+from lmc.fsm.json_text import WITHIN_STRINGS
+from lmc.fsm.lazy import NO_LIMIT, WIDE, OpenString, SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
 from lmc.fsm.strings import StringRun
 from lmc.fsm.terms import Term
@@ -61,15 +62,16 @@ class Vocabulary:
         self._ids = np.array(ids, np.int64)
         self.trie, self._node_of_id = ByteTrie.of([self.tokens[i] for i in ids])
         self._runs: dict[tuple[Ranges, int], ClassRun] = {}
-        self._strings: dict[int, StringRun] = {}
+        self._strings: dict[tuple[int, int], StringRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
 
     def prepare(self) -> Vocabulary:
         """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
         _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
-            _ = self._texts.spelled_long, self._texts.long_ids, self._long_trie
-        _ = self.string_run(0).tail
+            _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie
+        for kind in range(len(WITHIN_STRINGS)):
+            self.string_run(kind).tail(0, NO_LIMIT)
         return self
 
     @property
@@ -163,8 +165,8 @@ class Vocabulary:
             begin, end = children(node)
             if begin == end:
                 continue
-            if (behind := dfa.behind_string(at)) is not None:
-                runs.append(InString(self.string_run(node), behind))
+            if (string := dfa.string(at)) is not None:
+                runs.append(InString(self.string_run(string.kind, node), string))
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
                 is_large = int(self.ends[node]) - int(self.trie.begin[node]) >= _MANY_TEXTS
@@ -311,9 +313,9 @@ class Vocabulary:
         """Return the run of a class of characters and a node of the trie, computed once."""
         return _recent(self._runs, (ranges, node), lambda: ClassRun.of(ranges, self._texts, node))
 
-    def string_run(self, node: int) -> StringRun:
-        """Return the run of a JSON string that may be any and a node of the trie, computed once."""
-        return _recent(self._strings, node, lambda: StringRun.of(self._texts, node))
+    def string_run(self, kind: int, node: int = 0) -> StringRun:
+        """Return the run of a kind of JSON string and a node of the trie, computed once."""
+        return _recent(self._strings, (kind, node), lambda: StringRun.of(kind, self._texts, node))
 
     @cached_property
     def _texts(self) -> Texts:
@@ -338,9 +340,13 @@ class Vocabulary:
             return LongAllowed(None, ())
         found: list[int] = []
         whole: ClassRun | StringRun | None = None
-        if dfa.behind_string(state) is not None:
-            whole = self.string_run(0)
-            found = [i for i, _, until, _ in whole.long.leaving if dfa.step(state, self.tokens[i][until:]) >= 0]
+        if (string := dfa.string(state)) is not None:
+            whole = self.string_run(string.kind)
+            found = [i for i, _, until, chars in whole.long.leaving
+                     if string.low <= chars <= string.high and dfa.step(string.behind, self.tokens[i][until + 1 :]) >= 0]  # fmt: skip
+            if string.high < self.longest:
+                found += whole.long.inside[whole.long.chars <= string.high].tolist()
+                whole = None
             return LongAllowed(whole, tuple(sorted(found)))
         if (heads := dfa.heads(state)) is not None:
             todo = _of_bytes(self._long, state, heads)
@@ -381,7 +387,7 @@ class Vocabulary:
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
         """As `long_allowed`, level by level."""
-        ids, trie, node_of = self._long_trie
+        ids, trie, node_of = self._texts.long_trie
         legal = np.zeros(len(trie.byte), bool)
         begin, end = trie.children(0)
         first = trie.nearer(dfa, dfa.row(state)[trie.byte[begin:end]].astype(np.int64), self.longest)
@@ -389,12 +395,6 @@ class Vocabulary:
         legal[begin + nodes] = True
         legal[trie.from_all(dfa, begin + nodes, first[nodes])[0]] = True
         return tuple(np.sort(ids[legal[node_of]]).tolist())
-
-    @cached_property
-    def _long_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
-        """The ids of `long_ids` in the order of their texts, the trie of these, and the node of each."""
-        ids = sorted(self.long_ids, key=self.tokens.__getitem__)
-        return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -571,10 +571,10 @@ class RunInLoop(NamedTuple):
 
 
 class InString(NamedTuple):
-    """A string that may be any, and the state behind its quote; as a `RunInLoop`."""
+    """As a `RunInLoop`, of a string of any characters."""
 
     run: StringRun
-    behind: int
+    string: OpenString
 
     apart = ()
 
@@ -583,13 +583,13 @@ class InString(NamedTuple):
 
     @property
     def bits(self) -> np.ndarray:
-        return self.run.bits
+        return self.run.up_to(self.string.high)
 
     def filling(self) -> list[int]:
-        return []
+        return self.run.ids[self.run.whole & (self.run.chars == self.string.high)].tolist()
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
-        return [(tail, self.behind) for tail in self.run.tail.ways.values()]
+        return [(tail, self.string.behind) for tail in self.run.tail(self.string.low, self.string.high).ways.values()]
 
     def exits(self, dfa: Arrays, vocabulary: Vocabulary) -> list[tuple[np.ndarray, np.ndarray]]:
         return []

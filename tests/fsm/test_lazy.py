@@ -196,16 +196,17 @@ def test_a_step_over_a_name_makes_no_states_within_it():
     assert made.states < before + 10
 
 
-def test_nothing_within_a_string_that_may_be_any_is_made():
+def test_nothing_within_a_string_of_any_characters_is_made():
     """Each such string of a schema had states of its own, for its escapes, too."""
     vocabulary, _ = small()
     automaton = TokenAutomaton(begun("json_schema", '{"properties": {"name": {"type": "string"}, "why": {"type": "string"}}}'), vocabulary)
     made = automaton.dfa.lazy
     state = automaton.dfa.step(0, b'{"name": "')
-    assert made.behind_string(state) == made.step(state, b'Harry"') and automaton.dfa.step(state, b"Harry") == state
+    string = made.string(state)
+    assert string is not None and string.behind == made.step(state, b'Harry"') and automaton.dfa.step(state, b"Harry") == state
     automaton.mask(state)
     assert all(made.places[at] == lazy.UNMADE for at in (state, made.step(0, b'{"why": "')))
-    assert made.behind_string(0) is None
+    assert made.string(0) is None
 
 
 def test_a_row_needs_no_twin_of_its_state():

@@ -477,7 +477,7 @@ def test_deep_levels_of_few_nodes_are_not_computed_with_arrays(monkeypatch):
     trie, node_of = ByteTrie.of(texts)
     dfa = LazyArrays(lazily(Grammar(parse("[a-s-]*"), {})))
     levels = []
-    monkeypatch.setattr(ByteTrie, "_follow", lambda *args, _follow=ByteTrie._follow: (levels.append(level) or level for level in _follow(*args)))
+    monkeypatch.setattr(ByteTrie, "follow", lambda *args, _follow=ByteTrie.follow: (levels.append(level) or level for level in _follow(*args)))
     found = set(trie.from_all(dfa, np.array([0]), np.array([0]))[0].tolist())
     assert [text for text, node in zip(texts, node_of.tolist()) if node in found] == [text for text in texts if b"t" not in text]
     assert len(levels) < 4
