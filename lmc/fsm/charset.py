@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -156,11 +155,27 @@ def category(name: str) -> Ranges | None:
     return found or None
 
 
+_TAGS = 0xE0000, 0xE0FFF  # beyond the first planes, nothing else is assigned but what is for private use
+
+
 @lru_cache(1)
 def _categories() -> dict[str, list[tuple[int, int]]]:
-    """Compute the categories, which takes a tenth of a second."""
+    """Compute the categories. Those that are alike in every Python's tables (asserted in the tests) are not looked up."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for short, group in itertools.groupby(range(MAX_CHAR + 1), lambda code: unicodedata.category(chr(code))):
-        codes = list(group)
-        found.setdefault(short, []).append((codes[0], codes[-1]))
+    first, last = SURROGATES
+    known = _characters()
+    _add_categories(found, 0, known[:first])
+    found["Cs"] = [SURROGATES]
+    _add_categories(found, last + 1, known[last + 1 :])
+    found["Cn"].append((len(known), _TAGS[0] - 1))
+    _add_categories(found, _TAGS[0], "".join(map(chr, range(_TAGS[0], _TAGS[1] + 1))))
+    found["Cn"].append((_TAGS[1] + 1, 0xEFFFF))
+    for begin in (0xF0000, 0x100000):
+        found["Co"].append((begin, begin + 0xFFFD))
+        found["Cn"].append((begin + 0xFFFE, begin + 0xFFFF))
     return found
+
+
+def _add_categories(found: dict[str, list[tuple[int, int]]], begin: int, characters: str) -> None:
+    for run in re.finditer(r"(..)\1*", "".join(map(unicodedata.category, characters))):
+        found.setdefault(run[1], []).append((begin + run.start() // 2, begin + run.end() // 2 - 1))

@@ -79,6 +79,13 @@ def test_categories(pattern, of):
         assert dfa.accepts(char.encode()) == expected and other.accepts(char.encode()) != expected, hex(code)
 
 
+def test_each_character_is_in_its_category_alone():
+    """Those that are not looked up, too."""
+    found = sorted((low, high, short) for short, ranges in charset._categories().items() for low, high in ranges)
+    assert [low for low, *_ in found] == [0, *(high + 1 for _, high, _ in found[:-1])] and found[-1][1] == charset.MAX_CHAR
+    assert all(set(map(unicodedata.category, map(chr, range(low, high + 1)))) == {short} for low, high, short in found)
+
+
 def test_negated_categories_and_escapes():
     assert compile_regex(r"\P{L}+").accepts(b"12") and not compile_regex(r"\P{L}+").accepts(b"1a")
     assert compile_regex(r"\p{^L}").accepts(b"1")
