@@ -40,7 +40,7 @@ class Settings:
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
     kv_dtype   "fp8" for such a model's KV in FP8, "" for that of its activations
-    deterministic  such a model's answers have the same bits whatever runs beside them (a CPU)
+    deterministic  such a model's answers have the same bits whatever runs beside them (one device)
     drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
     draft_model  a smaller model that guesses them, "" for none
     adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH

@@ -83,7 +83,7 @@ class Engine(LocalBackend):
                  there is a draft_model, else "off"
     draft_model  a smaller model of the same vocabulary that guesses drafts where nothing that was said does; by any name that `model` takes
     deterministic  a token's logits have the same bits whatever other requests are in its passes, and however its prompt was cut and cached, on the same
-                 machine with the same threads; slower (docs/determinism.md). On a CPU
+                 machine with the same threads; slower (docs/determinism.md). On one device
     adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 

@@ -24,13 +24,14 @@ from lmc.backend.engine.attention.base import PictureRows
 from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention
 from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix
 from lmc.backend.engine.attention.split import SplitAttention
-from lmc.backend.engine.attention.tiled import TiledAttention, put
-from lmc.backend.engine.attention.tiles import BLOCK, Plan, Shared
+from lmc.backend.engine.attention.tiled import FIXED_PIECE, TiledAttention, put
+from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared
 from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
 from lmc.backend.engine.kernels.attention import Partials
+from lmc.backend.engine.kernels.fixed import FixedProduct
 from lmc.backend.engine.kv_fp8 import Fp8Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
@@ -104,11 +105,12 @@ class CudaRunner(ModelRunner):
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None, *, buckets: Sequence[int] | None = None) -> None:
         super().__init__(model, kv, sampler, str(model.device), eyes)
         c, self.buckets = model.config, BUCKETS if buckets is None else buckets
-        self._products = TunedGemm.of(model.device, model.dtype)
+        fixed = isinstance(model.head, FixedProduct)  # a row's bits must not depend on the rest of its pass
+        self._products = None if fixed else TunedGemm.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
-        self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device)
+        self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device, FIXED_PIECE if fixed else None)
         shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
-        self._flash = None if isinstance(kv.key(0), Fp8Rows) else _flash(shape, model.device)
+        self._flash = None if fixed or isinstance(kv.key(0), Fp8Rows) else _flash(shape, model.device)
         most = self.buckets[-1]
         self._stage, self._partials = self._tiled_stage(most, _MOST_INDICES), self._tiled.partials(most)
         self._large: StagingBuffer | None = None  # grows with the passes
@@ -118,7 +120,7 @@ class CudaRunner(ModelRunner):
         self._begun = torch.cuda.Event(enable_timing=True)  # when the device reads the staged data
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # index in it
-        self.share_from = _SHARE_FROM if c.sliding_window is None else None
+        self.share_from = _SHARE_FROM if c.sliding_window is None and not fixed else None
         self._prefixes = PassGroups()
 
     @torch.inference_mode()
@@ -127,7 +129,7 @@ class CudaRunner(ModelRunner):
         if self._products is not None:
             self._products.measure(self._fused.matrices, BUCKETS)
         for rows in self.buckets:
-            for wide in (False, True) if rows <= _SMALL[-1] else (True,):
+            for wide in (False, True) if rows <= _SMALL[-1] and not self._tiled.only_wide else (True,):
                 for adapted in (False, True) if self._fused.adapters is not None else (False,):
                     self._captured(rows, wide=wide, adapted=adapted)
         self._sampler.warm_up(self._fused.logits(self._captured(1, wide=False).hidden(1)))
@@ -183,7 +185,7 @@ class CudaRunner(ModelRunner):
         if rows <= self.buckets[-1] and seen is None:
             rows = next(b for b in self.buckets if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
-            if len(plan.indices) <= _MOST_INDICES:
+            if len(plan.indices) <= _MOST_INDICES and plan.wide.size <= self._stage.capacity("wide") and plan.indptr[-1] <= self._partials.capacity:
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows, seen)
 
@@ -207,12 +209,16 @@ class CudaRunner(ModelRunner):
         """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""
         self._staged.synchronize()
         spans, flash = len(layout.spans), self._flash
-        stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)))
+        apart = flash is not None and flash.usable and layout.short < spans
+        plan = None if apart else self._plan(layout, spans, rows)
+        stage = self._large_stage(rows, 2 * int(layout.contexts.sum()) + BLOCK * (spans + len(layout.shared)), 0 if plan is None else len(plan.wide))
         self._fill(stage, layout, known, rows)
-        attend = None if flash is None or not flash.usable or layout.short == spans else self._apart(flash, stage, layout)
-        if attend is None:
-            self._send(stage, put(self._plan(layout, spans, rows), stage))
-            attend = self._tiled.over(stage, self._partials_of(rows), known, wide=True, beside=False)
+        if plan is None:
+            assert flash is not None
+            attend = self._apart(flash, stage, layout)
+        else:
+            self._send(stage, put(plan, stage))
+            attend = self._tiled.over(stage, self._partials_of(rows, int(plan.indptr[-1])), known, wide=True, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
         adapters = None if layout.adapters is None else stage.device("adapters", known)
@@ -236,9 +242,9 @@ class CudaRunner(ModelRunner):
         self._begun.record()
         stage.send(last)
 
-    def _partials_of(self, rows: int) -> Partials:
+    def _partials_of(self, rows: int, least: int = 0) -> Partials:
         """Return the partials of captured passes if they are large enough: passes end one after the other."""
-        return self._partials if rows <= self.buckets[-1] else self._tiled.partials(rows)
+        return self._partials if rows <= self.buckets[-1] and least <= self._partials.capacity else self._tiled.partials(rows, least)
 
     def _fill(self, stage: StagingBuffer, layout: _SpanLayout, known: int, rows: int) -> None:
         """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones
@@ -303,15 +309,15 @@ class CudaRunner(ModelRunner):
             hidden = forward()
         return _Captured(graph, hidden)
 
-    def _tiled_stage(self, rows: int, indices: int) -> StagingBuffer:
-        sizes = _of_rows(rows) | dict.fromkeys(("qo", "kv"), rows + 1) | self._tiled.sizes(rows, indices)
+    def _tiled_stage(self, rows: int, indices: int, pieces: int = 0) -> StagingBuffer:
+        sizes = _of_rows(rows) | dict.fromkeys(("qo", "kv"), rows + 1) | self._tiled.sizes(rows, indices, pieces)
         return StagingBuffer(sizes, self._fused.device)
 
-    def _large_stage(self, rows: int, indices: int) -> StagingBuffer:
+    def _large_stage(self, rows: int, indices: int, pieces: int) -> StagingBuffer:
         """Return a staging buffer for a pass that is not captured."""
         stage = self._large
-        if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices"):
-            stage = self._large = self._tiled_stage(_grown(rows), _grown(indices))
+        if stage is None or rows > stage.capacity("ids") or indices > stage.capacity("indices") or pieces * PIECE > stage.capacity("wide"):
+            stage = self._large = self._tiled_stage(_grown(rows), _grown(indices), _grown(pieces))
         return stage
 
 

@@ -101,6 +101,41 @@ def test_computed_again_in_a_small_pool_and_for_several_samples(llama, kv):
         assert [m["output_token_logprobs"] for m in output.metas] == [m["output_token_logprobs"] for m in several.metas]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("model", "dtype", "kv"), [("llama", "bfloat16", None), ("qwen3", "float16", None), ("llama", "bfloat16", "fp8")])
+def test_on_a_gpu_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, request):
+    path = request.getfixturevalue(model)
+    options = {"device": "cuda", "dtype": dtype, "kv_dtype": kv, "max_tokens": 8000, "deterministic": True}
+    with lmc.Engine(path, cache="off", **options) as engine:
+        alone = dict(zip(ALL, numbers(engine, 1, ALL), strict=True))
+    for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
+        with lmc.Engine(path, **options, **more) as engine:
+            assert numbers(engine, batch, ALL) == [*alone.values()]
+            assert numbers(engine, 7, FEW) == [alone[i] for i in FEW], "behind what is cached"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_small_model_has_the_same_bits():
+    """With prompts of more than one piece of attention, in captured passes and launched ones."""
+    texts = [" ".join(f"{i} {word}" for word in PROMPTS[-1].split() * (3 + 5 * (i % 9))) for i in range(40)]
+    gen = Gen(SamplingParams(max_new_tokens=20, temperature=0.0, return_logprob=True, logprob_start_len=0, ignore_eos=True))
+
+    def told(engine, batch: int) -> list[object]:
+        found: list[object] = []
+        for first in range(0, len(texts), batch):
+            for handle in [engine.submit(None, [Text((text,)), gen]) for text in texts[first : first + batch]]:
+                meta = handle.results[0].output().metas[0]
+                found.append((meta["input_token_logprobs"], meta["output_token_logprobs"]))
+        return found
+
+    with lmc.Engine("smollm2", device="cuda", max_tokens=60000, deterministic=True) as engine:
+        alone = told(engine, 1)
+        engine.flush_cache()
+        assert told(engine, 40) == alone
+    with lmc.Engine("smollm2", device="cuda", max_tokens=60000, chunk=300, deterministic=True) as engine:
+        assert told(engine, 7) == alone
+
+
 def test_the_small_model():
     few = (1, 8, 12)
     with lmc.Engine("smollm2", device="cpu", max_tokens=1500, deterministic=True) as engine:
@@ -190,9 +225,9 @@ def test_what_has_no_fixed_numbers_is_refused(llama, tmp_path):
         with pytest.raises(ModelLoadError, match=said):
             lmc.Engine(source, device="cpu", max_tokens=64, deterministic=True, **options)
 
-    refused(llama, "it computes in float32; leave dtype out", dtype="bfloat16")
+    refused(llama, "on a CPU it computes in float32; leave dtype out", dtype="bfloat16")
     refused(llama, r"with deterministic=True: .*|FP8", quantization="fp8")
-    refused(llama, "one CPU so far, device='cpu' and tp=1", tp=2)
+    refused(llama, "for one device, tp=1", tp=2)
     refused(make_base("mixtral", tmp_path / "experts").path, "mixtures of experts are not supported; leave deterministic out")
     shape = {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32}
     words = trained()

@@ -26,7 +26,7 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
         _graphs={}, _staged=SimpleNamespace(synchronize=step("wait"), record=step("record")),
         _stage=SimpleNamespace(send=step("send")), _begun=SimpleNamespace(record=step("begins")), _fused=SimpleNamespace(logits=step("logits")),
     )  # fmt: skip
-    captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=torch.zeros(8, 4))
+    captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=lambda wanted: torch.zeros(wanted, 4))
     monkeypatch.setattr(runner, "_capture", lambda rows, wide, adapted: done.append("capture") or captured)
     monkeypatch.setattr(runner, "_fill", step("fill"))
     monkeypatch.setattr("lmc.backend.engine.cuda_runner.put", step("put"))
@@ -38,19 +38,22 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     assert done == ["wait", "capture", *each, "wait", *each]
 
 
-@pytest.mark.parametrize(("rows", "wanted", "way"), [(1024, 1024, 1024), (1025, 512, 1152), (2049, 1, 2304), (1025, 513, "launched"), (4097, 1, "launched")])
-def test_of_large_passes_those_are_captured_of_which_few_rows_are_wanted(rows, wanted, way, monkeypatch):
+@pytest.mark.parametrize(("rows", "wanted", "way"), [(1024, 1024, 1024), (1025, 1, 1152), (2049, 2049, 2304), (4097, 1, "launched")])
+def test_large_passes_are_captured_if_a_graph_has_room_for_them(rows, wanted, way, monkeypatch):
     pytest.importorskip("triton")
     from lmc.backend.engine import cuda_runner
 
     runner: Any = object.__new__(cuda_runner.CudaRunner)
     runner.buckets, runner._tiled = cuda_runner.BUCKETS_OF_FP8, SimpleNamespace(many=16)
+    runner._stage, runner._partials = SimpleNamespace(capacity=lambda _: 8), SimpleNamespace(capacity=1)
     monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
-    for name, found in (("_groups", []), ("_seen", None), ("_plan", SimpleNamespace(indices=[]))):
+    for name, found in (("_groups", []), ("_seen", None), ("_plan", SimpleNamespace(indices=[], wide=np.zeros((1, 8)), indptr=[0, 1]))):
         monkeypatch.setattr(runner, name, lambda *_, found=found: found)
     monkeypatch.setattr(runner, "_replay", lambda known, layout, plan, rows: rows)
     monkeypatch.setattr(runner, "_launch", lambda *_: "launched")
     assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == way
+    runner._partials.capacity = 0
+    assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == "launched", "no graph has room for its partial results"
 
 
 def test_weights_and_kv_in_fp8_have_graphs_of_more_rows():

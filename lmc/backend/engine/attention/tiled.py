@@ -19,15 +19,21 @@ from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.staging import StagingBuffer
 
 _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
+FIXED_PIECE = 8
+"""Blocks of a piece where a row's bits must not depend on the rest of its pass."""
 
 
 class TiledAttention:
-    """Attention of a model's shape on one device. window: tokens that a row sees, its own included; None: all."""
+    """Attention of a model's shape on one device.
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device) -> None:
+    window  tokens that a row sees, its own included; None: all
+    piece   see Tiler
+    """
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device, piece: int | None = None) -> None:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         shares, wide_shares = (max(1, n * processors // num_kv_heads) for n in (_NARROW, _WIDE))
-        self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares)
+        self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares, piece)
         self._head_dim, self._device = head_dim, device
         self._beside = torch.cuda.Stream(device)
 
@@ -41,23 +47,28 @@ class TiledAttention:
         """Return the rows of a wide tile."""
         return self._tiler.many
 
-    def sizes(self, rows: int, indices: int) -> dict[str, int]:
-        """Return the sizes of its parts of a staging buffer for passes of up to `rows` rows."""
+    @property
+    def only_wide(self) -> bool:
+        """Return whether all tiles are wide."""
+        return self._tiler.piece is not None
+
+    def sizes(self, rows: int, indices: int, pieces: int = 0) -> dict[str, int]:
+        """Return the sizes of its parts of a staging buffer for passes of up to `rows` rows, and at least `pieces` wide pieces."""
         shares, wide_shares = self._tiler.shares, self._tiler.shares_of_wide
         return {
             "narrow_shares": shares + 1, "wide_shares": wide_shares + 1, "indptr": rows + 1,
             "narrow": (2 * rows + shares) * PIECE,  # a row's own tile, and its prefix's
-            "wide": (2 * rows + wide_shares) * PIECE, "indices": indices,
+            "wide": max(2 * rows + wide_shares, pieces) * PIECE, "indices": indices,
         }  # fmt: skip
 
     def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
         """Plan a pass, see `Tiler.plan`."""
         return self._tiler.plan(lengths, slots, cuts, shared, rows)
 
-    def partials(self, rows: int) -> Partials:
-        """Allocate space for the partial results of passes of up to `rows` rows; a captured graph needs it as long as
+    def partials(self, rows: int, least: int = 0) -> Partials:
+        """Allocate space for the partial results of passes of up to `rows` rows, and at least so many; a captured graph needs it as long as
         it lives."""
-        return Partials(self._tiler.most_partials(rows), self._tiler.num_heads, self._head_dim, self._device)
+        return Partials(max(least, self._tiler.most_partials(rows)), self._tiler.num_heads, self._head_dim, self._device)
 
     def over(self, stage: StagingBuffer, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> StagedAttention:
         """Return attention over staged data, for passes of `rows` rows. `wide`: whether there may be wide pieces;

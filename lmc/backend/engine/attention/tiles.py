@@ -8,6 +8,8 @@ Slots are counted in blocks; each tile begins a new one, and the rest of its las
 tiles of a kind, one after the other, are cut into shares of nearly one size, for programs of the GPU that then end
 together (https://arxiv.org/abs/2301.03598 does so with products of matrices): a share has the end of a tile, some
 tiles, and the beginning of one. A tile's part in one share is a *piece*.
+
+Where a row's bits must not depend on the rest of the pass, all tiles are wide, and pieces begin at positions that are multiples of one number.
 """
 
 from __future__ import annotations
@@ -67,6 +69,8 @@ class Tiler:
 
     shares    of the narrow tiles; wide_shares: of the wide ones, None: as many
     window    tokens that a row sees, its own included; None: all. With a window, nothing may be shared.
+    piece     blocks of a piece, which then begins at a multiple of them, of wide tiles alone; None: as many as make shares equal. With it, nothing may be
+              shared, and there is no window
     """
 
     num_heads: int
@@ -74,6 +78,7 @@ class Tiler:
     shares: int
     window: int | None = None
     wide_shares: int | None = None
+    piece: int | None = None
 
     def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
         """Plan spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S],
@@ -83,7 +88,7 @@ class Tiler:
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
             slots = [s[cut:] for s, cut in zip(slots, cuts.tolist(), strict=True)]
         own = np.fromiter(map(len, slots), np.int64, len(slots))
-        short = lengths <= few
+        short = lengths <= (few if self.piece is None else 0)
         alone = int(short.sum())
         low = [s for s in shared if s.rows <= few]
         high = [s for s in shared if s.rows > few]
@@ -122,12 +127,13 @@ class Tiler:
         return self.wide_shares or self.shares
 
     def most_partials(self, rows: int) -> int:
-        """Return the most partial results of a pass of so many rows: two a row, and those of tiles that are cut."""
-        return 2 * rows + self.shares * self.few + self.shares_of_wide * self.many
+        """Return the most partial results of a pass of so many rows: two a row, and those of tiles that are cut. Of pieces of one length there
+        may be more."""
+        return (2 if self.piece is None else 4) * rows + self.shares * self.few + self.shares_of_wide * self.many
 
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
         """Cut tiles into pieces. `alone`: the leading narrow tiles, which are over no prefix."""
-        (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), _pieces(wide, self.shares_of_wide)
+        (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), self._wide_pieces(wide)
         every = np.concatenate((a, b))
         own = int(a_tiles.searchsorted(alone))  # pieces of rows' own tiles; those over prefixes are behind them
         together = _of_rows(every[own:], rows)  # such rows have tiles of their own after it
@@ -139,6 +145,10 @@ class Tiler:
         every[:, 5] = np.where(several[every[:, 0]] > 1, parts, -1)
         found = every.astype(np.int32)
         return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
+
+
+    def _wide_pieces(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return _pieces(tiles, self.shares_of_wide) if self.piece is None else _even_pieces(tiles, self.shares_of_wide, self.piece)
 
 
 def _sliced(tiles: np.ndarray, height: int) -> np.ndarray:
@@ -203,6 +213,24 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.
     found[:, 4] = tiles[:, 4] + inside * BLOCK
     found[:, 6] = np.minimum(sizes * BLOCK, tiles[:, 3] - inside * BLOCK)
     return found, of, cuts.searchsorted(bounds).astype(np.int32)
+
+
+def _even_pieces(tiles: np.ndarray, shares: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same, of pieces of `size` blocks."""
+    blocks = -(-tiles[:, 3] // BLOCK)
+    counts = -(-blocks // size)
+    of, inside = np.arange(len(tiles)).repeat(counts), _counting(counts) * size
+    tiles, sizes = tiles[of], np.minimum(size, blocks[of] - inside)
+    found = np.zeros((len(of), PIECE), np.int64)
+    found[:, :2] = tiles[:, :2]
+    found[:, 2] = tiles[:, 2] + inside
+    found[:, 3] = found[:, 2] + sizes
+    found[:, 4] = tiles[:, 4] + inside * BLOCK
+    found[:, 6] = np.minimum(sizes * BLOCK, tiles[:, 3] - inside * BLOCK)
+    costs = (sizes + _START).cumsum()
+    bounds = costs.searchsorted(np.arange(shares + 1) * (costs[-1] / shares)) if len(of) else np.zeros(shares + 1)
+    bounds[-1] = len(of)
+    return found, of, bounds.astype(np.int32)
 
 
 def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:

@@ -203,8 +203,8 @@ def _merged(
             higher = tl.maximum(best, found)
             shift = tl.where(higher == -float("inf"), 0.0, higher)
             weight, fade = tl.exp2(found - shift), tl.exp2(best - shift)
-            sums = sums * fade[:, None] + weight[:, None] * mean
-            total = total * fade + weight
+            sums = tl.fma(sums, tl.broadcast_to(fade[:, None], (BLOCK, WIDTH)), weight[:, None] * mean)  # the same bits for every BLOCK
+            total = tl.fma(total, fade, weight)
             best = higher
     return sums / tl.where(total > 0.0, total, 1.0)[:, None]
 
@@ -258,6 +258,10 @@ class Partials:
     def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.means = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
         self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.lse)
 
 
 _LOG2E = 1.4426950408889634

@@ -85,7 +85,8 @@ def load(
     "int4": matrices of layers packed in 4 bits, on a CPU (linear.py).
     `kv_dtype` "fp8": KV in e4m3 (kv_fp8.py); None: in the dtype of activations.
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
-    `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py); on a CPU.
+    `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py; on a GPU
+        kernels/fixed.py).
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
@@ -149,11 +150,17 @@ def load(
     )
 
 
+_ALIGNED = 4  # logits: of a row that begins elsewhere, torch's softmax on a GPU adds in another order
+_PERSISTENT = 1024  # logits up to which it does not
+
+
 def _check_fixable(layout: WeightStorage, name: str) -> None:
-    if layout.device.type != "cpu" or layout.group is not None:
-        raise ModelLoadError(f"{name} with deterministic=True: that is for one CPU so far, device='cpu' and tp=1; leave deterministic out")
-    if layout.activations.itemsize != 4:
-        raise ModelLoadError(f"{name} with deterministic=True: it computes in float32; leave dtype out, or take 'float32'")
+    if layout.group is not None:
+        raise ModelLoadError(f"{name} with deterministic=True: that is for one device, tp=1; leave deterministic out")
+    if layout.device.type == "cpu" and layout.activations.itemsize != 4:
+        raise ModelLoadError(f"{name} with deterministic=True: on a CPU it computes in float32; leave dtype out, or take 'float32'")
+    if layout.device.type == "cuda" and layout.activations.itemsize != 2:
+        raise ModelLoadError(f"{name} with deterministic=True: on a GPU it computes in half precision; leave dtype out, or take 'bfloat16' or 'float16'")
 
 
 def _unfixable(found: ModelSource) -> str | None:
@@ -166,6 +173,8 @@ def _unfixable(found: ModelSource) -> str | None:
         return "families that run through transformers' own code are not"
     if found.config.num_experts:
         return "mixtures of experts are not"
+    if found.layout.device.type == "cuda" and found.config.vocab_size > _PERSISTENT and found.config.vocab_size % _ALIGNED:
+        return f"a vocabulary that is no multiple of {_ALIGNED} is not"
     return "sliding windows are not" if found.config.sliding_window is not None else None
 
 

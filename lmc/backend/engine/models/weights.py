@@ -165,7 +165,11 @@ def builder(
             if "head" not in there:  # its rows are the embedding's
                 there["head"] = there["embed"][share.vocabulary.start : share.vocabulary.stop]
             wrap["wrap"] = _spread(share, layout.group)
-        if layout.fixed:
+        if layout.fixed and where.type == "cuda":
+            from lmc.backend.engine.kernels.fixed import fixed_products
+
+            wrap = {"wrap": fixed_products(where)}
+        elif layout.fixed:
             from lmc.backend.engine.attention.fixed import FixedAttention
             from lmc.backend.engine.models.fixed import silu
 
