@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal
 
 from lmc.arguments import integer, number
@@ -27,6 +28,12 @@ class Mark:
 
     role: str
     edge: Literal["begin", "end"]
+
+
+@lru_cache(256)
+def mark(role: str, edge: Literal["begin", "end"]) -> Mark:
+    """Return the edge of a message's content, of which prompts hold many."""
+    return Mark(role, edge)
 
 
 Part = str | Special | Mark

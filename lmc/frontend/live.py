@@ -25,7 +25,7 @@ from lmc.images import read as read_image
 from lmc.limits import Limits
 from lmc.parameters import Origin, make_gen, make_select
 from lmc.prompt import Excerpt, Prompt
-from lmc.segments import Frames, Gen, Image, Mark, SamplingParams, Select, Special
+from lmc.segments import Frames, Gen, Image, SamplingParams, Select, Special, mark
 from lmc.tools import Described
 from lmc.videos import MOST_BYTES as MOST_OF_VIDEO
 from lmc.videos import read as read_video
@@ -148,10 +148,10 @@ class LiveEmitter:
         return ctx.append(read_image(image) if image.frames is None else read_video(image))
 
     def role_begin(self, ctx: Prompt, role: str, previous: str | None) -> Prompt:
-        return ctx.append(*self._template.begin(role, previous), Mark(role, "begin"))
+        return ctx.append(*self._template.begin(role, previous), mark(role, "begin"))
 
     def role_end(self, ctx: Prompt, role: str) -> Prompt:
-        return ctx.append(Mark(role, "end"), *self._template.end(role))
+        return ctx.append(mark(role, "end"), *self._template.end(role))
 
     def gen(self, ctx: Prompt, expr: GenExpr, stream: str, ordinal: int) -> tuple[Prompt, Result]:
         run = self.run
@@ -187,11 +187,13 @@ class LiveEmitter:
         return ctx, ctx.result
 
     def _sent(self, before: Prompt, ask: Gen | Select, place: tuple[str, int]) -> Prompt:
-        backend, limits, hints, journal = self.run.backend, self.run.limits, self.run.hints(), self.run.journal
-        send = lambda: before.submit(backend, ask, hints)
-        if (ledger := self.run.ledger) is not None:
-            run, address = self.run, (self.run.seed, self.run.item, *place)
+        run = self.run
+        limits, journal = run.limits, run.journal
+        if (ledger := run.ledger) is not None:
+            address = run.seed, run.item, *place
             send = lambda: ledger.ask(address, before, ask, run)
+        else:
+            send = lambda: before.submit(run.backend, ask, run.hints())
         known = send if journal is None else lambda: self._journaled(journal, before, ask, place, send)
         if limits is None:
             return known()

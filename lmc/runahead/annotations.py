@@ -151,13 +151,18 @@ class Annotations:
     by_address: Mapping[GraphAddress, tuple[Annotation, ...]] = field(default_factory=dict[GraphAddress, tuple[Annotation, ...]])
     by_line: Mapping[tuple[str, int], Annotation] = field(default_factory=dict[tuple[str, int], Annotation])
 
+    @cached_property
+    def merges(self) -> bool:
+        """Return whether an answer may be that of an earlier request, too."""
+        return any(annotation.same_as is not None for found in self.by_address.values() for annotation in found)
+
     def at(self, stream: str, ordinal: int, loc: Loc | None = None) -> Annotation:
         """Return the annotation of a request at an address that the program makes at `loc`."""
         for annotation in self.by_address.get((stream, ordinal), ()):
             own = annotation.loc
             if loc is None or own is None or (own.line == loc.line and own.file == loc.file):
                 return annotation
-        return NOTHING if loc is None else self.by_line.get(_line(loc), NOTHING)
+        return NOTHING if loc is None or not self.by_line else self.by_line.get(_line(loc), NOTHING)
 
 
 def annotate(graph: Graph, moves: Mapping[Place, Move] = {}, measure: Measure = CHARACTERS) -> Annotations:

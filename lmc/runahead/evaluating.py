@@ -33,7 +33,7 @@ from lmc.runahead.calls import is_data
 from lmc.runahead.frames import Locals, frames
 from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
 from lmc.runahead.records import Address
-from lmc.segments import Gen, Mark, Select, Special
+from lmc.segments import Gen, Select, Special, mark
 
 
 class Hole:
@@ -91,10 +91,10 @@ class AheadEmitter:
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
         parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too
-        return ctx if isinstance(ctx, Hole) else ctx.append(*parts, Mark(role, "begin"))
+        return ctx if isinstance(ctx, Hole) else ctx.append(*parts, mark(role, "begin"))
 
     def role_end(self, ctx: Any, role: str) -> Any:
-        return ctx if isinstance(ctx, Hole) else ctx.append(Mark(role, "end"), *self._template.end(role))
+        return ctx if isinstance(ctx, Hole) else ctx.append(mark(role, "end"), *self._template.end(role))
 
     def splice(self, ctx: Any, other: Any, since: Any) -> Any:
         found = self._nodes(other, since)
@@ -136,13 +136,13 @@ class AheadEmitter:
         entry = self.ledger.asked.get(address)
         if evaluation.shifted:  # the request may have another address, and the address be another's
             made = self._made(ctx, make, deps, address)
-            if made is not None and made is not (entry and entry[2]):
+            if made is not None and not (entry and made.result is entry.result):
                 return made, self._pending(address, made)
-            if entry is not None and entry[1].name != expr.name:
+            if entry is not None and entry.ask.name != expr.name:
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
-            _, asked, after = entry
-            if asked.loc == expr.loc:
+            after = self.ledger.after(entry)
+            if entry.ask.loc == expr.loc:
                 evaluation.confirm()
             elif evaluation.exploring:  # Python has taken another arm
                 raise Undecided(None)

@@ -14,8 +14,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from time import perf_counter, thread_time
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from lmc.backend.base import Hints, Result
 from lmc.backend.usage import Usage
@@ -25,7 +26,7 @@ from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
 from lmc.observing import observer
-from lmc.prompt import Excerpt, Prompt
+from lmc.prompt import Excerpt, Forked, Prompt
 from lmc.runahead.calls import CallsAhead
 from lmc.runahead.profile import FIRST_PLAN, Profile, reading_line
 from lmc.runahead.records import Address, GraphAddress, Record
@@ -83,6 +84,24 @@ class Guess:
         return self.ask == ask and equal(self.before, before)
 
 
+class Asked(NamedTuple):
+    """A request of Python's.
+
+    handle, tail  of its prompt
+    begins        the number of the request whose answer the tail follows; another prompt; None: the beginning
+    after         the handle of prompt and answer
+    """
+
+    handle: Any
+    tail: tuple[Any, ...]
+    forked: Forked | None
+    begins: int | Prompt | None
+    ask: Gen | Select
+    result: Result
+    after: Any
+    number: int
+
+
 MAX_OPEN = 64
 """Most guesses of one run that Python has not taken yet."""
 
@@ -106,7 +125,7 @@ class Ledger:
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
         self.calls = CallsAhead(self.wake)
-        self.asked: dict[Address, tuple[Prompt, Gen | Select, Prompt]] = {}
+        self.asked: dict[Address, Asked] = {}
         self.guesses: dict[Address, list[Guess]] = {}
         """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
         self.records: list[Record] = []
@@ -126,6 +145,10 @@ class Ledger:
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
+        self._keeps = source is not None or plan.annotations.merges
+        self._all: list[Asked] = []
+        self._ends: dict[int, int] = {}  # their numbers, by the ids of their handles
+        self._prompts: list[Prompt] = []  # with their answers
         self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
 
     @property
@@ -149,7 +172,7 @@ class Ledger:
             assert after.result is not None
             if self._prefilled:
                 self._needed_no_more(before)
-            self.asked[address] = (before, ask, after)
+            self._keep(address, before, ask, after)
             self._record(address, ask, after.result, "no" if guess is None else "used", perf_counter())
             return after
 
@@ -158,7 +181,33 @@ class Ledger:
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Record a request of Python at an address that was answered from elsewhere, such as a journal."""
-        self.asked.setdefault(address, (before, ask, after))
+        with self._lock:
+            self._keep(address, before, ask, after)
+
+    def _keep(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
+        """Keep a request for evaluations and equal requests, but not the program's own objects of its prompt."""
+        if self._keeps:
+            begun, handle, result = before.handle, after.handle, after.result
+            assert result is not None
+            number, begins = len(self._all), None if begun is None else self._ends.get(id(begun), before)
+            self.asked[address] = asked = Asked(begun, before.tail, before.forked, begins, ask, result, handle, number)
+            self._all.append(asked)
+            self._ends[id(handle)] = number
+
+    def before(self, asked: Asked) -> Prompt:
+        """Return the prompt of a request of Python's."""
+        found = self.after(asked).parent
+        assert found is not None
+        return found
+
+    def after(self, asked: Asked) -> Prompt:
+        """Return the prompt with the answer to a request of Python's: one node for each answer and the text before it."""
+        for one in islice(self._all, len(self._prompts), None):  # an earlier one first
+            begins = self._prompts[one.begins] if isinstance(one.begins, int) else one.begins
+            before = Prompt(begins, one.tail, None, one.handle, one.tail)
+            before.forked = one.forked
+            self._prompts.append(Prompt(before, (), one.result, one.after, ()))
+        return self._prompts[asked.number]
 
     def called(self, name: str, began: float, ended: float) -> None:
         """Record a call of a host function, for reports."""
@@ -171,15 +220,16 @@ class Ledger:
         place = (*address[:2], f"{self.stream}{stream}", ordinal)
         entry = self.asked.get(place)
         if entry is None and ahead and (there := self.guesses.get(place)):
-            entry = there[0].before, there[0].ask, there[0].after
-        if entry is None or not repeatable(ask) or entry[1] != ask or not equal(entry[0], before):
+            guess = there[0]
+            return Prompt(before, (), guess.result, guess.after.handle, ()) if repeatable(ask) and guess.answers(before, ask) else None
+        if entry is None or not repeatable(ask) or entry.ask != ask or not equal(entry, before):
             return None
-        return Prompt(before, (), entry[2].result, entry[2].handle, ())
+        return Prompt(before, (), entry.result, entry.after, ())
 
     def made(self, before: Prompt, ask: Gen | Select) -> Prompt | None:
         """Return the prompt with the answer to an equal request of Python's, whatever its address, at temperature 0."""
         there = [*self.asked.values()] if repeatable(ask) else []
-        return next((after for prompt, other, after in there if other == ask and equal(prompt, before)), None)
+        return next((self.after(asked) for asked in there if asked.ask == ask and equal(asked, before)), None)
 
     def _take(self, address: Address, before: Prompt, ask: Gen | Select) -> Guess | None:
         there = list(self.guesses.get(address, ()))
@@ -334,7 +384,7 @@ class Ledger:
         """Return whether the answer at an address has arrived, or the result of a call made ahead."""
         entry = self.asked.get(address)
         if entry is not None:
-            return entry[2].result is not None and entry[2].result.done
+            return entry.result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
         return all(g.result.done for g in there) if there else self.calls.done(address)
 
@@ -345,11 +395,13 @@ class Ledger:
         awaited = [result for result in results if not result.done]
         if not awaited:
             return
-        began = perf_counter()
-        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
-        if lines and not self.profile.worth(lines):
+        began, profile = perf_counter(), self.profile
+        patience = profile.patience
+        may = not self._is_off() and profile.expects(patience) and (self._fresh or self.guesses or self.calls or self.worth())
+        lines = self._lines(awaited[0]) if may else ()
+        if lines and not profile.worth(lines):
             lines = ()
-        if not lines and (self.prepare is None or not self.profile.affords(FIRST_PLAN)):
+        if not lines and (self.prepare is None or not profile.affords(FIRST_PLAN)):
             for result in awaited:
                 result.wait()
         else:
@@ -358,10 +410,10 @@ class Ledger:
                 result.on_done(lambda _: event.set())
             self._waiting.add(event)
             try:
-                self._wait(awaited, event, lines, began)
+                self._wait(awaited, event, lines, began, patience)
             finally:
                 self._waiting.discard(event)
-        self.profile.has_waited(began, perf_counter())
+        profile.has_waited(began, perf_counter())
 
     def _lines(self, awaited: Result) -> tuple[Hashable, ...]:
         """Return by what to learn whether evaluations are of use: the line that waits, and with it the stream of the awaited request."""
@@ -371,9 +423,8 @@ class Ledger:
     def _is_off(self) -> bool:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
-    def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
+    def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float, patience: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
-        patience = self.profile.patience
         left: float | None = patience
 
         def there() -> bool:
@@ -465,6 +516,7 @@ class Ledger:
             self._by_size.clear()
             self._prefilled.clear()
             self.asked.clear()
+            self._all, self._ends, self._prompts = [], {}, []
             if self.source is not None:
                 self.source.close()
                 self.source = None
@@ -473,7 +525,7 @@ class Ledger:
         self.profile.ended(self)
 
 
-def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
+def content(prompt: Prompt | Asked) -> tuple[int, tuple[Any, ...]]:
     """Return the content that equal prompts share: the handle of everything before the last answer, and the literal
     text since.
 
@@ -482,7 +534,7 @@ def content(prompt: Prompt) -> tuple[int, tuple[Any, ...]]:
     return id(prompt.handle), flat([tuple(map(_compared, prompt.tail))])
 
 
-def equal(a: Prompt, b: Prompt) -> bool:
+def equal(a: Prompt | Asked, b: Prompt) -> bool:
     """Return whether two prompts have the same content; most that do were cut into the same appends."""
     return a.handle is b.handle and (a.tail == b.tail or content(a) == content(b))
 

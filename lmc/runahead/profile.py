@@ -28,6 +28,8 @@ SHARE = 1 / 40
 """Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
+LONGER, FORGOTTEN, FEW_WAITS = 2, 0.95, 16
+"""A wait is expected to last at most so many times the longest one, which counts less with each later wait; nothing is expected before so many waits."""
 TRIALS, PROBE = 3, 32
 """Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
 MOST_LINES = 4096
@@ -60,6 +62,8 @@ class Profile:
     def __init__(self) -> None:
         self.cost = FIRST_COST
         self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
+        self.waits = 0
+        self.longest = 0.0  # seconds that a wait may last, by the latest ones
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
@@ -74,10 +78,16 @@ class Profile:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
+    def expects(self, seconds: float) -> bool:
+        """Return whether a wait may last that long."""
+        return self.waits < FEW_WAITS or seconds <= self.longest
+
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
         self.waited += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
+        self.waits += 1
+        self.longest = max(LONGER * (ended - began), self.longest * FORGOTTEN)
 
     def affords(self, seconds: float) -> bool:
         """Return whether that much more work is a small share of the time that runs have waited."""

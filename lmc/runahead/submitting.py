@@ -42,6 +42,7 @@ class RunPlan:
     def __init__(self, annotations: Annotations, pins: Pins, backend: Backend, stream: str = "") -> None:
         self.annotations, self.shared, self.backend, self.stream = annotations, pins, backend, stream
         self.number = next(_numbers)
+        self._is_empty = not annotations.by_line and not annotations.by_address
         self._pinned: dict[tuple[int, int, str], Pinned] = {}  # (id of the handle before, number of the pin, adapter): its own pins
 
     def submit(self, annotation: Annotation, before: Prompt, ask: Gen | Select, run: Run, *, ahead: bool = False) -> Prompt:
@@ -62,7 +63,7 @@ class RunPlan:
     def at(self, address: Address, ask: Gen | Select, run: Run) -> Annotation:
         """Return the annotation of a request."""
         _, _, stream, ordinal = address
-        if run.backend is not self.backend or not stream.startswith(self.stream):
+        if self._is_empty or run.backend is not self.backend or not stream.startswith(self.stream):
             return NOTHING
         return self.annotations.at(stream[len(self.stream) :], ordinal, ask.loc)
 

@@ -15,7 +15,7 @@ from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import ChatTemplate, conversation
 from lmc.errors import ArgumentError, ParameterError
-from lmc.segments import Image, Mark, Part
+from lmc.segments import Image, Part, mark
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
@@ -91,10 +91,10 @@ class _Marked:
         self._template, self.name, self.stop = template, template.name, template.stop
 
     def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
-        return (*self._template.begin(role, previous), Mark(role, "begin"))
+        return (*self._template.begin(role, previous), mark(role, "begin"))
 
     def end(self, role: str) -> tuple[Part, ...]:
-        return (Mark(role, "end"), *self._template.end(role))
+        return (mark(role, "end"), *self._template.end(role))
 
 
 def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]]:

@@ -24,7 +24,7 @@ class Liar:
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
         choose = self.random
-        asked = dict(ledger.asked)
+        asked = {address: ledger.after(entry) for address, entry in ledger.asked.items()}
         for _ in range(choose.randint(0, 6)):
             if not self.known:
                 break
@@ -38,9 +38,9 @@ class Liar:
     def close(self) -> None:
         pass
 
-    def here(self, before: Prompt, asked: dict[Address, tuple[Prompt, Any, Prompt]], address: Address) -> Prompt:
+    def here(self, before: Prompt, asked: dict[Address, Prompt], address: Address) -> Prompt:
         """The prompt in terms of this run: Python's own, where it has asked at the address before, else text alone."""
-        same = [after for (seed, item, stream, _), (_, _, after) in asked.items() if (seed, item, stream) == address[:3]]
+        same = [after for (seed, item, stream, _), after in asked.items() if (seed, item, stream) == address[:3]]
         root = self.random.choice(same) if same and self.random.random() < 0.7 else Prompt()
         return root.append(*[part for part in before.tail if isinstance(part, str | Special | Mark)])
 
@@ -75,7 +75,7 @@ class Recorder:
         self.known: list[Known] = []
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
-        self.known = [(address, before, ask) for address, (before, ask, _) in ledger.asked.items()]
+        self.known = [(address, ledger.before(entry), entry.ask) for address, entry in ledger.asked.items()]
         return ()
 
     def close(self) -> None:
