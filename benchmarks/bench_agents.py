@@ -36,9 +36,10 @@ import lmc
 from benchmarks.agent_traces import CONTEXT, Tools, Trace, agent, traces
 from benchmarks.bench_programs import where
 from benchmarks.stepped import SteppedCore, stepped
-from lmc.backend.engine.engine import EngineCore, PassOutput
+from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.policy import Policy, host_size
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.local import LocalBackend
 from lmc.errors import LmcError
 from lmc.frontend.fibers import Fibers

@@ -36,12 +36,12 @@ from benchmarks.workloads import CHARACTER, text
 from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.automaton import ConstraintCompiler
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.gguf import embedded_path
 from lmc.backend.engine.radix_cache import RadixCache
 from lmc.backend.engine.request import Request
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.sampler import is_constrained
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML

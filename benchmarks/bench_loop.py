@@ -33,11 +33,11 @@ from lmc.backend.engine.attention.tiled import put
 from lmc.backend.engine.attention.tiles import Tiler
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.cuda_runner import _SHARE_FROM, BUCKETS_OF_FP8, CudaRunner, _arranged
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.model_runner import wanted_rows
 from lmc.backend.engine.models import gguf
 from lmc.backend.engine.models.gguf import embedded_path
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.tokenizer import Tokenizer
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML

@@ -9,8 +9,8 @@ import pytest
 
 import lmc
 from benchmarks.breakdown import broken_down
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.forward_batch import ModelPass
+from lmc.backend.engine.runner import PassOutput
 from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, backend
 
 

@@ -30,12 +30,13 @@ from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts, Guesses, Setting, check_setting
 from lmc.backend.engine.encoding import TokenizerProtocol
-from lmc.backend.engine.engine import AheadRunner, EngineCore, Runner
+from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.eyes import Eyes, Preparing
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Group, Request, RequestKind
 from lmc.backend.engine.request_builder import ROOT, Finished, PromptPosition, RequestBuilder
+from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import ChatTemplate

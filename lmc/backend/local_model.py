@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from lmc.backend.engine.drafts import Guesses, Setting, check_setting
-from lmc.backend.engine.engine import Runner
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import Begin, Cache, Eviction, Policy, Schedule, host_size
+from lmc.backend.engine.runner import Runner
 from lmc.backend.local import LocalBackend, check_numbers
 from lmc.errors import ParameterError
 

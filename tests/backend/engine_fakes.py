@@ -16,9 +16,10 @@ from lmc.backend.base import Hints
 from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.constraint import Compiler, ConstraintInfo
 from lmc.backend.engine.encoding import TokenizerProtocol
-from lmc.backend.engine.engine import EngineCore, PassOutput
+from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.token_ids import BROKEN, PENDING, STUCK, TokenLogprob, Top
 from lmc.backend.local import LocalBackend
 from lmc.chat import CHATML

@@ -26,7 +26,6 @@ from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix
 from lmc.backend.engine.attention.split import SplitAttention
 from lmc.backend.engine.attention.tiled import FIXED_PIECE, TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared
-from lmc.backend.engine.engine import Flight, PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
@@ -40,6 +39,7 @@ from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import Request
+from lmc.backend.engine.runner import Flight, PassOutput
 from lmc.backend.engine.sampler import DrawnAhead, Sampler
 from lmc.backend.engine.staging import StagingBuffer
 from lmc.backend.engine.token_ids import PENDING

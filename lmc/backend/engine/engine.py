@@ -26,10 +26,9 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from lmc import config
 from lmc.backend import recording
@@ -39,8 +38,9 @@ from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
 from lmc.backend.engine.drafts import MOST_DRAFTING
 from lmc.backend.engine.forward_batch import Draft, ModelPass
 from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.runner import Flight, PassOutput, Runner
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob, Top
+from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob
 from lmc.backend.usage import Counters
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
@@ -49,16 +49,6 @@ from lmc.thread_turns import TURN, short_turns
 from lmc.waiting import pause
 
 log = logging.getLogger("lmc.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class PassOutput:
-    """The output of a pass: a token per entry of `draws`, a log-probability and alternatives per entry of `scores`."""
-
-    tokens: Sequence[int]
-    logprobs: Sequence[TokenLogprob | None]  # of the drawn tokens, where the request asked for them
-    scores: Sequence[float]
-    tops: Sequence[Top]  # the likeliest tokens beside each score, as many as it asks for
 
 
 _MOMENT = 0.005
@@ -96,34 +86,6 @@ _LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the 
 
 STUCK_AFTER = 300.0
 """Seconds after which a pass counts as stuck: the longest take some ten, on a CPU."""
-
-
-class Runner(Protocol):
-    """Runs a pass: the model and the sampler."""
-
-    def run(self, work: ModelPass) -> PassOutput: ...
-
-
-class Flight(Protocol):
-    """A pass that was launched."""
-
-    @property
-    def over(self) -> bool:
-        """Return whether it has ended; without waiting."""
-        ...
-
-    def land(self) -> tuple[PassOutput, float]:
-        """Wait for it; return its output, and the seconds that it took."""
-        ...
-
-
-@runtime_checkable
-class AheadRunner(Runner, Protocol):
-    """A runner whose device works asynchronously."""
-
-    def launch(self, work: ModelPass) -> Flight:
-        """Begin a pass. Known tokens that are PENDING are those that the previously launched pass samples."""
-        ...
 
 
 class _Released:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, PictureRows, Span
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.prompt_pictures import Laid, positions, within
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.sampler import Sampler
 from lmc.backend.engine.token_ids import PICTURE, Top
 from lmc.backend.engine.transfer import to_device

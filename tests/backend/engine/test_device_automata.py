@@ -15,8 +15,8 @@ import pytest
 
 from lmc.backend.engine.answer import Answer
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.token_ids import BROKEN, PENDING, STUCK
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.sources import automaton_of

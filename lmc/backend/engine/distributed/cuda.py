@@ -15,8 +15,8 @@ from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
 from lmc.backend.engine.device_automata import Kernels
 from lmc.backend.engine.distributed.peer_memory import most_rows
-from lmc.backend.engine.engine import PassOutput
 from lmc.backend.engine.kernels import automata, mask
+from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.sampler import Sampler
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from lmc.backend.engine.sampler import Sampler
 if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
     from lmc.backend.engine.distributed.group import RankGroup
-    from lmc.backend.engine.engine import Runner
     from lmc.backend.engine.forward_batch import ModelPass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
+    from lmc.backend.engine.runner import Runner
 
 
 class Follower(Protocol):

@@ -15,7 +15,7 @@ from lmc.backend.engine.models.loader import LoadedModel, load, local_source
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.engine import Runner
+    from lmc.backend.engine.runner import Runner
 
 log = logging.getLogger("lmc.engine")
 

@@ -1,0 +1,51 @@
+"""What an engine asks of the code that computes its passes: a runner gets a pass and gives its tokens.
+
+model_runner.py computes on a CPU, cuda_runner.py on a GPU, distributed/ on several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from lmc.backend.engine.forward_batch import ModelPass
+from lmc.backend.engine.token_ids import TokenLogprob, Top
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """The output of a pass: a token per entry of `draws`, a log-probability and alternatives per entry of `scores`."""
+
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob | None]  # of the drawn tokens, where the request asked for them
+    scores: Sequence[float]
+    tops: Sequence[Top]  # the likeliest tokens beside each score, as many as it asks for
+
+
+class Runner(Protocol):
+    """Runs a pass: the model and the sampler."""
+
+    def run(self, work: ModelPass) -> PassOutput: ...
+
+
+class Flight(Protocol):
+    """A pass that was launched."""
+
+    @property
+    def over(self) -> bool:
+        """Return whether it has ended; without waiting."""
+        ...
+
+    def land(self) -> tuple[PassOutput, float]:
+        """Wait for it; return its output, and the seconds that it took."""
+        ...
+
+
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """A runner whose device works asynchronously."""
+
+    def launch(self, work: ModelPass) -> Flight:
+        """Begin a pass. Known tokens that are PENDING are those that the previously launched pass samples."""
+        ...
