@@ -18,16 +18,9 @@ from tests.backend.engine_fakes import backend as engine
 from tests.backend.gated import Gated
 from tests.conformance.harness import opaque
 from tests.searching import some
+from tests.waiting import PATIENCE, until
 
-PATIENCE = 60.0
 ITEMS = [{"q": str(i)} for i in range(8)]
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.001)
 
 
 def own_threads() -> list[str]:

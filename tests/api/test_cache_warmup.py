@@ -13,12 +13,11 @@ from lmc.backend.api.cache_warmup import BLOCK, CacheWarmup
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Body, Planted, Server
 from tests.api.openai_server import OpenAIModel
+from tests.api.programs import LONG, siblings
 from tests.api.text_model import TextModel
 from tests.conformance.harness import differences, run
 
 pytestmark = pytest.mark.api
-
-LONG = "All that they share. " * 300  # 6,300 characters, which are this model's tokens
 
 
 class Caching(OpenAIModel):
@@ -57,15 +56,6 @@ def caching(opened):
         return opened(lmc.OpenAI("m", base_url=f"{server.url}/v1", **{"server": "openai", "patience": QUICK, **options})), server, stand_in
 
     return make
-
-
-@lmc.function
-def siblings(s, text, size=6):
-    s += lmc.system(text)
-    forks = s.fork(size)
-    for i, f in enumerate(forks):
-        f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
-    return [f["view"] for f in forks]
 
 
 def saved(backend) -> int:

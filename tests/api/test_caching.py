@@ -14,12 +14,11 @@ from lmc.backend.usage import Usage
 from tests.api.cache_billing import READ, WRITE, Blocks, Cache, CachingModel, least_cost, plain_cost
 from tests.api.conftest import QUICK
 from tests.api.http import Server
+from tests.api.programs import LONG, agent, siblings
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
 pytest.importorskip("anthropic")
-
-LONG = "All that they share. " * 300  # 6,300 tokens of this model
 
 
 @pytest.fixture
@@ -31,24 +30,6 @@ def caching(opened):
         return opened(lmc.Anthropic("claude-test", api_key="k", base_url=server.url, **options)), model
 
     return make
-
-
-@lmc.function
-def siblings(s, text, size=6):
-    s += lmc.system(text)
-    forks = s.fork(size)
-    for i, f in enumerate(forks):
-        f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
-    return [f["view"] for f in forks]
-
-
-@lmc.function
-def agent(s, turns=20):
-    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
-    for i in range(turns):
-        s += lmc.assistant(lmc.gen("step", max_tokens=30))
-        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
-    return s["step"]
 
 
 CALLS = pytest.mark.parametrize("call", (lambda f, **k: f.run(**k), lambda f, **k: lmc.compile(f)(**k)), ids=("interpreted", "compiled"))

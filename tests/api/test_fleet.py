@@ -18,8 +18,8 @@ from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Planted, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
-from tests.api.test_lists import until
 from tests.api.text_model import TextModel
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 

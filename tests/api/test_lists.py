@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.api.http import Answer, Planted
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_remote import asked, asked_of
 from tests.api.text_model import TextModel
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 
@@ -27,13 +27,6 @@ def asking(s, q):
 
 
 ITEMS = [{"q": f"item {i}"} for i in range(40)]
-
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def submit(backend, i):

@@ -12,29 +12,10 @@ import lmc
 from tests.api.cache_billing import READ, WRITE, Cache, blocks_of, plain_cost
 from tests.api.conftest import QUICK
 from tests.api.openai_server import OpenAIModel
+from tests.api.programs import LONG, agent, siblings
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
-
-LONG = "All that they share. " * 300
-
-
-@lmc.function
-def siblings(s, text, size=6):
-    s += lmc.system(text)
-    forks = s.fork(size)
-    for i, f in enumerate(forks):
-        f += lmc.user(f"View {i}?") + lmc.assistant(lmc.gen("view", max_tokens=9))
-    return [f["view"] for f in forks]
-
-
-@lmc.function
-def agent(s, turns=20):
-    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
-    for i in range(turns):
-        s += lmc.assistant(lmc.gen("step", max_tokens=30))
-        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
-    return s["step"]
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import lmc
@@ -12,6 +10,7 @@ from lmc.backend.mock import Mock
 from lmc.backend.pins import LIMIT, Pins
 from lmc.segments import Text
 from tests.backend.engine_fakes import backend
+from tests.waiting import until
 
 
 class Counting(Mock):
@@ -91,19 +90,11 @@ def test_a_pin_that_the_backend_gave_up_is_made_again() -> None:
     asked = lambda: pins.get(engine, "a", lambda: engine.prefill(None, [text], Hints(pin=True)))
     for _ in range(2):  # the second time nothing is computed
         handle = asked()
-        wait_until(lambda: engine.stats()["pinned"] == 1)
+        until(lambda: engine.stats()["pinned"] == 1)
         assert asked() is handle
     engine.flush_cache()
-    wait_until(lambda: engine.stats()["pinned"] == 0)
+    until(lambda: engine.stats()["pinned"] == 0)
     assert asked() is not handle
-    wait_until(lambda: engine.stats()["pinned"] == 1)
+    until(lambda: engine.stats()["pinned"] == 1)
     pins.close()
     engine.close()
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    for _ in range(1000):
-        if true():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it never happened")

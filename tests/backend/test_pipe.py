@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,6 +36,7 @@ from tests.backend import engine_fakes
 from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
 from tests.searching import size, some
+from tests.waiting import until
 
 CASES = cases(vars(test_programs))
 
@@ -52,13 +52,6 @@ def piped(backend: Any):
         client.close()
         assert server.join(20)
         assert not server.handles and not server.pins
-
-
-def until(ready: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.002)
 
 
 def gen(most: int = 4, **how: Any) -> Gen:

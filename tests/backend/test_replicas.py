@@ -31,6 +31,7 @@ from tests.conformance import test_programs
 from tests.conformance.harness import cases, differences_through
 from tests.pictures import png
 from tests.searching import some
+from tests.waiting import until
 
 CASES = cases(vars(test_programs))
 
@@ -67,13 +68,6 @@ def replicated(*engines: Any):
         for process in processes:
             assert not process.server.handles and not process.server.pins
             process.engine.close()
-
-
-def until(ready: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.002)
 
 
 def gen(most: int = 4, **how: Any) -> Gen:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +16,9 @@ from lmc.segments import Text
 from tests.backend.engine.test_host_tier import ask, gen
 from tests.backend.engine.test_runs import drain
 from tests.backend.engine_fakes import FakeRunner, FakeWords, automata, backend, stepped
+from tests.waiting import until
 
 LONG = "Consider what was found with great care, and say in one line what follows from it: "
-HANGS = 20.0  # seconds after which a test fails
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + HANGS
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.001)
 
 
 class Held(FakeRunner):
