@@ -25,6 +25,7 @@ from lmc.backend.mock_answers import (
     script_of,
     select_output,
 )
+from lmc.backend.mock_calls import MockCall
 from lmc.backend.mock_prompt import (
     KNOWN_SPECIALS,
     ROOT,
@@ -32,7 +33,6 @@ from lmc.backend.mock_prompt import (
     MockPicture,
     PrefixCounter,
     image_tokens,
-    images_of,
     part_tokens,
     tokens_of,
 )
@@ -43,7 +43,7 @@ from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
 from lmc.images import digest, read
-from lmc.segments import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Special, Text
+from lmc.segments import Gen, Given, Image, Part, Segment, Select, Special, Text
 from lmc.tracebacks import warn
 
 CAPABILITIES = Capabilities(
@@ -60,84 +60,6 @@ CAPABILITIES = Capabilities(
     seed=0,
     adapters=ANY_ADAPTER,
 )
-
-# -- recorded calls ------------------------------------------------------------------------------------------------
-
-
-class MockCall:
-    """One request to the model: its prompt and the request, without times."""
-
-    __slots__ = ("_after", "_node", "ask")
-
-    def __init__(self, node: MockNode, ask: Ask) -> None:
-        self._node, self.ask = node, ask
-        self._after = node  # the prompt with the answer, once that is known
-
-    @property
-    def answer(self) -> str:
-        """Return the answer as a token string; "" before it is known."""
-        return "" if self._after is self._node else self._after.piece
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """Return the prompt's token ids."""
-        return tuple(map(ord, self._node.tokens))
-
-    @property
-    def prompt_text(self) -> str:
-        return self._node.text
-
-    @property
-    def images(self) -> list[bytes | str]:
-        """Return files of the pictures in the prompt, in order; web addresses as they are."""
-        return images_of(self._node)
-
-    @property
-    def tokens(self) -> str:
-        return self._node.tokens
-
-    @property
-    def name(self) -> str | None:
-        return self.ask.name
-
-    @property
-    def seed(self) -> int:
-        return self.ask.seed
-
-    @property
-    def params(self) -> SamplingParams | None:
-        """Return its parameters; None for a select."""
-        return self.ask.params if isinstance(self.ask, Gen) else None
-
-    @property
-    def constraint(self) -> Constraint | None:
-        return self.ask.constraint if isinstance(self.ask, Gen) else None
-
-    @property
-    def choices(self) -> tuple[str, ...] | None:
-        return self.ask.choices if isinstance(self.ask, Select) else None
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Return the key of equal requests: prompt tokens, parameters, constraint or choices, seed if it matters."""
-        return (self._node.tokens, *_ask_key(self.ask))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, MockCall) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        asked = f"choices={list(self.choices)}" if self.choices else f"max={self.ask.params.max_new_tokens}"  # pyright: ignore
-        return f"Call({self.name!r}, …{self.prompt_text[-40:]!r}, {asked})"
-
-
-def _ask_key(ask: Ask) -> tuple[Any, ...]:
-    if isinstance(ask, Gen):
-        return ask.params, ask.constraint, ask.tools, ask.seed if ask.params.temperature > 0 else 0
-    return ask.choices, ask.method, ask.temperature, ask.adapter, ask.seed if ask.temperature > 0 else 0
-
 
 # -- images ----------------------------------------------------------------------------------------------------------
 
@@ -470,7 +392,7 @@ class Mock:
             output, piece = gen_output(node, ask, scripted, self.chat_template.stop)
         else:
             output, piece = select_output(node, ask, scripted)
-        after = call._after = MockNode(node, piece, output.texts[0])
+        after = call.after = MockNode(node, piece, output.texts[0])
         after.answered = after.length
         return output, after
 
@@ -492,7 +414,7 @@ class Mock:
                 cached += known
                 computed += entry.length - known
                 continue
-            length, after = entry._node.length, entry._after
+            length, after = entry.node.length, entry.after
             answer = after.length - length
             known = min(count(after), length)
             calls += 1

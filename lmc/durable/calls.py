@@ -16,8 +16,9 @@ from typing import Any
 from lmc import codec
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
+from lmc.durable.call_records import arguments_digest, name_of, shown_call
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
-from lmc.durable.effects import arguments_digest, is_idempotent, name_of, shown_call
+from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Record
 from lmc.durable.journal import JournalFile
 from lmc.durable.records import Effect, Place

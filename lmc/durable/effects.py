@@ -40,11 +40,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Any
-from zlib import crc32
 
-from lmc import codec, json_data
+from lmc import codec
 from lmc.durable.computing import ComputingSearch
-from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.reaches import (
     attribute,
@@ -56,7 +54,7 @@ from lmc.durable.reaches import (
     looks_up,
     names_language,
 )
-from lmc.durable.snapshots import LAZY, SharedIterator
+from lmc.durable.snapshots import LAZY
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool
@@ -454,66 +452,3 @@ def is_idempotent(fn: Any) -> bool:
         return True
     fn = attribute(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent
-
-
-def name_of(fn: Any) -> str:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    name = attribute(fn, "__qualname__") or attribute(fn, "name") or type(fn).__qualname__
-    return str(name).replace("<locals>.", "")
-
-
-def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:
-    """Return the call that an awaitable which was never awaited represents: name and arguments."""
-    if isinstance(awaitable, DeferredAwaitable):
-        return awaitable.of
-    held = inspect.getcoroutinelocals(awaitable) if isinstance(awaitable, types.CoroutineType) else {}
-    if isinstance(awaitable, types.CoroutineType) and awaitable.cr_code in _CALLING and "args" in held:
-        return name_of(held.get("func", awaitable)), held["args"], held["kwargs"]
-    return name_of(awaitable), (), held
-
-
-_CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__})
-"""Code of coroutines that call a function passed to them."""
-
-
-def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return a checksum of a call's arguments: for non-data, of the class."""
-    return crc32(json_data.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
-
-
-def data_or_class(x: Any) -> Any:
-    try:
-        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # set order is per process
-    except codec.NotData:
-        return {codec.TAG: ["object", class_of(x)]}
-
-
-def class_of(x: Any) -> str:
-    """Return the class of an object, also of one that has a stand-in."""
-    return x.kind if isinstance(x, DeferredAwaitable) else type(x.items if isinstance(x, SharedIterator) else x).__qualname__
-
-
-def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return a call's arguments, for people."""
-    text = ", ".join([*[_short(a) for a in args], *[f"{k}={_short(v)}" for k, v in kwargs.items()]])
-    return text if len(text) <= 120 else text[:117] + "…"
-
-
-def _short(x: Any) -> str:
-    if type(x) is str and len(x) > 80:
-        return repr(x[:77] + "…")
-    return _repr(x) if type(x) in _ATOMS else f"{_repr(x):.80}"
-
-
-def _repr(x: Any) -> str:
-    """Return a repr, but never by calling `__repr__` of a host object, which could do anything."""
-    try:
-        if type(x) in _ATOMS or (type(x) in (list, tuple, dict, set) and codec.encode(x) is not None):
-            return repr(x)
-    except (codec.NotData, ValueError):  # a number with more digits than Python prints
-        pass
-    return f"<{class_of(x)}>"
-
-
-_ATOMS = (str, int, float, bool, bytes, type(None))

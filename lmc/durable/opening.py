@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc import codec, json_data
 from lmc.backend.base import Backend
-from lmc.durable.effects import data_or_class
+from lmc.durable.call_records import data_or_class
 from lmc.durable.files import check_parent, make_directory
 from lmc.durable.groups import Record
 from lmc.durable.journal import JournalFile

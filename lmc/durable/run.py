@@ -11,9 +11,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc import observing
+from lmc.durable.call_records import arguments_digest, awaited_call
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
-from lmc.durable.effects import AWAITED_AGAIN, WAITING, arguments_digest, awaited_call
+from lmc.durable.effects import AWAITED_AGAIN, WAITING
 from lmc.durable.groups import WELL
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place

@@ -15,7 +15,7 @@ from typing import Any
 
 from lmc import codec, json_data, pages
 from lmc.backend.base import Output
-from lmc.durable import effects, records
+from lmc.durable import call_records, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of
 from lmc.durable.records import Contents, Effect
@@ -139,7 +139,7 @@ def _listed(contents: Contents, item: int) -> Story:
 def shown_arguments(arguments: Any) -> str:
     """Return the arguments of a run, as far as they are data."""
     try:
-        return effects.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
+        return call_records.shown_call((), {str(name): codec.decode(x) for name, x in arguments.items()}) if isinstance(arguments, dict) else "…"
     except codec.BadData:
         return "…"
 

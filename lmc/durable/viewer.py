@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from lmc import codec
 from lmc.backend.base import Backend, Output, Result
-from lmc.durable import effects, records
+from lmc.durable import call_records, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
@@ -165,7 +165,7 @@ class View(RunJournal):
 
     def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
         number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered)
-        shown = effects.shown_call(args, kwargs)
+        shown = call_records.shown_call(args, kwargs)
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
             raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
