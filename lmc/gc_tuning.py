@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 _PARTS = 1  # young collections between two of the middle generation
+_SMALLER = 4  # times are parts smaller than Python's, and so the longest wait for one
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def _shortened(young: int, middle: int, full: int, least: int) -> tuple[int, int
     full = max(full, least)
     if middle <= _PARTS or sys.version_info >= (3, 14):  # from there on, the second threshold says how much of the old generation is scanned
         return young, middle, full
-    return young, _PARTS, full * (middle + 1) // (_PARTS + 1)
+    return -(-young // _SMALLER), _PARTS, full * (middle + 1) * _SMALLER // (_PARTS + 1)
 
 
 _wanted = _Wanted()
