@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from lmc import named
 from lmc.cli.console import say, waiting
 from lmc.cli.errors import as_usage
-from lmc.config import config
+from lmc.config import Changes, config
 from lmc.userfiles import UsageError
 
 
@@ -50,34 +50,26 @@ def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) 
     return opened
 
 
-def use_drafts(name: str, drafts: str | None, model: str | None) -> None:
-    """`--drafts` and `--draft-model`: how models are opened from now on."""
-    if (drafts or model) and not named.is_model(name):
-        raise UsageError(f"--drafts and --draft-model are for models on this machine, and {name} is not one")
+def use(
+    name: str, *, tp: int | None, dp: int | None, adapter: Sequence[str] | None, drafts: str | None, draft_model: str | None, kv_dtype: str | None,
+    deterministic: bool,
+) -> None:  # fmt: skip
+    """Set how models are opened from now on, as options say; refuse those that `name`, which is none on this machine, would not heed."""
+    given = {
+        "tp": tp, "dp": dp, "adapters": _adapters(adapter or ()), "drafts": drafts, "draft_model": draft_model, "kv_dtype": kv_dtype,
+        "deterministic": deterministic,
+    }  # fmt: skip
+    given = {setting: value for setting, value in given.items() if value}
+    if given and not named.is_model(name):
+        option = "--" + next(iter(given)).replace("_", "-").replace("adapters", "adapter")
+        raise UsageError(f"{option} is for models on this machine, and {name} is not one")
     with as_usage():
-        if drafts is not None:
-            config(drafts=drafts)
-        if model is not None:
-            named.check_model(model)
-            config(draft_model=model)
+        if draft_model:
+            named.check_model(draft_model)
+        config(**cast(Changes, given))
 
 
-def use_kv_dtype(name: str, given: str | None) -> None:
-    """`--kv-dtype`: how models are opened from now on."""
-    if given is None:
-        return
-    if not named.is_model(name):
-        raise UsageError(f"--kv-dtype is for models on this machine, and {name} is not one")
-    with as_usage():
-        config(kv_dtype=given)
-
-
-def use_adapters(name: str, given: Sequence[str] | None) -> None:
-    """`--adapter`: how models are opened from now on."""
-    if not given:
-        return
-    if not named.is_model(name):
-        raise UsageError(f"--adapter is for models on this machine, and {name} is not one")
+def _adapters(given: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in given:
         key, equals, path = each.partition("=")
@@ -86,14 +78,4 @@ def use_adapters(name: str, given: Sequence[str] | None) -> None:
         if key in found:
             raise UsageError(f"--adapter: two adapters have the name {key}")
         found[key] = path
-    config(adapters=found)
-
-
-def use_devices(name: str, tp: int | None, dp: int | None) -> None:
-    """Set `--tp` and `--dp` for models opened from now on."""
-    if (tp or dp) and not named.is_model(name):
-        raise UsageError(f"--tp and --dp are for models on this machine's GPUs, and {name} is not one")
-    if tp is not None:
-        config(tp=tp)
-    if dp is not None:
-        config(dp=dp)
+    return found

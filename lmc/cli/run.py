@@ -18,7 +18,7 @@ from lmc import result_files, userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts, use_kv_dtype
+from lmc.cli.models import open_backend, use
 from lmc.cli.options import (
     Adapters,
     Arguments,
@@ -132,12 +132,7 @@ def run(
     userfiles.check_folder(html, "--html")
     userfiles.check_folder(journal, "--journal")
     name = backend or config().model or "smollm2"
-    use_devices(name, tp, dp)
-    use_adapters(name, adapter)
-    use_drafts(name, drafts, draft_model)
-    use_kv_dtype(name, kv_dtype)
-    if deterministic:
-        config(deterministic=True)
+    use(name, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, kv_dtype=kv_dtype, deterministic=deterministic)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = result_files.Results(output, overwrite=overwrite)

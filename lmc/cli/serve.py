@@ -15,7 +15,7 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend, use_adapters, use_devices, use_drafts, use_kv_dtype
+from lmc.cli.models import open_backend, use
 from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Replicas, TensorParallel
 from lmc.config import config
 from lmc.extras import require
@@ -147,12 +147,7 @@ def serve(
     if journals is not None and not journals.exists():
         say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
-    use_devices(model, tp, dp)
-    use_adapters(model, adapter)
-    use_drafts(model, drafts, draft_model)
-    use_kv_dtype(model, kv_dtype)
-    if deterministic:
-        config(deterministic=True)
+    use(model, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, kv_dtype=kv_dtype, deterministic=deterministic)
     names = tuple(name) if name else (named.public(model),)
     if both := sorted(set(names) & config().adapters.keys()):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")
