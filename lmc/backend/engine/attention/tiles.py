@@ -146,7 +146,6 @@ class Tiler:
         found = every.astype(np.int32)
         return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
 
-
     def _wide_pieces(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _pieces(tiles, self.shares_of_wide) if self.piece is None else _even_pieces(tiles, self.shares_of_wide, self.piece)
 
