@@ -248,17 +248,18 @@ class CudaRunner(ModelRunner):
 
     def _fill(self, stage: StagingBuffer, layout: _SpanLayout, known: int, rows: int) -> None:
         """Write `known` rows and pad up to `rows`. A pending token is written as its index among the sampled ones
-        (kernels/embedding.py)."""
+        (kernels/embedding.py). Attention masks by a row's index in its context, which behind pictures is not its position."""
         spans = layout.spans
-        ids, positions, slots = (stage.array(name, rows) for name in ("ids", "positions", "slots"))
+        ids, positions, in_context, slots = (stage.array(name, rows) for name in ("ids", "positions", "in_context", "slots"))
         ids[:known] = tokens_of(spans)
         np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
         ends = np.cumsum(layout.lengths)
         if places := self._places:
             pending = np.flatnonzero(ids[:known] == PENDING)
             ids[pending] = [-1 - places[spans[i].request] for i in ends.searchsorted(pending, side="right").tolist()]
-        positions[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths) if self._eyes is None else positions_of(spans)
-        ids[known:], positions[known:], slots[known:] = 0, 0, self._pool.scratch
+        in_context[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
+        positions[:known] = in_context[:known] if self._eyes is None else positions_of(spans)
+        ids[known:], positions[known:], in_context[known:], slots[known:] = 0, 0, 0, self._pool.scratch
         if layout.adapters is not None:
             adapters = stage.array("adapters", rows)
             adapters[:known], adapters[known:] = layout.adapters, 0
@@ -283,7 +284,7 @@ class CudaRunner(ModelRunner):
         """Capture the shape: a pass over the scratch slot in which nothing is attended to. Of long ones, whose prompts want few logits or,
         for `select`, many, what follows the last attention is launched for those rows alone."""
         stage = self._stage
-        for name, value in (("ids", 0), ("positions", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
+        for name, value in (("ids", 0), ("positions", 0), ("in_context", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
             stage.array(name, rows)[:] = value
         for name in ("narrow_shares", "wide_shares", "indptr"):
             stage.array(name, stage.capacity(name))[:] = 0
@@ -347,7 +348,7 @@ def buckets_of(model: LlamaModel, kv: KVPool, chunk: int) -> Sequence[int]:
 
 
 def _of_rows(rows: int) -> dict[str, int]:
-    return dict.fromkeys(("ids", "positions", "slots", "logits", "adapters"), rows)
+    return dict.fromkeys(("ids", "positions", "in_context", "slots", "logits", "adapters"), rows)
 
 
 def _inputs(stage: StagingBuffer, rows: int) -> Inputs:

@@ -38,6 +38,24 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     assert done == ["wait", "capture", *each, "wait", *each]
 
 
+def test_behind_pictures_attention_masks_by_the_index_in_the_context():
+    pytest.importorskip("triton")
+    from lmc.backend.engine.cuda_runner import CudaRunner
+
+    stage, runner = {name: np.full(8, -9) for name in ("ids", "positions", "in_context", "slots", "logits")}, object.__new__(CudaRunner)
+    vars(runner).update(_places={}, _eyes="some", _pool=SimpleNamespace(scratch=99))
+    picture = SimpleNamespace(end=6, lift=-3)  # six tokens, of which positions count three
+    sees = SimpleNamespace(ids=[5, 6], slots=np.arange(20, 30), position=8, branch=None, request=SimpleNamespace(pictures=[picture]))
+    text = SimpleNamespace(ids=[7, 8, 9], slots=np.arange(40, 45), position=2, branch=None, request=SimpleNamespace(pictures=[]))
+    layout: Any = SimpleNamespace(
+        spans=[sees, text], lengths=np.array([2, 3]), contexts=np.array([10, 5]), wanted=np.array([1, 4]), adapters=None
+    )  # fmt: skip
+    runner._fill(SimpleNamespace(array=lambda name, rows: stage[name][:rows]), layout, 5, 8)  # pyright: ignore[reportArgumentType]
+    assert stage["positions"].tolist() == [5, 6, 2, 3, 4, 0, 0, 0]
+    assert stage["in_context"].tolist() == [8, 9, 2, 3, 4, 0, 0, 0]
+    assert stage["slots"].tolist() == [28, 29, 42, 43, 44, 99, 99, 99]
+
+
 @pytest.mark.parametrize(("rows", "wanted", "way"), [(1024, 1024, 1024), (1025, 1, 1152), (2049, 2049, 2304), (4097, 1, "launched")])
 def test_large_passes_are_captured_if_a_graph_has_room_for_them(rows, wanted, way, monkeypatch):
     pytest.importorskip("triton")

@@ -75,8 +75,7 @@ class TiledAttention:
         `beside`: on a stream of their own."""
         names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
         tables = DevicePlan(*(stage.device(name) for name in names))
-        positions = stage.device("positions", rows)
-        return StagedAttention(positions, tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
+        return StagedAttention(stage.device("in_context", rows), tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
 
 
 def put(plan: Plan, stage: StagingBuffer) -> int:
@@ -88,9 +87,12 @@ def put(plan: Plan, stage: StagingBuffer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StagedAttention:
-    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → [T, num_heads, head_dim]."""
+    """q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → [T, num_heads, head_dim].
 
-    positions: Tensor
+    in_context  the rows' indices in their contexts, [T]: each sees the slots up to its own
+    """
+
+    in_context: Tensor
     tables: DevicePlan
     partials: Partials
     wide: bool
@@ -99,11 +101,11 @@ class StagedAttention:
 
     def __call__(self, q: Tensor, keys: Stored, values: Stored, out: Tensor | None = None) -> Tensor:
         return attend(
-            q, keys, values, self.positions, self.tables, self.partials,
+            q, keys, values, self.in_context, self.tables, self.partials,
             wide=self.wide, window=self.window, beside=self.beside, out=out,
         )  # fmt: skip
 
     def quantized(self, q: Tensor, keys: Stored, values: Stored) -> tuple[Tensor, Tensor]:
         """Return the same in FP8: e4m3 [T, num_heads · head_dim] and scales [T, 1]."""
-        where = self.positions, self.tables, self.partials
+        where = self.in_context, self.tables, self.partials
         return attend_quantized(q, keys, values, *where, wide=self.wide, window=self.window, beside=self.beside)

@@ -47,7 +47,7 @@ class DevicePlan:
 
 @triton.jit
 def _begin(
-    piece, q, positions, kv_head,
+    piece, q, in_context, kv_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +58,7 @@ def _begin(
     taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
     head = row * HEADS + kv_head * (HEADS // KV_HEADS) + lane % GROUP
     x = tl.load(q + head[:, None] * DIM + column[None, :], mask=taken[:, None] & (column < DIM)[None, :], other=0.0)
-    last = tl.load(positions + row, mask=taken, other=0) - tl.load(piece + 4)
+    last = tl.load(in_context + row, mask=taken, other=0) - tl.load(piece + 4)
     if FP8 and x.dtype != tl.float32:
         x = x.to(tl.float16)
     return x, tl.minimum(last, tl.load(piece + 6) - 1), last
@@ -112,7 +112,7 @@ def _unpaired(pair, x):
 
 @triton.jit
 def _attend(
-    q, keys, values, key_scales, value_scales, positions, indices, pieces, shares, indptr, partial, lse, out, scale, window,
+    q, keys, values, key_scales, value_scales, in_context, indices, pieces, shares, indptr, partial, lse, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     LANES: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, STAGES: tl.constexpr, CHAINED: tl.constexpr,
     FP8: tl.constexpr, LARGEST: tl.constexpr, UNIT: tl.constexpr, EARLY: tl.constexpr,
@@ -137,7 +137,7 @@ def _attend(
     runs = 1 if CHAINED else behind - first
     for run in range(runs):
         piece = pieces + (first + run) * PIECE
-        x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
+        x, most, last = _begin(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
         begin, end = tl.load(piece + 2), tl.load(piece + 3)
         until = tl.load(pieces + (behind - 1) * PIECE + 3) if CHAINED else end
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
@@ -145,7 +145,7 @@ def _attend(
                 if block == end:
                     _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
                     piece += PIECE
-                    x, most, last = _begin(piece, q, positions, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
+                    x, most, last = _begin(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)
                     best = tl.full((LANES,), -float("inf"), tl.float32)
                     total = tl.zeros((LANES,), tl.float32)
@@ -271,7 +271,7 @@ def attend(
     q: Tensor,
     keys: Stored,
     values: Stored,
-    positions: Tensor,
+    in_context: Tensor,
     tables: DevicePlan,
     partials: Partials,
     *,
@@ -281,10 +281,10 @@ def attend(
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q, in `out` if
-    given; rows in no piece are left undefined. `positions` [T]. `wide`: whether there may be wide pieces. `window`: how
+    given; rows in no piece are left undefined. `in_context` [T]: the rows' indices in their contexts. `wide`: whether there may be wide pieces. `window`: how
     many tokens a row sees, its own included; 0: all. `beside`: a stream for the wide pieces."""
     out = torch.empty_like(q) if out is None else out
-    early = _attend_pieces(q, keys, values, positions, tables, partials, wide, window, beside, out)
+    early = _attend_pieces(q, keys, values, in_context, tables, partials, wide, window, beside, out)
     (rows, heads, dim), block = q.shape, 1 if len(q) <= 16 else 4
     launch(
         _merge, (rows, triton.cdiv(heads, block)),
@@ -294,12 +294,12 @@ def attend(
 
 
 def attend_quantized(
-    q: Tensor, keys: Stored, values: Stored, positions: Tensor, tables: DevicePlan, partials: Partials,
+    q: Tensor, keys: Stored, values: Stored, in_context: Tensor, tables: DevicePlan, partials: Partials,
     *, wide: bool, window: int = 0, beside: torch.cuda.Stream | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return `attend`'s result in FP8, as quantize.py does, in one launch less: e4m3 [T, num_heads · head_dim] and scales [T, 1]."""
     out = torch.empty_like(q)
-    early = _attend_pieces(q, keys, values, positions, tables, partials, wide, window, beside, out)
+    early = _attend_pieces(q, keys, values, in_context, tables, partials, wide, window, beside, out)
     rows, heads, dim = q.shape
     quantized, scales = quantized_like(q.view(rows, -1))
     width, block = triton.next_power_of_2(dim), triton.next_power_of_2(heads)
@@ -312,7 +312,7 @@ def attend_quantized(
 
 
 def _attend_pieces(
-    q: Tensor, keys: Stored, values: Stored, positions: Tensor, tables: DevicePlan, partials: Partials,
+    q: Tensor, keys: Stored, values: Stored, in_context: Tensor, tables: DevicePlan, partials: Partials,
     wide: bool, window: int, beside: torch.cuda.Stream | None, out: Tensor,
 ) -> bool:  # fmt: skip
     """Compute all pieces, into `out` and the partial results; return whether what follows may be launched early."""
@@ -331,7 +331,7 @@ def _attend_pieces(
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
-                q, keys, stored, key_scales, value_scales, positions, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
+                q, keys, stored, key_scales, value_scales, in_context, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
                 _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
                 _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, unit, warps=_WARPS[kind], early=early,
             )  # fmt: skip

@@ -72,8 +72,8 @@ def _multiply(
             tl.store(ended + tile, 0)  # for the next product
             every = parts + tile.to(tl.int64) * SPLIT * OUTPUTS * ROWS + within
             total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-            for i in tl.static_range(SPLIT):  # pyright: ignore[reportGeneralTypeIssues]
-                total += tl.load(every + i * OUTPUTS * ROWS, cache_modifier=".cg")
+            for n in tl.static_range(SPLIT):  # pyright: ignore[reportGeneralTypeIssues]
+                total += tl.load(every + n * OUTPUTS * ROWS, cache_modifier=".cg")
             _write(total, bias, y, row, out, rows, outputs, BIASED)
 
 

@@ -314,7 +314,9 @@ class QwenVL(Vision):
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
         pixels, grid = (self._on_device([one.inputs[name] for one in shown]) for name in ("pixel_values", "grid"))
         found = self.model.get_image_features(pixels.to(self.model.dtype), grid, return_dict=True)
-        deeper = getattr(found, "deepstack_features", None) or ()
+        sizes = [len(features) for features in found.pooler_output]
+        deeper = getattr(found, "deepstack_features", None) or ()  # each of all pictures, which later versions of transformers split
+        deeper = [every.split(sizes) if isinstance(every, Tensor) else every for every in deeper]
         return [torch.cat(parts, -1) for parts in zip(found.pooler_output, *deeper, strict=True)]
 
 
