@@ -35,6 +35,9 @@ def restore(target: Any, wanted: Any) -> None:
     else:
         for name, value in fields_of(wanted):
             object.__setattr__(target, name, _restored(getattr(target, name, None), value))
+        for name in ("__pydantic_fields_set__", "__pydantic_extra__"):
+            if hasattr(wanted, name):
+                object.__setattr__(target, name, getattr(wanted, name))
 
 
 def _restored(target: Any, wanted: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import csv
 import dataclasses
 import functools
@@ -12,12 +13,13 @@ import gc
 import inspect
 import io
 import json
+import pickle
 import random
 import sys
 import threading
 import types
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
 from lmc.durable import mutations
@@ -83,6 +85,8 @@ class Recorder:
             return functools.partial(self._kept, fn)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType, type) and fn in _WRITING:
             return functools.partial(self._writes, fn)
+        if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and fn in _COPYING:
+            return functools.partial(self._copied, fn)
         owner = attribute(fn, "__self__")
         if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
             return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
@@ -100,6 +104,15 @@ class Recorder:
         made = self._passed_on(make, args, kwargs)
         if make is not random.Random or (args and args[0] is not None):
             self.journal.effects.keep(made)
+        return made
+
+    def _copied(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Copy an object, or make one without a constructor: the instances of the user's classes in it that it did not take over are the program's."""
+        made = fn(*args, **kwargs)
+        old = {id(x) for x in _instances_in(args)}
+        for x in _instances_in([made]):
+            if id(x) not in old:
+                self.journal.effects.keep(x)
         return made
 
     def _writes(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
@@ -389,6 +402,23 @@ class _Call:
 
 _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter: (0, "f"), print: (sys.maxsize, "file"), json.dump: (1, "fp")}
 """Functions that write to a file, with its place among their arguments."""
+
+
+_COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
+_PLAIN_DATA = frozenset({str, int, float, bool, bytes, type(None)})
+
+
+def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
+    """Yield the instances of the user's classes, and of kept ones, that values are or hold."""
+    left, seen = [*values], set[int]()
+    while left:
+        x = left.pop()
+        if id(x) in seen or type(x) in _PLAIN_DATA:
+            continue
+        seen.add(id(x))
+        if is_kept(type(x)) or not (isinstance(x, type) or from_library(type(x)) or is_of_lmc(type(x))):
+            yield x
+        left += inside(x)
 
 
 def _makes_future(fn: types.MethodType) -> bool:

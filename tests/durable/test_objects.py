@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import csv
 import difflib
 import functools
@@ -387,9 +388,53 @@ def exits(s: Any) -> Any:
         return left.code, tool(s["a"])
 
 
+class Folder:
+    def __init__(self, name: str) -> None:
+        self.name, self.files, self.within = name, list[str](), list[Folder]()
+
+    def put(self, x: str) -> None:
+        CALLS.append(("Folder.put", x))
+        self.files.append(x)
+
+
+@lmc.function
+def copies_objects(s: Any) -> Any:
+    folder = Folder("a")
+    folder.within.append(Folder("b"))
+    folder.put("one")
+    shallow, deep, bare = copy.copy(folder), copy.deepcopy(folder), object.__new__(Folder)
+    bare.files = []
+    for n, other in enumerate((shallow, deep, deep.within[0], bare)):
+        other.put(f"two {n}")
+    s += "|".join(deep.files) + lmc.gen("a", max_tokens=2)
+    shallow.put("three")
+    return [x.files for x in (folder, shallow, deep, folder.within[0], deep.within[0], bare)], shallow.within is folder.within
+
+
+class Settings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    name: str
+    level: int = 0
+
+    def raise_to(self, level: int) -> None:
+        CALLS.append(("Settings.raise_to", level))
+        self.level = level
+        self.more = level  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@lmc.function
+def changes_models(s: Any) -> Any:
+    settings = Settings(name="x")
+    settings.raise_to(3)
+    s += settings.model_dump_json(exclude_unset=True) + lmc.gen("a", max_tokens=2)
+    settings.raise_to(4)
+    return settings.model_dump(exclude_unset=True), sorted(settings.model_fields_set)
+
+
 PROGRAMS = [
-    remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects, keeps_what_tools_give_of_it, defines_a_model,
-    decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field, sets_context_variables, works_on_threads, exits,
+    copies_objects, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
+    keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field,
+    sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
