@@ -11,6 +11,7 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from lmc import codec
@@ -97,6 +98,16 @@ def _names(code: types.CodeType) -> _Names:
             if step.opname == "LOAD_METHOD" or "self" in step.argrepr.split():  # "name + NULL|self" from CPython 3.12 on
                 found.methods.add(step.argval)
     return found
+
+
+def returns_functions(code: types.CodeType) -> bool:
+    """Return whether code gives functions that it defines, and nothing else, as a factory of decorators does."""
+    inner = {x.co_name for x in code.co_consts if isinstance(x, types.CodeType)}
+    ends = [before for before, step in pairwise(dis.get_instructions(code)) if step.opname.startswith("RETURN_") and step.opname != "RETURN_GENERATOR"]
+    return bool(ends) and all(x.opname in _DEFINES or (x.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and x.argval in inner) for x in ends)
+
+
+_DEFINES = ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")
 
 
 def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:

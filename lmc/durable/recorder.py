@@ -24,7 +24,7 @@ from typing import Any, get_origin
 
 from lmc.durable import mutations
 from lmc.durable.calls import warn
-from lmc.durable.computing import ComputingSearch
+from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
 from lmc.durable.effects import (
     KEPT,
@@ -130,6 +130,8 @@ class Recorder:
             return False
         if owner is not None and self.journal.effects.has_made(owner):
             return ComputingSearch(computes, type(owner)).only_computes(function)
+        if returns_functions(function.__code__) and ComputingSearch(lambda _: True).only_computes(function):
+            return True  # a factory of decorators: what its functions call is recorded when they are called
         if owner is not None and not (isinstance(owner, type) and is_plain(owner)):
             return False
         defines = any(isinstance(x, types.CodeType) and not x.co_name.startswith("<") for x in function.__code__.co_consts)

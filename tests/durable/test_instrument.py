@@ -557,6 +557,36 @@ def test_instrumented_members_are_still_understood(tmp_path: Path) -> None:
     assert graph.count("gen(") == 1 and lmc.compile(lmc.function(reads_a_property.func)).dump_ir() == graph
 
 
+def noted(label: str) -> Any:
+    def decorate(fn: Any) -> Any:
+        @functools.wraps(fn)
+        def inner(*args: Any) -> Any:
+            tool(f"begin {label}")
+            return fn(*args)
+
+        return inner
+
+    return decorate
+
+
+@lmc.function
+def decorates_by_a_factory(s: Any) -> Any:
+    @noted("first")
+    def first(x: str) -> str:
+        return tool(x)
+
+    @noted("second")
+    def second(x: str) -> str:
+        s.__iadd__(x + lmc.gen("a", max_tokens=2))
+        return tool(s["a"])
+
+    return first("x"), second("y"), first.__name__
+
+
+def test_what_a_factory_of_decorators_makes_is_gone_into(tmp_path: Path) -> None:
+    assert runs_as_without(decorates_by_a_factory, tmp_path / "j") == ["tool"] * 4
+
+
 LOOKED_UP: list[str] = []
 
 
