@@ -197,7 +197,7 @@ def _of_method(fn: types.MethodType) -> CallKind:
         is_language(owner)
         or is_of_lmc(type(owner))
         or is_of_lmc(function)
-        or isinstance(owner, BaseException)
+        or (isinstance(owner, BaseException) and from_library(function))
         or type(owner) in _TURNS
         or type(owner) in _OWN_DATA
     ):
@@ -206,6 +206,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.CALLS_BACK
     if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
         return CallKind.EFFECT
+    if isinstance(owner, BaseException):
+        return CallKind.OWN
     found = _of_function(function)
     if found is CallKind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
         return CallKind.OWN
@@ -220,6 +222,8 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
         return CallKind.PASSES_ON
+    if name == "__new__":
+        return CallKind.AGAIN
     if type(owner) in _IN_MEMORY:
         return CallKind.AGAIN
     if owner is not None and not _OWN_DATA.isdisjoint(type(owner).__mro__):
@@ -416,9 +420,11 @@ _PYDANTIC = frozenset(f"pydantic.{name}" for name in "main type_adapter fields c
 def called_by_python(cls: type) -> Iterator[types.FunctionType]:
     """Yield the functions of a class of the user's, of its metaclass and its descriptors, that Python calls by itself:
     those of operators, iteration, properties and the like."""
+    constructed = issubclass(cls, BaseException) or issubclass(cls, type)  # by Python, whose constructor is no function
     for base in (*cls.__mro__, *type(cls).__mro__):
         if from_library(base) or is_of_lmc(base):
             continue
+        called = _SEEN - _CONSTRUCTORS if constructed or base not in cls.__mro__ else _SEEN
         for name, member in vars(base).items():
             if isinstance(member, property):
                 functions = [member.fget, member.fset, member.fdel]
@@ -427,7 +433,7 @@ def called_by_python(cls: type) -> Iterator[types.FunctionType]:
             elif hasattr(type(member), "__get__") and not from_library(type(member)) and type(member) is not cls:
                 functions = [*called_by_python(type(member))]
             else:
-                functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in _SEEN else []
+                functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in called else []
             yield from (fn for fn in functions if isinstance(fn, types.FunctionType) and not from_library(fn) and not _is_of_dataclass(fn, base))
 
 
@@ -438,6 +444,7 @@ def _is_of_dataclass(fn: types.FunctionType, cls: type) -> bool:
 
 _SEEN = frozenset({"__init__", "__new__", "__call__", "__post_init__", "__del__", *_MANAGING})
 """Methods called by the program or a constructor; and one that the garbage collector calls, at any time."""
+_CONSTRUCTORS = frozenset({"__init__", "__new__"})
 
 
 def makes_coroutine(fn: Any) -> bool:

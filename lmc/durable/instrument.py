@@ -17,7 +17,7 @@ import operator
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +54,13 @@ def _awaited(x: Any) -> Any:
 def _managed(x: Any) -> Any:
     recorder = RECORDING.get()
     return x if recorder is None else recorder.managed(x)
+
+
+def _based(x: Any) -> Any:
+    recorder = RECORDING.get()
+    if recorder is not None and isinstance(x, type):
+        recorder.instrument_members(x)
+    return x
 
 
 def _clean(_: Any) -> None:
@@ -108,7 +115,15 @@ class _Rewrite(ast.NodeTransformer):
         node.decorator_list = [_hooked("resolve", decorator) for decorator in node.decorator_list]  # Python calls them
         return node
 
-    visit_AsyncFunctionDef = visit_ClassDef = visit_FunctionDef
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.visit_FunctionDef(node)
+        node.bases = [base if isinstance(base, ast.Starred) else _hooked("based", base) for base in node.bases]  # Python calls their hooks, and metaclasses
+        for keyword in node.keywords:
+            if keyword.arg == "metaclass":
+                keyword.value = _hooked("based", keyword.value)
+        return node
 
     def visit_Await(self, node: ast.Await) -> ast.AST:
         self.generic_visit(node)
@@ -200,7 +215,8 @@ def _is_of_pytest(x: ast.expr) -> bool:
 
 
 _MARK = "\0lmc "
-_HOOKS = {_MARK + "resolve": _Hook(_resolve), _MARK + "awaited": _Hook(_awaited), _MARK + "managed": _Hook(_managed), _MARK + "clean": _Hook(_clean)}
+_RECORDED: Mapping[str, Callable[[Any], Any]] = {"resolve": _resolve, "awaited": _awaited, "managed": _managed, "clean": _clean, "based": _based}
+_HOOKS = {_MARK + name: _Hook(of) for name, of in _RECORDED.items()}
 
 
 def _hooked(name: str, x: ast.expr) -> ast.expr:

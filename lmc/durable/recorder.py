@@ -79,7 +79,7 @@ class Recorder:
             return fn if found is origin else found
         kind = kind_of(fn)
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
-            self._instrument_members(fn)
+            self.instrument_members(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
@@ -296,7 +296,7 @@ class Recorder:
     def _twin(self, fn: Any) -> types.FunctionType:
         return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
 
-    def _instrument_members(self, cls: type) -> None:
+    def instrument_members(self, cls: type) -> None:
         """Instrument what Python calls by itself of a class, in place: no call of the program's could be replaced by a
         twin. Raises JournalError if there is no source, unless it only computes."""
         if cls in _with_members or from_library(cls):
@@ -311,7 +311,7 @@ class Recorder:
 
     def _constructor(self, cls: type) -> Callable[..., Any]:
         """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
-        self._instrument_members(cls)
+        self.instrument_members(cls)
         init, post = cls.__init__, getattr(cls, "__post_init__", None)
 
         def make(*args: Any, **kwargs: Any) -> Any:

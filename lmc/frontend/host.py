@@ -44,6 +44,10 @@ class RunRecorder(Protocol):
         """Return the context manager that a `with` of instrumented code enters in place of `x`."""
         ...
 
+    def instrument_members(self, cls: type) -> None:
+        """Instrument what Python calls by itself of a class that instrumented code derives from, or makes one by."""
+        ...
+
     def decided(self, loc: str, test: str, answer: bool) -> None:
         """Record the outcome of a test in the program."""
         ...

@@ -527,6 +527,48 @@ def test_calls_that_python_makes_of_members_are_recorded(program: Any, calls: in
     assert len([name for name in runs_as_without(program, tmp_path / "j") if "tool" in name or "get" in name]) == calls
 
 
+class Failed(LookupError):
+    def __init__(self, what: str) -> None:
+        super().__init__(tool(what))
+        self.what = what
+
+    def hint(self) -> str:
+        return tool(f"about {self.what}")
+
+
+class Registered(type):
+    def __new__(cls, name: str, bases: Any, body: Any) -> Any:
+        return super().__new__(cls, name, bases, {**body, "known": tool(name)})
+
+    def __init__(cls, *args: Any) -> None:
+        super().__init__(*args)
+        tool("class")
+
+
+class Plugin:
+    def __init_subclass__(cls) -> None:
+        cls.registered = tool(cls.__name__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@lmc.function
+def defines_and_raises(s: Any) -> Any:
+    class Known(metaclass=Registered):
+        """Python calls its metaclass."""
+
+    class Added(Plugin):
+        """Python calls a method of its base."""
+
+    try:
+        raise Failed("x")
+    except Failed as error:
+        s += error.hint() + lmc.gen("a", max_tokens=2)
+        return str(error), Known.known, Added.registered  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_calls_in_exceptions_and_metaclasses_are_recorded(tmp_path: Path) -> None:
+    assert runs_as_without(defines_and_raises, tmp_path / "j") == ["tool"] * 5
+
+
 @pytest.mark.parametrize("cls", [Ordered, OrderedByMarked])
 def test_operators_record_their_calls(cls: type, tmp_path: Path) -> None:
     @lmc.function
