@@ -312,7 +312,7 @@ class Recorder:
     def _constructor(self, cls: type) -> Callable[..., Any]:
         """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
         self.instrument_members(cls)
-        init, post = cls.__init__, getattr(cls, "__post_init__", None)
+        init = cls.__init__
 
         def make(*args: Any, **kwargs: Any) -> Any:
             if type(cls).__call__ is not type.__call__:
@@ -325,10 +325,6 @@ class Recorder:
                 init(instance, *args, **kwargs)
             elif not init.__code__.co_filename.startswith("<"):
                 self._twin(init)(instance, *args, **kwargs)
-            elif isinstance(post, types.FunctionType) and hasattr(instance, "__dict__"):  # called by its generated `__init__`
-                vars(instance)["__post_init__"] = types.MethodType(self._twin(post), instance)
-                self._generated(init, cls)(instance, *args, **kwargs)
-                del vars(instance)["__post_init__"]
             else:
                 self._generated(init, cls)(instance, *args, **kwargs)
             return instance
@@ -406,7 +402,7 @@ _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter:
 """Functions that write to a file, with its place among their arguments."""
 
 
-_COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
+_COPYING = frozenset({copy.copy, copy.deepcopy, dataclasses.replace, pickle.loads, object.__new__})
 _PLAIN_DATA = frozenset({str, int, float, bool, bytes, type(None)})
 
 
