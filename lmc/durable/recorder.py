@@ -242,6 +242,8 @@ class Recorder:
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
+        if isinstance(fn, type) and is_plain(fn) and not is_of_lmc(fn):
+            return _Constructor(self, fn)
         if not isinstance(fn, _FUNCTIONS):
             return fn
         found = self.callee(fn)
@@ -427,6 +429,22 @@ _with_members = weakref.WeakSet[type]()
 """Classes of the user's whose members that Python calls by itself are instrumented."""
 
 
+class _Constructor:
+    """Replaces a class that is passed to uninstrumented code, which makes instances: the program's, like those that it makes."""
+
+    __slots__ = ("cls", "recorder")
+
+    def __init__(self, recorder: Recorder, cls: type) -> None:
+        self.recorder, self.cls = recorder, cls
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        with self.recorder.going_on():
+            return self.recorder.callee(self.cls)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.cls)
+
+
 def _named(found: Any, fn: Any) -> Any:
     """Return what is called in place of a function, with its name and signature: it may be kept, or looked at."""
     return functools.update_wrapper(found, fn) if isinstance(found, _Call) else found
@@ -435,7 +453,9 @@ def _named(found: Any, fn: Any) -> Any:
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
 """Types none of whose methods call a function passed to them."""
-_TAKES_CLASSES = frozenset({"map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap"})
+_TAKES_CLASSES = frozenset({
+    "map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap", "accumulate", "groupby", "merge", "nlargest", "nsmallest", "call", "loads", "sub",
+})  # fmt: skip
 """Functions that call a class passed to them as a function."""
 
 

@@ -9,6 +9,7 @@ import difflib
 import functools
 import hashlib
 import io
+import json
 import logging
 import operator
 import queue
@@ -389,7 +390,7 @@ def exits(s: Any) -> Any:
 
 
 class Folder:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: Any = "new") -> None:
         self.name, self.files, self.within = name, list[str](), list[Folder]()
 
     def put(self, x: str) -> None:
@@ -409,6 +410,19 @@ def copies_objects(s: Any) -> Any:
     s += "|".join(deep.files) + lmc.gen("a", max_tokens=2)
     shallow.put("three")
     return [x.files for x in (folder, shallow, deep, folder.within[0], deep.within[0], bare)], shallow.within is folder.within
+
+
+@lmc.function
+def makes_objects_by_the_library(s: Any) -> Any:
+    shelves = defaultdict(Folder, {"given": Folder("given")})
+    read = json.loads('{"x": 1}', object_hook=Folder)
+    with ThreadPoolExecutor(1) as pool:
+        found = [shelves["given"], shelves["new"], read, *pool.map(Folder, "ab"), operator.call(Folder, "c"), pool.submit(Folder, "d").result()]
+    for n, folder in enumerate(found):
+        folder.put(f"one {n}")
+    s += str([folder.files for folder in found]) + repr(defaultdict(Folder)) + lmc.gen("a", max_tokens=2)
+    found[-1].put("two")
+    return [folder.files for folder in found]
 
 
 class Settings(pydantic.BaseModel):
@@ -432,7 +446,7 @@ def changes_models(s: Any) -> Any:
 
 
 PROGRAMS = [
-    copies_objects, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
+    copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field,
     sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
