@@ -222,7 +222,7 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
         return CallKind.PASSES_ON
-    if name == "__new__":
+    if name == "__new__" or isinstance(owner, property):
         return CallKind.AGAIN
     if type(owner) in _IN_MEMORY:
         return CallKind.AGAIN

@@ -558,15 +558,27 @@ def defines_and_raises(s: Any) -> Any:
     class Added(Plugin):
         """Python calls a method of its base."""
 
+        size = 0
+
+        @property
+        def pages(self) -> int:
+            return self.size
+
+        @pages.setter
+        def pages(self, pages: int) -> None:
+            self.size = tool(pages)
+
+    added = Added()
+    added.pages = 3
     try:
         raise Failed("x")
     except Failed as error:
         s += error.hint() + lmc.gen("a", max_tokens=2)
-        return str(error), Known.known, Added.registered  # pyright: ignore[reportAttributeAccessIssue]
+        return str(error), Known.known, Added.registered, added.pages  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_calls_in_exceptions_and_metaclasses_are_recorded(tmp_path: Path) -> None:
-    assert runs_as_without(defines_and_raises, tmp_path / "j") == ["tool"] * 5
+    assert runs_as_without(defines_and_raises, tmp_path / "j") == ["tool"] * 6
 
 
 @pytest.mark.parametrize("cls", [Ordered, OrderedByMarked])
