@@ -106,7 +106,7 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
         return _one_of(get_args(dtype)), ()
     if isinstance(dtype, type) and issubclass(dtype, Enum):
         return _one_of(tuple(member.value for member in dtype)), ()
-    if hasattr(dtype, "model_json_schema"):
+    if isinstance(dtype, type) and hasattr(dtype, "model_json_schema"):
         return make_constraint("json_schema", dtype), ()
     if (isinstance(dtype, type) and dtype not in _BARE) or get_origin(dtype) is not None:
         return make_constraint("json_schema", schema_of_type(dtype)), ()

@@ -29,9 +29,9 @@ def described(tools: Any) -> str:
     A tool is a function, whose signature and docstring say how it is called, or a dict of OpenAI's form. Raises
     ArgumentError or ParameterError for anything else, and for two with the same name.
     """
-    if isinstance(tools, str):
+    if isinstance(tools, str) and tools.startswith("["):
         return tools
-    if isinstance(tools, Mapping) or not isinstance(tools, Iterable):
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
         raise ArgumentError(f"gen(tools=…) takes a list of functions, not {tools!r}")
     tools = list(cast(Iterable[Any], tools))
     found = [_given(tool) if isinstance(tool, Mapping) else _function(tool) for tool in tools]

@@ -43,25 +43,40 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return await do(*args, **kwargs)
         except Exception as error:
-            hide(error)
+            _leave(error, do, kwargs)
             raise
 
     def yielded(*args: Any, **kwargs: Any) -> Any:
         try:
             return (yield from do(*args, **kwargs))
         except Exception as error:
-            hide(error)
+            _leave(error, do, kwargs)
             raise
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return do(*args, **kwargs)
         except Exception as error:
-            hide(error)
+            _leave(error, do, kwargs)
             raise
 
     kind = awaited if inspect.iscoroutinefunction(function) else yielded if inspect.isgeneratorfunction(function) else called
     return cast("Callable[P, R]", functools.wraps(function)(kind))
+
+
+def _leave(error: Exception, called: Any, given: Mapping[str, Any]) -> None:
+    """Hide lmc's frames of an error that leaves a public function; if the call itself raised it, for arguments that the
+    function does not take, say which it takes."""
+    if type(error) is TypeError and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+        from lmc.parameters import suggestion
+
+        names = [p.name for p in inspect.signature(called).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"]
+        name = called.__qualname__.removesuffix(".__init__")
+        unknown = next((f"{name}() has no parameter {n!r}{suggestion(n, names)}" for n in given if n not in names), None)
+        error.args = (unknown or f"{error}: it takes {', '.join(names)}",)
+        error.__traceback__ = error.__traceback__ if settings().debug else None
+    else:
+        hide(error)
 
 
 _constructors: set[type[Any]] = set()

@@ -155,6 +155,26 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
     assert raised(awaits) == ["(s['n'] is the answer already: reading waits for it, without an await)"]
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: lmc.compile(fails, output=["n"]), "compile() has no parameter 'output'; did you mean 'outputs'?"),
+        (lambda: lmc.user("a", "b"), "user() takes from 0 to 1 positional arguments but 2 were given: it takes expr"),
+        (lambda: lmc.Mock(latncy=1), "Mock() has no parameter 'latncy'; did you mean 'latency'?"),
+        (lambda: lmc.Budget(token=3), "Budget() has no parameter 'token'; did you mean 'tokens'?"),
+    ],
+)
+def test_arguments_that_a_public_function_does_not_take_are_named(call, says):
+    error, found = frames(call)
+    assert isinstance(error, TypeError) and str(error).endswith(says)
+    assert not any(frame.filename.startswith(HERE) for frame in found)
+
+
+def test_a_state_is_not_iterated():
+    with pytest.raises(TypeError, match="'State' object is not iterable"):
+        list(fails.run(x=1, backend=MOCK))
+
+
 def test_a_warning_names_the_users_line():
     @lmc.function
     def misspelt(s: Any) -> None:

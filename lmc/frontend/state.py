@@ -143,6 +143,7 @@ class State(AnswersByName, Generic[R]):
         )
 
     __add__ = __radd__ = _is_no_text
+    __iter__ = None  # it has variables, and no items: without this, Python would read s[0]
 
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
 

@@ -281,7 +281,7 @@ async def text_async_iter(state: StateView, name: str | None, with_meta: bool) -
 
 
 def so_far(ctx: Any, limit: int = 60) -> str:
-    """Return a prompt's text so far without waiting, `…` for missing answers; none while tracing."""
+    """Return a prompt's text so far without waiting, `…` for missing answers and `[failed]` for failed ones; none while tracing."""
     if not isinstance(ctx, Prompt):
         raise TypeError("a state that is evaluated, and not run, has no text to show")
     text, node = "", ctx
@@ -289,6 +289,6 @@ def so_far(ctx: Any, limit: int = 60) -> str:
         answer = node.result
         here = "".join(map(_visible, node.parts))
         if answer is not None:
-            here += "…" if not answer.done or answer.error is not None else answer.output().text
+            here += "…" if not answer.done else "[failed]" if answer.error is not None else answer.output().text
         text, node = here + text, node.parent
     return text if len(text) <= limit else "…" + text[-limit:]

@@ -216,6 +216,12 @@ def test_repr_shows_what_there_is_without_waiting() -> None:
     assert repr(s) == "<<lambda>: 'hello …'; variables: 'x'>"
 
 
+def test_repr_shows_that_an_answer_failed() -> None:
+    s = live(Mock(fault=lambda ask, number: ConnectionError("no route")))
+    s += "hello " + gen("x")
+    assert s.error() is not None and repr(s) == "<<lambda>: 'hello [failed]'; variables: 'x'>"
+
+
 # -- 4: names and expressions used again
 
 

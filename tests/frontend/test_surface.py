@@ -464,6 +464,14 @@ def a_name_of_all_forks(s, x):
     s.fork(2)["answer"]  # forks are numbered, and each has its own variables; write [f['answer'] for f in forks]
 
 
+def an_object_as_a_type(s, x):
+    s += gen("c", dtype=["yes", "no"])  # dtype=['yes', 'no']: not supported; use one of int, float
+
+
+def text_as_tools(s, x):
+    s += gen("c", tools="search")  # gen(tools=…) takes a list of functions, not 'search'
+
+
 def no_choices(s, x):
     s += select("c", choices=[])  # select(choices=[]): there is nothing to choose from
 
