@@ -150,11 +150,13 @@ class _Compiler:
         self.bare: dict[str, Node] = {}  # by type, where nothing else is said
         self.open: dict[tuple[str, ...], bool] = {}  # being compiled; True: named from inside
         self.sizes: dict[int, tuple[Node, int]] = {}  # by id
+        self.unmet: dict[str, str] = {}  # a required property that is not allowed, by the object's pointer
 
     def grammar(self) -> Grammar:
         start = self.node((SchemaPointer(self.ways.references.root, ""),))
         if start == NOTHING:
-            raise wrong("", "allows no value at all")
+            why = next((f": {name[:40]!r} is required at {pointer or '/'}, and not allowed there" for pointer, name in self.unmet.items()), "")
+            raise wrong("", f"allows no value at all{why}")
         return Grammar(start, self.rules, self.layout.styles)
 
     def node(self, places: All) -> Node:
@@ -268,7 +270,8 @@ class _Compiler:
         if shape.names:
             values = {n: v if admit(self.ways, shape.names, n) else NOTHING for n, v in values.items()}
         values |= dict.fromkeys(shape.absent & values.keys(), NOTHING)
-        if any(values[n] == NOTHING for n in shape.required):
+        if (unmet := next((n for n in shape.required if values[n] == NOTHING), None)) is not None:
+            self.unmet.setdefault(shape.pointer, unmet)
             return NOTHING
         fixed = [(self.layout.member(string(n), v), n in shape.required) for n, v in values.items() if v != NOTHING]
         others = self.others(shape, [*names, *sorted(shape.absent)])

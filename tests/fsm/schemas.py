@@ -362,7 +362,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing": (False, "allows no value"),
     "a contradiction": ({"type": "integer", "minimum": 5, "maximum": 3}, "allows no value"),
     "types apart": ({"allOf": [_STR, _INT]}, "allows no value"),
-    "a required property that cannot be": (_object(["a"], a=False), "allows no value"),
+    "a required property that cannot be": (_object(["a"], a=False), "allows no value at all: 'a' is required at /, and not allowed there"),
+    "a misspelt name in required": (
+        _object(["in"], **{"in": {**_object(["nmae"], name=_STR), "additionalProperties": False}}),
+        "allows no value at all: 'nmae' is required at /properties/in, and not allowed there",
+    ),
     "a negative length": ({"type": "string", "maxLength": -1}, "/maxLength must be a whole number"),
     "an empty enum": ({"enum": []}, "/enum must be a list that is not empty"),
     "required as a flag": (_object(a={"type": "integer", "required": True}), "/properties/a/required must be a list"),
