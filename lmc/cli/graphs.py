@@ -25,7 +25,8 @@ def dump_ir(
     output: OutputFile = None,
     backend: BackendName = "mock",
 ) -> None:
-    """Show what a program requests, as a graph, before any run. No request is made, and nothing of the program runs. Arguments without an --arg are unknown.
+    """Show what a program requests, as a graph, before any run. The program does not run and makes no request; its file is imported, so what
+    runs the program belongs under `if __name__ == "__main__":`. Arguments without an --arg are unknown.
 
     \b
     Examples:
