@@ -69,6 +69,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_collisions(graph),
         *_data_of_users(program),
         *_without_a_prompt(graph),
+        *_states_as_text(graph),
     ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
@@ -99,6 +100,12 @@ def _without_a_prompt(graph: Graph) -> Iterator[Finding]:
     for op in graph.ops():
         if op.kind in ("gen", "select") and op.operands[0] in empty:
             yield Finding(f"{_named(op)} has no prompt: nothing is appended before it, and its first argument is a variable's name", op.loc)
+
+
+def _states_as_text(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if op.kind in ("py.format", "py.str", "py.repr", "py.mod") and any(isinstance(x, Value) and x.type == "ctx" for x in op.operands):
+            yield Finding("a state is made text here, which gives its repr: write s.text(), or s['name'] for an answer", op.loc)
 
 
 def _prompts(section: Any) -> Iterator[tuple[Op, int]]:

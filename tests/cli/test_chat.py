@@ -160,6 +160,15 @@ def test_check_names_terminals_of_a_grammar_that_match_one_text(lmc_cli, tmp_pat
     assert out.splitlines()[0].startswith("grammar.py:5: terminals NAME and WORD of the gen 'w' both match 'aa'")
 
 
+def test_check_names_a_state_in_an_fstring(lmc_cli, tmp_path):
+    (tmp_path / "quoted.py").write_text(
+        'import lmc\n\n@lmc.function\ndef quoted(s, q):\n    s += q + lmc.gen("a")\n    s += f"So far: {s}" + lmc.gen("b")\n    return s["b"]\n'
+    )
+    code, out, _ = lmc_cli("check", "quoted.py")
+    assert code == 1
+    assert out.splitlines()[0] == "quoted.py:6: a state is made text here, which gives its repr: write s.text(), or s['name'] for an answer"
+
+
 def test_check_names_a_request_without_a_prompt(lmc_cli, tmp_path):
     (tmp_path / "france.py").write_text('import lmc\n\n@lmc.function\ndef capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n')
     code, out, _ = lmc_cli("check", "france.py")

@@ -54,12 +54,14 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
 
 
 def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
-    parts: list[Any] = [part.value if isinstance(part, ast.Constant) else _part(part, scope) for part in node.values]
+    loc = scope.loc(node)
+    parts: list[Any] = [part.value if isinstance(part, ast.Constant) else _part(part, scope, loc) for part in node.values]
 
     def run(frame: Frame) -> Any:
         found = [part if part.__class__ is str else part(frame) for part in parts]
         unknown = [text.deps for text in found if text.__class__ is not str]
         if unknown:
+            frame.ev.loc = loc
             return frame.ev.operation("fstring", found, join(*unknown))
         text = "".join(found)
         frame.ev.count(len(text) >> 12)
@@ -68,15 +70,16 @@ def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
     return run
 
 
-def _part(part: Any, scope: Scope) -> Eval:
+def _part(part: Any, scope: Scope, loc: Loc) -> Eval:
     value, conversion = expression(part.value, scope), chr(part.conversion) if part.conversion > 0 else ""
-    if part.format_spec is not None:
-        how = expression(part.format_spec, scope)
-        return lambda frame: op.formatted(frame.ev, value(frame), conversion, how(frame))
+    how = expression(part.format_spec, scope) if part.format_spec is not None else None
 
     def run(frame: Frame) -> Any:
-        x = value(frame)
-        return x if x.__class__ is str and not conversion else op.formatted(frame.ev, x, conversion, "")
+        x, spec = value(frame), "" if how is None else how(frame)
+        if x.__class__ is str and not conversion and how is None:
+            return x
+        frame.ev.loc = loc
+        return op.formatted(frame.ev, x, conversion, spec)
 
     return run
 
