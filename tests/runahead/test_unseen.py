@@ -340,7 +340,7 @@ def test_what_a_signal_raises_while_a_program_is_evaluated_reaches_the_program(m
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     try:
-        assert execute(interrupted, "certain", "q", latency=0.05) == "late"
+        assert execute(interrupted, "certain", "q", latency=5) == "late"  # which ends the wait, however late the evaluation begins
     finally:
         signal.signal(signal.SIGUSR1, before)
 
