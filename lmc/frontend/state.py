@@ -391,7 +391,7 @@ class State(AnswersByName, Generic[R]):
     @property
     @users_frames
     def ret_value(self) -> R:
-        """Return the program's return value; for a streaming run, wait for it and raise the program's error."""
+        """Return the program's return value, None for an item of a batch that failed; for a streaming run, wait for it and raise the program's error."""
         self._finish()
         if self.progress is not None and self.progress.error is not None:
             raise self.progress.error
@@ -426,6 +426,8 @@ class State(AnswersByName, Generic[R]):
             parts.append(f"fork {self.stream}")
         if self.role:
             parts.append(f"open {self.role}")
+        if self.failure is not None:
+            parts.append(f"failed with {type(self.failure).__name__}")
         names = ", ".join(repr(n) for n in self.variables if n is not None)
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
 

@@ -349,6 +349,7 @@ def test_07_one_item_of_a_batch() -> None:
     assert [s.ret_value for s in states] == [0, None, 2, 3]
     assert [type(s.error()) for s in states] == [type(None), LookupError, type(None), type(None)]
     assert states[1]["x"], "what it had before the error is there"
+    assert repr(states[1]).startswith("<program failed with LookupError: ")
     with pytest.raises(LookupError, match="item 1"):
         states[1]["later"]
 
