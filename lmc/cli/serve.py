@@ -132,6 +132,7 @@ def serve(
     crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)
+    host = host.removeprefix("[").removesuffix("]")  # an IPv6 address as URLs have it
     hosts = main.loopback_names(host) if main.is_loopback(host) else frozenset[str]()
     names_of_host = hosts | {each.lower() for each in allow_host or ()}
     if not main.is_loopback(host) and not keys:

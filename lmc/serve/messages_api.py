@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncGenerator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -19,8 +19,18 @@ class AnthropicMessage(RequestBody):
     content: str | ListOf[dict[str, Any]]
 
 
+class AnswerFormat(RequestBody):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(RequestBody):
+    format: AnswerFormat | None = None
+    effort: str | None = None
+
+
 class MessagesRequest(RequestBody):
-    """The body of a request. `cache_control` of blocks, `metadata` and `service_tier` have no effect."""
+    """The body of a request. `cache_control` of blocks, `metadata`, `service_tier` and the effort have no effect."""
 
     model: str
     max_tokens: Count
@@ -36,6 +46,7 @@ class MessagesRequest(RequestBody):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
 
 
 def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
@@ -45,7 +56,7 @@ def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
     messages: list[Json] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
-    names = {"messages.0": "system", "stop": "stop_sequences"}
+    names = {"messages.0": "system", "stop": "stop_sequences", "response_format": "output_config.format"}
     for i, message in enumerate(request.messages):
         turns = _turns(message, f"messages.{i}")
         names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
@@ -56,6 +67,8 @@ def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
         chat["tools"] = [_tool(tool) for tool in request.tools]
         names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
         chat["tool_choice"] = _choice(request.tool_choice or {"type": "auto"})
+    if request.output_config is not None and (form := request.output_config.format) is not None:
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     return {name: value for name, value in chat.items() if value is not None}, names
 
 

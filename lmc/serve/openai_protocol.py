@@ -172,6 +172,9 @@ class Sampled(RequestBody):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prediction: dict[str, Any] | None = None
+    modalities: Annotated[ListOf[Literal["text"]], Field(min_length=1)] | None = None
     # vLLM's and SGLang's
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None  # cached KV is shared with equal salts only
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None

@@ -49,6 +49,7 @@ class ResponsesRequest(RequestBody):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     top_logprobs: Literal[0] | None = None
     background: Literal[False] | None = None
     max_tool_calls: int | None = None

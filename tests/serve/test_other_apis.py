@@ -220,6 +220,32 @@ def test_tools_of_a_message(anthropic, stream):
         assert asked.messages.create(messages=given, **how).content[0].text == "Cold."
 
 
+CLOSED = {"type": "object", "properties": {"digit": {"enum": [1, 2]}}, "required": ["digit"], "additionalProperties": False}
+
+
+def test_a_message_is_of_the_schema_that_is_asked_for(anthropic):
+    form = {"format": {"type": "json_schema", "schema": CLOSED}, "effort": "low"}
+    server, client = anthropic(lmc.Mock())
+    with server as url, client(url) as asked:
+        how = {"model": "mock", "max_tokens": 64, "messages": [{"role": "user", "content": "Which?"}]}
+        plain = asked.messages.create(**how, extra_body={"output_config": form})
+        with asked.messages.stream(**how, extra_body={"output_config": form}) as stream:
+            assert stream.get_final_message().content[0].text == plain.content[0].text
+        assert json.loads(plain.content[0].text)["digit"] in (1, 2)
+        with lmc.Anthropic("mock", base_url=url, api_key="k") as backend:
+
+            @lmc.function
+            def which(s):
+                s += lmc.user("Which?") + lmc.assistant(lmc.gen("a", json_schema=CLOSED, max_tokens=64))
+                return s["a"]
+
+            assert json.loads(which.run(backend=backend).ret_value)["digit"] in (1, 2)
+    wrong = post(MESSAGES, {**STREAMED[MESSAGES], "output_config": {"format": {"type": "json_schema", "schema": {"type": "what"}}}})
+    assert wrong.status_code == 400 and "/type is 'what'" in wrong.json()["error"]["message"]
+    for other in ({"format": {"type": "xml"}}, {"format": {"type": "json_schema"}}, {"odd": 1}):
+        assert post(MESSAGES, {**STREAMED[MESSAGES], "output_config": other}).status_code == 400
+
+
 def test_errors_of_messages_are_anthropics(anthropic):
     module = pytest.importorskip("anthropic")
     server, client = anthropic(lmc.Mock(), api_keys=("other",))
@@ -273,7 +299,7 @@ TOO_LONG = lmc.PromptTooLongError("messages: too long", param="messages")
 ODD = lmc.ConstraintError("response_format: odd", param="response_format")
 BROKEN = {
     TOO_LONG: ("context_length_exceeded", {RESPONSES: "input", CHAT: "messages", MESSAGES: "messages"}),
-    ODD: (None, {RESPONSES: "text.format", CHAT: "response_format", MESSAGES: "response_format"}),
+    ODD: (None, {RESPONSES: "text.format", CHAT: "response_format", MESSAGES: "output_config.format"}),
     lmc.BackendError("out of luck"): (None, dict.fromkeys((RESPONSES, CHAT, MESSAGES))),
 }
 
@@ -337,6 +363,10 @@ def test_fields_that_change_nothing_are_taken():
         post(CHAT, {**HELLO, "seed": 1, "reasoning_effort": "low", "verbosity": "high", "user": "u", "metadata": {"a": "b"}, "store": True}).json()["choices"]
         == plain
     )
+    newer = {"prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"}, "modalities": ["text"]}
+    assert post(CHAT, {**HELLO, "seed": 1, **newer}).json()["choices"] == plain
+    assert post(RESPONSES, {"input": "x", "prompt_cache_retention": "24h"}).status_code == 200
+    assert post(CHAT, {**HELLO, "modalities": ["text", "audio"]}).json()["error"]["param"] == "modalities.1"
 
 
 @pytest.mark.parametrize("path", (CHAT, "/v1/completions", RESPONSES, MESSAGES))

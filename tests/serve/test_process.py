@@ -33,14 +33,14 @@ def slow(s, marker: str):
 
 
 @contextmanager
-def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", "lmc")):
+def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", "lmc"), address: str = "127.0.0.1"):
     """A process; its URL, read from what it says."""
     command = [sys.executable, *start, "serve", "--backend", "mock", "--port", "0", *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stderr is not None
     try:
         line = process.stderr.readline()
-        assert f" at {scheme}://127.0.0.1:" in line, line + process.stderr.read()
+        assert f" at {scheme}://{address}:" in line, line + process.stderr.read()
         yield line.split(" at ")[1].strip(), process
     finally:
         process.kill()
@@ -130,6 +130,12 @@ def test_only_this_machine_is_listened_to_unless_told_otherwise():
         assert is_loopback(url.removeprefix("http://").rpartition(":")[0])
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "localhost", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "192.168.1.4", "::", "example.org")))
+
+
+def test_an_ipv6_address_is_given_as_urls_have_it_or_bare():
+    for host in ("::1", "[::1]"):
+        with served("--host", host, address="[::1]") as (url, _):
+            assert httpx.get(f"{url}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
