@@ -147,6 +147,25 @@ def test_an_error_in_a_stream_is_named(talk, form):
     assert len(talk.server.of("POST")) == backend.spent().attempts == tries
 
 
+RESPONSE = {"id": "1", "object": "response", "model": "m", "status": "failed", "output": [], "usage": None}
+FAILED = {
+    "an event": ("error", {"code": "context_length_exceeded", "message": "Your input is beyond it", "param": "input"}, 1, "HTTP 400: Your input"),
+    "an event of the server's": ("error", {"code": "server_error", "message": "It died", "param": None}, 3, "HTTP 500: It died"),
+    "its failure": ("response.failed", {"response": {**RESPONSE, "error": {"code": "invalid_prompt", "message": "No"}}}, 1, "HTTP 400: No"),
+    "its rate": ("response.failed", {"response": {**RESPONSE, "error": {"code": "rate_limit_exceeded", "message": "Slow"}}}, 3, "HTTP 429: Slow"),
+}
+
+
+@pytest.mark.parametrize("form", FAILED)
+def test_a_response_that_fails_is_tried_again_by_its_code(opened, form):
+    pytest.importorskip("openai")
+    kind, fields, tries, expected = FAILED[form]
+    server = opened(api("openai", streams(f"event: {kind}\ndata: {json.dumps({'type': kind, 'sequence_number': 0, **fields})}\n\n".encode())))
+    backend = opened(backend_of("openai", server.url, api="responses"))
+    assert expected in said(lambda: growing(backend))
+    assert len(server.of("POST")) == backend.spent().attempts == tries
+
+
 def test_events_are_read_without_waiting_for_what_follows():
     source = EventSource()
     assert list(source.feed(b'data: {"a": 1}\r\r')) == [{"a": 1}]

@@ -15,7 +15,7 @@ from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.network import broken, http_errors
-from lmc.backend.api.sse import STATUS
+from lmc.backend.api.sse import status_of
 from lmc.backend.api.wire import parsed, refused
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ def _of_anthropic(record: Body) -> Item:
         return Received(result["message"])
     if result["type"] == "errored":
         error = result["error"]["error"] if isinstance(result["error"].get("error"), dict) else result["error"]
-        return Fault(str(error.get("message") or "no message"), status=STATUS.get(str(error.get("type")), 500))
+        return Fault(str(error.get("message") or "no message"), status=status_of(error, 500))
     return Expired(f"the batch ended before the request was answered ({result['type']})", status=408)
 
 

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lmc.backend.api.bodies import check_no_error
 from lmc.backend.api.exchange import Body, Fault, Malformed
+from lmc.backend.api.sse import status_of
 
 PATH = "/responses"
 _SAME = frozenset({
@@ -107,9 +109,11 @@ def answered(body: Mapping[str, Any]) -> Body:
     if body.get("status") == "failed":
         error: Any = body.get("error")
         error = error if isinstance(error, dict) else {}
-        raise Fault(str(error.get("message") or "the response failed"), status=500, code=error.get("code") if isinstance(error.get("code"), str) else None)
+        code = error.get("code") if isinstance(error.get("code"), str) else None
+        raise Fault(str(error.get("message") or "the response failed"), status=status_of(error, 500), code=code)
     if body.get("status") not in (None, "completed", "incomplete"):
         raise Malformed(f"the response is {body['status']!r:.40}, not completed")
+    check_no_error(body)
     if not isinstance(body.get("output"), list) or not all(isinstance(item, dict) for item in body["output"]):
         raise Malformed("the answer has no output")
     texts, summaries, message = list[str](), list[str](), Body()
@@ -153,7 +157,7 @@ def piece(event: Mapping[str, Any]) -> Body | None:
     if event.get("type") == "response.output_text.delta":
         return {"choices": [{"index": 0, "delta": {"content": event.get("delta") or ""}}]}
     if event.get("type") == "error":
-        raise Fault(str(event.get("message") or "the stream failed"), status=500)
+        raise Fault(str(event.get("message") or "the stream failed"), status=status_of(event, 500))
     if not ends(event):
         return None
     whole = answered(event["response"])

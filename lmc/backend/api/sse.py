@@ -6,7 +6,7 @@ by which HTTP libraries split theirs, also splits at U+2028 and U+0085, which JS
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.backend.api.exchange import Fault
@@ -96,18 +96,23 @@ def check_event(body: dict[str, Any], kind: bytes = b"") -> None:
         error, status = error or body, 500
     else:
         return
-    if isinstance(error, dict):
-        code: Any = error.get("code")
-        status = code if type(code) is int and 400 <= code < 600 else STATUS.get(str(error.get("type")), status)
-    raise refusal(status, {}, error)
+    raise refusal(status_of(error, status) if isinstance(error, dict) else status, {}, error)
+
+
+def status_of(error: Mapping[str, Any], otherwise: int) -> int:
+    """Return the HTTP status of an error that came without one, by its code or its type."""
+    code = error.get("code")
+    if type(code) is int and 400 <= code < 600:
+        return code
+    return next((STATUS[name] for name in (error.get("type"), code) if isinstance(name, str) and name in STATUS), otherwise)
 
 
 STATUS = {
     "invalid_request_error": 400, "authentication_error": 401, "billing_error": 402, "permission_error": 403, "not_found_error": 404,
     "request_too_large": 413, "rate_limit_error": 429, "rate_limit_exceeded": 429, "insufficient_quota": 429, "api_error": 500, "server_error": 500,
-    "internal_server_error": 500, "timeout_error": 504, "overloaded_error": 529,
+    "internal_server_error": 500, "timeout_error": 504, "overloaded_error": 529, "context_length_exceeded": 400, "invalid_prompt": 400,
 }  # fmt: skip
-"""Types of errors, as Anthropic and OpenAI name them, with their HTTP status."""
+"""Types and codes of errors, as Anthropic and OpenAI name them, with their HTTP status."""
 
 
 async def events(
