@@ -251,6 +251,11 @@ def test_what_leads_without_streaming_holds_the_others_as_well(opened):
     held = backend.server_info()["held"]
     assert bare.run(LIGHT, backend=backend).ret_value and bare.run(DARK, backend=backend).ret_value == found
     assert backend.server_info()["held"] == held + 10, "what was flushed is read again by one"
+    backend.flush_cache()
+    bare.run(DARK, backend=backend, return_logprob=True).sync()
+    last = [s.body for s in server.seen if Leaders._of(s.body)][-6:]
+    assert not any(body.get("stream") for body in last), "servers stream log-probabilities in different ways"
+    assert backend.server_info()["held"] == held + 15
 
 
 def test_requests_with_one_picture_go_to_one_server(remote):

@@ -36,7 +36,7 @@ def check_whole(kind: str) -> None:
         raise Malformed(f"the server ended the answer with {kind!r}")
 
 
-def check_no_error(body: Body) -> None:
+def check_no_error(body: Mapping[str, Any]) -> None:
     """Raises Malformed for an error with a status of success, as gateways answer for the server behind them."""
     if error := body.get("error"):
         raise Malformed(f"the answer is an error: {error.get('message', error) if isinstance(error, dict) else error}")

@@ -231,7 +231,7 @@ class SGLang(RemoteBackend):
             return ServerReply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         limit = request.limit
-        leads = turn.first and ask.params.n == 1 and limit > 0 and (self._sparse or "return_logprob" not in body)
+        leads = turn.first and ask.params.n == 1 and limit > 0 and "return_logprob" not in body
         if feed is None and not leads:
             reply = await self.client.call(lambda: request, usage_of, read, tally)
             turn.begun()
