@@ -73,6 +73,10 @@ class ArrayDFA(Walk):
         at = self.rows[state]
         return np.maximum(self.deltas[at : at + 256] + np.int32(state), DEAD)
 
+    def known_row(self, state: int) -> memoryview[int] | None:
+        """Return None: a row is not there as such."""
+        return None
+
     @cached_property
     def ways(self) -> np.ndarray:
         """Return int [rows + 1]: the number of legal bytes."""
@@ -220,7 +224,7 @@ class LazyArrays:
     def __init__(self, lazy: LazyDFA) -> None:
         self.lazy, self._rows = lazy, np.frombuffer(lazy.rows, np.int32)
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
-        self.after, self.turns, self.turned = lazy.after, lazy.turns, lazy.turned
+        self.after, self.turns, self.turned, self.known_row = lazy.after, lazy.turns, lazy.turned, lazy.known_row
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
         self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative

@@ -277,6 +277,11 @@ class LazyDFA:
                 at = self._make(state)
         return at
 
+    def known_row(self, state: int) -> memoryview[int] | None:
+        """Return [256]: the state after each byte; None if that is not built."""
+        at = self.places[state]
+        return None if at == UNMADE else self.rows[at : at + 256]
+
     def distance(self, state: int) -> int:
         """Return the bytes to the nearest end."""
         content = self._contents[state]

@@ -154,7 +154,7 @@ class Vocabulary:
     def walked(self, dfa: Arrays, state: int) -> Walked:
         """Return the tokens of up to LONG bytes that are legal from `state`: node by node where few are; runs of a
         class of characters as a whole; else level by level."""
-        trie, few, after = self.trie, dfa.few, dfa.after
+        trie, few, after, known_row = self.trie, dfa.few, dfa.after, dfa.known_row
         bytes_, children = trie.bytes, trie.children
         legal: list[tuple[int, int]] = []
         below: list[tuple[int, int]] = []
@@ -176,6 +176,11 @@ class Vocabulary:
                     todo += run[2]
                 else:
                     below.append((node, at))
+                continue
+            if end - begin <= _NO_CHOICE and (row := known_row(at)) is not None:
+                found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
+                legal += found
+                todo += found
                 continue
             if (literal := dfa.literal(at)) is not None:
                 text, chars = literal
