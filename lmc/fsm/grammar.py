@@ -74,7 +74,7 @@ class Grammar:
         """
         if self.recursive and depth is None:
             return None
-        if self._size(depth or 0) > (most or MAX_NODES):  # before it is written in each style
+        if (not self.rules and self._survey.places > (most or MAX_NODES)) or self._size(depth or 0) > (most or MAX_NODES):  # before it is written in each style
             return None
         if self.styles:
             return self.written.tree(depth, most)
@@ -217,7 +217,7 @@ class _Survey:
 
     named   by rule, the rules that it names, and marks
     chars   the sets of characters in all trees
-    parts   how many parts all trees have, shared ones counted once
+    parts   how many parts all trees have, shared ones counted once; places: and each time they are part of something else
     whole   all parts of all trees derive some text, and each state of a graph leads to an end, as far as that is soon seen: rules come
             after most of those that they name
     """
@@ -237,7 +237,7 @@ class _Survey:
         self.whole = self._visit(start) == _WHOLE and not todo
         self.named: Mapping[str, frozenset[str]] = {name: self._names.get(id(body), _NO_NAMES) for name, body in rules.items()}
         leaves = [start, *rules.values(), *dict(zip(map(id, self._parts), self._parts)).values()]
-        self.parts = len(leaves)
+        self.parts, self.places = len(leaves), len(self._parts)
         self.chars: Sequence[Chars] = list(dict.fromkeys([leaf for leaf in leaves if type(leaf) is Chars]))
         self.whole &= all(chars.ranges for chars in self.chars)
 

@@ -79,13 +79,16 @@ class WordLists:
 
     def _of(self, node: Union) -> WordRange | None:
         found: set[str] = set()
+        known: dict[int, str] = {}  # by id: most are the same nodes again
         for arm in node.arms:
-            if type(arm) is Chars:
-                found.add(self._letter(arm))
-            elif type(arm) is Concat and len(letters := [self._letter(part) for part in arm.parts if type(part) is Chars]) == len(arm.parts):
-                found.add("".join(letters))
-            else:
-                return None
+            word = ""
+            for part in arm.parts if type(arm) is Concat else (arm,):
+                if (letter := known.get(id(part))) is None:
+                    if type(part) is not Chars:
+                        return None
+                    letter = known[id(part)] = self._letter(part)
+                word += letter
+            found.add(word)
         return WordRange(sorted(found), 0, len(found), 0, all(map(str.isascii, found)))
 
     def _letter(self, chars: Chars) -> str:
