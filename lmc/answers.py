@@ -194,9 +194,11 @@ def _typed_dict(of: Any, within: tuple[Any, ...]) -> Any:
 
     fields: dict[str, Any] = {}
     for name, hint in get_type_hints(of, include_extras=True).items():
-        marked = get_origin(hint) in (Required, NotRequired)
+        mark = get_origin(hint)  # counts where the type itself could not read it, as a string
+        marked = mark in (Required, NotRequired)
         inner = for_pydantic(get_args(hint)[0] if marked else hint, within)
-        fields[name] = Required[inner] if name in of.__required_keys__ else NotRequired[inner]
+        is_required = mark is Required if marked else name in of.__required_keys__
+        fields[name] = Required[inner] if is_required else NotRequired[inner]
     made = TypedDict(of.__name__, fields)  # pyright: ignore
     made.__module__, made.__qualname__, made.__doc__ = of.__module__, of.__qualname__, of.__doc__
     return made

@@ -34,7 +34,7 @@ from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, TermFrame, Terms
 from lmc.fsm.words import WordRange
 
-MOST_FORMS = 40_000  # visited in one step, if those before it have left as many: some 0.1 s
+MOST_FORMS = 24_000  # visited in one step, if those before it have left as many: some 0.1 s
 FORMS_A_STEP = 1_000  # visited in each step on average: real schemas need up to 100
 MOST_A_STEP = 10_000  # the same, of constraints with many parts, each of which may be what comes next
 _OF_A_PART = 6  # visited at most where each is: three times, in two styles

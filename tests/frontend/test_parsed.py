@@ -38,6 +38,12 @@ class Part(typing.TypedDict):
     size: typing.NotRequired[int]
 
 
+class Late(typing.TypedDict, total=False):  # as under `from __future__ import annotations`
+    id: "typing.Required[int]"
+    note: "typing.NotRequired[str]"
+    more: "int"
+
+
 class Whole(typing.TypedDict):
     parts: list[Part]
     best: Part | None
@@ -89,6 +95,9 @@ def test_a_typed_dict_knows_which_keys_it_needs():
         ask.run(Part, backend=said('{"size": 1}'))
     with pytest.raises(lmc.BackendError, match="does not allow"):
         ask.run(list[Part], backend=said('[{"name": 1}]'))
+    with pytest.raises(lmc.BackendError, match="does not allow"):
+        ask.run(Late, backend=said('{"more": 1}'))
+    assert ask.run(Late, backend=said('{"id": 1, "more": 2}')).ret_value == {"id": 1, "more": 2}
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it")
