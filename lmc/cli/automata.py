@@ -97,14 +97,15 @@ def made_while_used(kind: str, source: str, dfa: ByteDFA | None) -> list[str]:
     machine.begin()
     forced, state = machine.forced(0)
     if grammar.recursive:
-        why = f"{len(grammar.recursive)} of its {len(grammar.rules)} rules lead to themselves"
+        why = f"it recurs (recursive rules: {len(grammar.recursive)} of {len(grammar.rules)})"
     elif dfa is None:
         why = "its whole automaton is too large"
     else:
         why = f"its whole automaton takes long to find, and has {dfa.states:,} states, {dfa.nbytes / 1024:,.0f} KiB, {dfa.forced_share:.0%} of them forced"
+    begins = f"{chain_label(forced)} is forced at its beginning, then" if forced else "nothing is forced at its beginning;"
     return [
         f"made while it is used: {why}",
-        f"{machine.states} states for its beginning: {chain_label(forced)} is forced, then {machine.ways_at(state)} bytes are legal",
+        f"{begins} {machine.ways_at(state)} bytes are legal; {machine.states} states so far",
         f"a step may look at {MOST_FORMS:,} continuations, and at {machine.forms_a_step:,} on average; an answer may reach {MOST_ROWS:,} states",
     ]
 

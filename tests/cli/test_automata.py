@@ -21,7 +21,7 @@ def test_dump_fsm_says_what_an_engine_makes_of_it(lmc_cli, tmp_path):
     assert re.search(r"an engine compiles all of it: [0-9.]+ ms of CPU, 4 states over bytes, \d+ KiB, 50% of the states forced", out)
     (tmp_path / "any.json").write_text("{}")
     _, out, err = lmc_cli("dump-fsm", "--schema", str(tmp_path / "any.json"))
-    assert "lead to themselves" in out and "an engine makes it while it is used" in out and not err
+    assert "it recurs" in out and "an engine makes it while it is used" in out and not err
 
 
 def test_dump_fsm_draws_nothing_that_nobody_can_look_at(lmc_cli, monkeypatch):
@@ -70,9 +70,9 @@ def test_dump_fsm_of_a_schema_that_is_refused(lmc_cli, tmp_path, text, says):
     ("option", "text", "says"),
     [
         ("--schema", '{"type": "object", "properties": {"next": {"$ref": "#"}}, "zz": 1}',
-         ["1 of its 1 rules lead to themselves", "is forced", "ignored: the keyword 'zz' at /"]),
+         ["it recurs (recursive rules: 1 of 1)", '"{" is forced at its beginning', "ignored: the keyword 'zz' at /"]),
         ("--schema", '{"type": "array", "items": {"type": "string"}, "uniqueItems": true}', ["/uniqueItems is about", "checked when the answer ends"]),
-        ("--lark", 'start: a\na: "(" a ")" | "x"\n', ["lead to themselves", '"" is forced, then 2 bytes are legal']),
+        ("--lark", 'start: a\na: "(" a ")" | "x"\n', ["it recurs", "nothing is forced at its beginning; 2 bytes are legal"]),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::lmc.errors.SchemaWarning")
