@@ -396,9 +396,7 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        patience = profile.patience
-        may = not self._is_off() and profile.expects(patience) and (self._fresh or self.guesses or self.calls or self.worth())
-        lines = self._lines(awaited[0]) if may else ()
+        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
         if lines and not profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not profile.affords(FIRST_PLAN)):
@@ -410,7 +408,7 @@ class Ledger:
                 result.on_done(lambda _: event.set())
             self._waiting.add(event)
             try:
-                self._wait(awaited, event, lines, began, patience)
+                self._wait(awaited, event, lines, began)
             finally:
                 self._waiting.discard(event)
         profile.has_waited(began, perf_counter())
@@ -423,8 +421,9 @@ class Ledger:
     def _is_off(self) -> bool:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
 
-    def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float, patience: float) -> None:
+    def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
+        patience = self.profile.patience
         left: float | None = patience
 
         def there() -> bool:

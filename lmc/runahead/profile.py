@@ -9,16 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from lmc.backend.usage import Usage
 from lmc.config import log
 from lmc.errors import Loc
-from lmc.runahead.records import Record
 
 if TYPE_CHECKING:
-    from lmc.frontend.live import Run
     from lmc.frontend.state import State
+    from lmc.runahead.ledger import Ledger
 
 FIRST_COST = 0.04
 """Assumed seconds of the first evaluation: it compiles the code it meets."""
@@ -28,8 +26,6 @@ SHARE = 1 / 40
 """Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
-LONGER, FORGOTTEN, FEW_WAITS = 2, 0.95, 16
-"""A wait is expected to last at most so many times the longest one, which counts less with each later wait; nothing is expected before so many waits."""
 TRIALS, PROBE = 3, 32
 """Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
 MOST_LINES = 4096
@@ -44,28 +40,14 @@ _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
-class EndedRun(Protocol):
-    """A run as it is kept for reports: its ledger (ledger.py)."""
-
-    run: Run
-    stream: str
-    usage: Usage
-    records: list[Record]
-    host_calls: list[tuple[str, float, float]]
-    began: float
-    ended: float
-
-
 class Profile:
     """Shared by all runs of a program, from any thread. Its numbers are advice: a lost update costs nothing but time."""
 
     def __init__(self) -> None:
         self.cost = FIRST_COST
         self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
-        self.waits = 0
-        self.longest = 0.0  # seconds that a wait may last, by the latest ones
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
-        self.runs: deque[EndedRun] = deque(maxlen=KEPT)
+        self.runs: deque[Ledger] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
         self.passed: Counter[Hashable] = Counter()  # sites that may raise but did not
         self._lines: dict[Hashable, list[int]] = {}  # reading line, alone and with the stream it waits for: evaluations there, requests that they made
@@ -78,16 +60,10 @@ class Profile:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
-    def expects(self, seconds: float) -> bool:
-        """Return whether a wait may last that long."""
-        return self.waits < FEW_WAITS or seconds <= self.longest
-
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
         self.waited += max(0.0, ended - max(began, self._until))
         self._until = max(self._until, ended)
-        self.waits += 1
-        self.longest = max(LONGER * (ended - began), self.longest * FORGOTTEN)
 
     def affords(self, seconds: float) -> bool:
         """Return whether that much more work is a small share of the time that runs have waited."""
@@ -141,7 +117,7 @@ class Profile:
         for name in _SAVED:
             setattr(self, name, type(getattr(self, name))(measured[name]))
 
-    def ended(self, ledger: EndedRun) -> None:
+    def ended(self, ledger: Ledger) -> None:
         """Record the end of a run."""
         usage = ledger.usage
         self.asked += usage.ahead_asked

@@ -233,6 +233,28 @@ def test_nothing_of_an_evaluation_is_kept_once_it_has_ended(monkeypatch: pytest.
     assert begun and kept == [0]
 
 
+@lmc.function
+def piece(s, q):
+    s += q + lmc.gen("a", max_tokens=4)
+
+
+@pytest.mark.parametrize("ahead", ["off", "certain", "likely"])
+def test_a_run_keeps_no_prompt_that_the_program_has_dropped(ahead: Any) -> None:
+    """The garbage collector would go through all of them as long as the run lasts."""
+    kept: list[bool] = []
+
+    @lmc.function
+    def fn(s, q):
+        one = piece(q)
+        prompt = weakref.ref(one.ctx)
+        assert one["a"]
+        del one
+        kept.append(prompt() is not None)
+
+    lmc.compile(fn, ahead=ahead)("x", backend=Mock(latency=0.001))
+    assert kept == [False]
+
+
 def test_an_evaluation_that_is_not_continued_is_ended_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     honest, outcomes, run = ProgramSource.evaluate, list[Outcome](), Evaluation.run
     monkeypatch.setattr(ProgramSource, "evaluate", lambda self, ledger, run, _: honest(self, ledger, run, lambda: True) or ())
