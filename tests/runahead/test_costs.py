@@ -206,7 +206,7 @@ def test_an_evaluation_that_has_to_stop_is_continued_where_it_stopped(monkeypatc
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     monkeypatch.setattr(Evaluation, "run", lambda self: begun.append(self) or run(self))
-    backend = Mock(latency=0.05)
+    backend = Gated(together=3)
     state = eager(lmc.compile(questions))("x", backend=backend)
     assert told[0] is None and len(begun) == 1 < len(told)
     assert (state.usage.ahead_used, len(backend.call_log)) == (2, 3)
