@@ -110,14 +110,14 @@ class Annotation:
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
-        found: dict[str, Any] = {**self._fixed, "guess": ahead}
+        found = {**self._fixed, "guess": True} if ahead else {**self._fixed}
         if self.order is not None:
             found["order"] = (item, plan, self.order)
         if self.group is not None and (ahead or self.together):
             found |= {"group": (run, plan, self.group[0]), "members": self.group[1], "sample_index": self.ways}
         if self.covers:
             found["beyond"] = self._beyond(max_tokens, stop)
-        return base._replace(**found)
+        return base._replace(**found) if found else base
 
     @cached_property
     def _fixed(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -18,7 +19,7 @@ from lmc.errors import LmcError
 from lmc.frontend.capture import code
 from lmc.frontend.capture.code import Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.outside import OutsideSnapshot
+from lmc.frontend.capture.outside import ATOMS, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken
 from lmc.frontend.expressions import GenExpr, SelectExpr, adapter_of
@@ -287,13 +288,22 @@ class ProgramSource:
     """
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
-        self.function, self.stream, self.snapshot = function, state.stream, OutsideSnapshot(bound.args[1:], bound.kwargs)
+        self.function, self.stream = function, state.stream
+        self._bound: inspect.BoundArguments | None = bound  # until it is closed
+        if not all(type(x) in ATOMS for x in bound.arguments.values()):
+            _ = self.snapshot  # before the program changes them
         self._running: dict[Place, Locals] = {}
         self._steps: greenlet | None = None
         self._paused: greenlet | None = None  # where the evaluation is: in `_steps`, or in a generator of the program's that it goes through
         self._evaluation: Evaluation | None = None
         self._number = 0
         self._thread: threading.Thread | None = None  # not its number, which a later thread may have
+
+    @cached_property
+    def snapshot(self) -> OutsideSnapshot:
+        """Return what the run's evaluations read of the outside."""
+        assert self._bound is not None
+        return OutsideSnapshot(self._bound.args[1:], self._bound.kwargs)
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]] | None:
         compiled = code.spent
@@ -346,4 +356,6 @@ class ProgramSource:
 
     def close(self) -> None:
         self._abandon()
-        self.snapshot.forget()
+        self._bound = None
+        if "snapshot" in vars(self):
+            self.snapshot.forget()

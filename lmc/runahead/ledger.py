@@ -131,7 +131,7 @@ class Ledger:
         self.records: list[Record] = []
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
-        self.usage = Usage()
+        self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
         self.missed = set[Address | None]()  # requests that the latest evaluation could not make yet; None: one at an undecided address
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
@@ -155,6 +155,10 @@ class Ledger:
     def root(self) -> tuple[int, int, str]:
         """Return the run's own place: seed, item and stream. A sub-program with a seed of its own has the stream, but another seed."""
         return self.run.seed, self.run.item, self.stream
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(ahead_asked=self.made_ahead, ahead_used=self.used, ahead_wasted=self.wasted, ahead_wasted_tokens=self.wasted_tokens)
 
     # -- Python's own requests
 
@@ -251,7 +255,7 @@ class Ledger:
         self._remove(found)
         if (needed := getattr(found.after.handle, "needed", None)) is not None:
             needed()
-        self.usage += Usage(ahead_used=1)
+        self.used += 1
         if (watching := observer()) is not None:
             watching.settle(found.result, used=True)
         self.profile.right(found.ask.loc)
@@ -295,7 +299,7 @@ class Ledger:
             guess = Guess(address, before, ask, after, self.evaluations, in_arm)
             self.guesses.setdefault(address, []).append(guess)
             self._by_size.setdefault(_size(before), []).append(guess)
-            self.usage += Usage(ahead_asked=1)
+            self.made_ahead += 1
         guess.result.on_done(lambda _: self.wake())
         return after
 
@@ -344,7 +348,7 @@ class Ledger:
         limits = self.run.limits
         if limits is None:
             return True
-        bound = limits.allows_ahead(ask, before, self._bound, self.usage.ahead_asked - self.usage.ahead_used)
+        bound = limits.allows_ahead(ask, before, self._bound, self.made_ahead - self.used)
         if bound is None:
             return False
         self._bound += bound
@@ -361,7 +365,8 @@ class Ledger:
             watching.settle(guess.result, used=False)
         spent = guess.result.usage
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
-        self.usage += Usage(ahead_wasted=1, ahead_wasted_tokens=tokens)
+        self.wasted += 1
+        self.wasted_tokens += tokens
         self._record(guess.address, guess.ask, guess.result, "wasted")
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
@@ -479,7 +484,7 @@ class Ledger:
                 self.evaluations += 1
                 self.missed.clear()
             self._evaluating = True
-            self._fresh, before, began = False, self.usage.ahead_asked + self.prefilled, thread_time()
+            self._fresh, before, began = False, self.made_ahead + self.prefilled, thread_time()
             try:
                 found = self.source.evaluate(self, self.run, stops)
                 self._paused, self._blocked = found is None, found or ()
@@ -489,7 +494,7 @@ class Ledger:
                 self._paused, self._blocked, self.policy = False, (), AheadPolicy.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(lines, thread_time() - began - others, self.usage.ahead_asked + self.prefilled - before, self.once)
+                self.profile.evaluated(lines, thread_time() - began - others, self.made_ahead + self.prefilled - before, self.once)
                 self.once, self._evaluating = 0.0, False
             if not self._paused:
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:

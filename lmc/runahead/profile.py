@@ -119,11 +119,10 @@ class Profile:
 
     def ended(self, ledger: Ledger) -> None:
         """Record the end of a run."""
-        usage = ledger.usage
-        self.asked += usage.ahead_asked
-        self.used += usage.ahead_used
-        self.wasted += usage.ahead_wasted
-        self.wasted_tokens += usage.ahead_wasted_tokens
+        self.asked += ledger.made_ahead
+        self.used += ledger.used
+        self.wasted += ledger.wasted
+        self.wasted_tokens += ledger.wasted_tokens
         if ledger.records:
             self.runs.append(ledger)
 

@@ -215,13 +215,12 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
         source = None if policy is AheadPolicy.OFF else self.make_source(self.function, bound, state)
-        run = run._replace(begin=None)
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
         plan = RunPlan(annotations or Annotations(), self.planner.pins, run.backend, state.stream)
         prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
         ledger = Ledger(run, policy, source, self.profile, plan, stream=state.stream, prepare=prepare)
-        emitter.run = run._replace(ledger=ledger)
+        emitter.run = run._replace(begin=None, ledger=ledger)
         self.profile.latest = weakref.ref(state)
         if recording.recorder is not None:
             recording.recorder.runs.append(
