@@ -198,12 +198,6 @@ class Ledger:
             self._all.append(asked)
             self._ends[id(handle)] = number
 
-    def before(self, asked: Asked) -> Prompt:
-        """Return the prompt of a request of Python's."""
-        found = self.after(asked).parent
-        assert found is not None
-        return found
-
     def after(self, asked: Asked) -> Prompt:
         """Return the prompt with the answer to a request of Python's: one node for each answer and the text before it."""
         for one in islice(self._all, len(self._prompts), None):  # an earlier one first

@@ -75,7 +75,7 @@ class Recorder:
         self.known: list[Known] = []
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]]:
-        self.known = [(address, ledger.before(entry), entry.ask) for address, entry in ledger.asked.items()]
+        self.known = [(address, ledger.after(entry).parent, entry.ask) for address, entry in ledger.asked.items()]
         return ()
 
     def close(self) -> None:

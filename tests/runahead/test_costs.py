@@ -515,7 +515,7 @@ def two_bodies(s, q):
 
 def guess_something(ledger: ledger.Ledger, run: Any) -> None:
     asked = next(iter(ledger.asked.values()))
-    assert ledger.guess((run.seed, run.item, "elsewhere", 0), ledger.before(asked), replace(asked.ask, name="other"), run, certain=True) is not None
+    assert ledger.guess((run.seed, run.item, "elsewhere", 0), ledger.after(asked).parent, replace(asked.ask, name="other"), run, certain=True) is not None
 
 
 def test_an_evaluation_lets_other_bodies_of_its_program_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,7 +546,7 @@ def test_what_another_thread_requests_during_an_evaluation_is_requested_once(mon
 
     def evaluate(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
         address, asked = next(iter(ledger.asked.items()))
-        prompt, ask = ledger.before(asked), asked.ask
+        prompt, ask = ledger.after(asked).parent, asked.ask
         if not threads:
             place = (*address[:3], 7)
             threads.append(threading.Thread(target=ledger.ask, args=(place, prompt, ask, run)))

@@ -6,9 +6,9 @@ import types
 from time import thread_time
 
 from lmc.frontend.capture import code
-from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope
+from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope, as_def
 from lmc.frontend.capture.outside import is_users
-from lmc.frontend.capture.statements import body
+from lmc.frontend.capture.statements import block
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.capture.values import Closure
 from lmc.frontend.scopes import Bindings
@@ -47,8 +47,9 @@ def _compiled(fn: types.FunctionType) -> Code:
         found = find(fn)
     except NoSource as error:
         raise NotUnderstood(str(error)) from None
-    scope = Scope(Bindings(found.node), None, python.co_filename, python.co_freevars, found.class_name)
-    return Code(found.node, scope, python.co_name, python, body(found.node, scope))
+    node = as_def(found.node)
+    scope = Scope(Bindings(node), None, python.co_filename, python.co_freevars, found.class_name)
+    return Code(node, scope, python, block(node.body, scope))
 
 
 def closure_of(ev: Evaluator, fn: types.FunctionType) -> Closure:

@@ -22,12 +22,21 @@ else:
 
 Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 Place = tuple[str, int, str]
 """Of a function: file, first line and name. A journaled run has code of its own at the same place."""
 
 
 def place_of(code: types.CodeType) -> Place:
     return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def as_def(node: FunctionNode) -> Function:
+    """Return a lambda as the function that it is, any other as it is."""
+    if not isinstance(node, ast.Lambda):
+        return node
+    result = ast.copy_location(ast.Return(node.body), node.body)
+    return ast.copy_location(ast.FunctionDef("<lambda>", node.args, [result], []), node)
 
 
 class NotUnderstood(Exception):
@@ -70,17 +79,16 @@ class Scope:
 class Code:
     """A function: `body(frame)` runs it."""
 
-    def __init__(self, node: FunctionNode, scope: Scope, name: str, python: types.CodeType | None, body: Eval) -> None:
-        self.name, self.is_lambda = name, isinstance(node, ast.Lambda)
+    def __init__(self, node: Function, scope: Scope, python: types.CodeType | None, body: Eval) -> None:
+        self.name = node.name
         self.place = None if python is None else place_of(python)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
         self.binder = _binder(a, scope)
-        statements: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
-        self.effects: PossibleEffects = effects(statements)
-        self.is_generator = self.effects.yields and not isinstance(node, ast.Lambda)
+        self.effects: PossibleEffects = effects(node.body)
+        self.is_generator = self.effects.yields
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
-        self.once = bound_once(statements, [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]) if python is not None else frozenset[str]()
+        self.once = bound_once(node.body, [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]) if python is not None else frozenset[str]()
         self.writes_globals = tuple(scope.bindings.global_)
         self.nonlocals = tuple(scope.bindings.nonlocal_)
         bound = frozenset(scope.bindings.bound)
@@ -139,22 +147,18 @@ class Frame:
 
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
-        frame: Frame | None = self
-        while frame is not None:
+        for frame in self.around():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
         try:
             return self.ev.global_value(self.module, name)
         except Raised:
             return None
 
     def outer_value(self, name: str) -> Any:
-        frame: Frame | None = self.outer
-        while frame is not None:
+        for frame in self.outer.around() if self.outer is not None else ():
             if name in frame.vars:
                 return frame.vars[name]
-            frame = frame.outer
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
 
     def store(self, name: str, x: Any, kind: str) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Code, Eval, Evaluator, Frame, NotUnderstood, Scope
-from lmc.frontend.capture.domain import RETURN, Arm, BranchStatement, LoopStatement, Signal
+from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
+from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
-from lmc.frontend.capture.values import Closure, LazyItems, UndecidedItems
-from lmc.frontend.scopes import Bindings, Comprehension
+from lmc.frontend.capture.values import LazyItems, UndecidedItems
+from lmc.frontend.scopes import Comprehension
 
 Bind = Callable[[Frame, Any], None]
 
 
 def expression(node: ast.expr, scope: Scope) -> Eval:
     """Compile an expression."""
-    rule = _RULES.get(type(node))
+    rule = RULES.get(type(node))
     if rule is None:
         raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
     return rule(node, scope)
@@ -321,36 +321,6 @@ def or_stop(rule: Callable[[Any, Scope], Eval] | None, node: Any, scope: Scope) 
     return stop
 
 
-def lambda_body(node: ast.Lambda, scope: Scope) -> Eval:
-    """Compile to a body that returns the value."""
-    value = or_stop(expression, node.body, scope)
-
-    def run(frame: Frame) -> Signal:
-        frame.ev.count(1)
-        frame.result = value(frame)
-        return RETURN
-
-    return run
-
-
-def function(node: Any, scope: Scope, name: str, body: Callable[[Any, Scope], Eval]) -> Eval:
-    """Compile to a closure; its code is compiled when it is first made."""
-    defaults = [expression(d, scope) for d in node.args.defaults]
-    named = [(a.arg, expression(d, scope)) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
-    made: list[Code] = []
-
-    def run(frame: Frame) -> Any:
-        if not made:
-            inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
-            try:
-                made.append(Code(node, inner, name, None, body(node, inner)))
-            except NotUnderstood:
-                return Unknown(None)
-        return Closure(made[0], frame, name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
-
-    return run
-
-
 def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
     """Compile a node with one value: `fn(frame, value)`."""
 
@@ -530,12 +500,12 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     return run
 
 
-_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Lambda: lambda node, scope: function(node, scope, "<lambda>", lambda_body),
-    ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary, ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean,
-    ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice, ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call,
-    ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)), ast.Yield: of_value(lambda frame, x: frame.generator.give(x)),
-    ast.YieldFrom: of_value(lambda frame, x: frame.generator.give_all(x)), ast.NamedExpr: _walrus, ast.GeneratorExp: _generator,
-    ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set), ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set),
-    ast.DictComp: _comprehension(dict),
+RULES: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
+    ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary,
+    ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice,
+    ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)),
+    ast.Yield: of_value(lambda frame, x: frame.generator.give(x)), ast.YieldFrom: of_value(lambda frame, x: frame.generator.give_all(x)),
+    ast.NamedExpr: _walrus, ast.GeneratorExp: _generator, ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set),
+    ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set), ast.DictComp: _comprehension(dict),
 }  # fmt: skip
+"""By the kind of a node; lambdas are statements' (statements.py)."""

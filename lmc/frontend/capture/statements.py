@@ -9,13 +9,14 @@ from typing import Any
 
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Eval, Frame, Scope
+from lmc.frontend.capture.code import Code, Eval, Frame, NotUnderstood, Scope, as_def
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
-from lmc.frontend.capture.expressions import Bind, bind_name, expression, function, lambda_body, of_value, or_stop, target
+from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, or_stop, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
-from lmc.frontend.source import FunctionNode
+from lmc.frontend.capture.values import Closure
+from lmc.frontend.scopes import Bindings
 
 
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
@@ -38,11 +39,6 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
     return or_stop(_RULES.get(type(node)), node, scope)
-
-
-def body(node: FunctionNode, scope: Scope) -> Eval:
-    """Compile the body of a function."""
-    return lambda_body(node, scope) if isinstance(node, ast.Lambda) else block(node.body, scope)
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
@@ -316,8 +312,29 @@ def _match(node: ast.Match, scope: Scope) -> Eval:
     return block(as_ifs(node), scope)
 
 
+def _closure(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
+    """Compile to a closure; its code is compiled when it is first made."""
+    defaults = [expression(d, scope) for d in node.args.defaults]
+    named = [(a.arg, expression(d, scope)) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
+    made: list[Code] = []
+
+    def run(frame: Frame) -> Any:
+        if not made:
+            inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
+            try:
+                made.append(Code(node, inner, None, block(node.body, inner)))
+            except NotUnderstood:
+                return Unknown(None)
+        return Closure(made[0], frame, node.name, tuple([d(frame) for d in defaults]), {k: d(frame) for k, d in named}, module=frame.module)
+
+    return run
+
+
+RULES[ast.Lambda] = lambda node, scope: _closure(as_def(node), scope)
+
+
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
-    made, bind = function(node, scope, node.name, body), bind_name(scope.mangled(node.name), scope.kind(node.name))
+    made, bind = _closure(node, scope), bind_name(scope.mangled(node.name), scope.kind(node.name))
     decorators = [expression(d, scope) for d in node.decorator_list]
 
     def run(frame: Frame) -> None:

@@ -58,7 +58,7 @@ class _GraphEvaluation(Evaluation):
     def run_frame(self, frame: Frame) -> Any:
         """Call a function. A helper that makes no requests and cannot be evaluated to its end is reduced to the
         call."""
-        skippable = self.may_skip(frame, frame) and frame.code is not None and not frame.code.is_lambda
+        skippable = self.may_skip(frame, frame) and frame.code is not None and frame.code.name != "<lambda>"
         if not skippable:
             return super().run_frame(frame)
         emitter = self.emitter
