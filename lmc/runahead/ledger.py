@@ -491,6 +491,7 @@ class Ledger:
                 self.profile.evaluated(lines, thread_time() - began - others, self.made_ahead + self.prefilled - before, self.once)
                 self.once, self._evaluating = 0.0, False
             if not self._paused:
+                self._prompts.clear()  # the next evaluation makes its own
                 for guess in [g for g in self._open() if g.reached != self.evaluations and not g.result.done]:
                     self._drop(guess)
         self.wake()  # other threads of this program, which may know more
