@@ -22,7 +22,7 @@ from lmc.tools import call_of, with_calls
 
 if TYPE_CHECKING:
     from lmc.backend.base import Output
-    from lmc.backend.engine.chat_template import WholeTemplate
+    from lmc.backend.engine.whole_template import WholeTemplate
 
 
 class Trail(NamedTuple):

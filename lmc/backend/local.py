@@ -46,8 +46,8 @@ from lmc.segments import Gen, Given, Image, Part, SamplingParams, Segment, Selec
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.chat_template import WholeTemplate
     from lmc.backend.engine.host_tier import Mover
+    from lmc.backend.engine.whole_template import WholeTemplate
 
 
 log = logging.getLogger("lmc.engine")

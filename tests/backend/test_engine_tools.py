@@ -3,7 +3,7 @@
 import pytest
 
 import lmc
-from lmc.backend.engine.chat_template import whole
+from lmc.backend.engine.whole_template import whole
 from lmc.backend.families import family_of
 from tests.serve.test_tools import HERMES_TEMPLATE
 

@@ -18,6 +18,7 @@ from tokenizers import models
 from lmc.backend.engine import chat_template
 from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, cut
 from lmc.backend.engine.tokenizer import Tokenizer
+from lmc.backend.engine.whole_template import sandbox_of
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
 from lmc.ir import Builder
@@ -277,6 +278,6 @@ def test_looking_for_traps_costs_few_renderings() -> None:
     counted: list[int] = []
     for family in list(FAMILIES)[:: 1 if TIMES else 4]:
         source, tok = FAMILIES[family], tokenizer(family)
-        cutter = chat_template._Cutter(lambda m, a: "", tok, family, *chat_template._sandbox(source, tok).open())  # pyright: ignore[reportPrivateUsage]
+        cutter = chat_template._Cutter(lambda m, a: "", tok, family, *sandbox_of(source, tok).open())  # pyright: ignore[reportPrivateUsage]
         counted.append(len(list(cutter._conversations())))  # pyright: ignore[reportPrivateUsage]
     assert max(counted) < 250

@@ -236,7 +236,7 @@ def test_a_client_that_leaves_frees_the_engine(engine):
 
 
 def test_a_required_call_fits_its_schema(engine):
-    from lmc.backend.engine.chat_template import whole
+    from lmc.backend.engine.whole_template import whole
     from tests.serve.test_tools import HERMES_TEMPLATE
 
     tools = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.engine.chat_template import WholeTemplate, whole
+from lmc.backend.engine.whole_template import WholeTemplate, whole
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, WrittenCall, family_of
 from lmc.errors import ProgramError
 from lmc.segments import Special, plain

@@ -9,25 +9,22 @@ conversations are longer than its whole numbers, and contents include every text
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
-from typing import Any, Literal
+from typing import Any
 
-from lmc.backend.engine.prompt_pictures import Surroundings
-from lmc.backend.engine.template_sandbox import OverLimit, Sandbox, TemplateRefusal
+from lmc.backend.engine.template_sandbox import OverLimit, TemplateRefusal
 from lmc.backend.engine.tokenizer import Tokenizer
+from lmc.backend.engine.whole_template import MARK, Atoms, Render, atoms_of, common, in_parts_of, joined, sandbox_of
 from lmc.chat import ChatTemplate
 from lmc.errors import ProgramError
-from lmc.segments import Part, Special, plain
+from lmc.segments import Part, plain
 
 log = logging.getLogger("lmc.chat")
 
 Message = Mapping[str, str]
-Render = Callable[..., str]  # (messages, add_generation_prompt, tools=… if there are any) → text
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -108,8 +105,8 @@ def cut(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool =
     not written one after the other."""
     if not source:
         return MissingTemplate(name, "has none (it may be a base model)")
-    sandbox = _sandbox(source, tokenizer)
-    renders = (_in_parts(sandbox.render),) if in_parts else (sandbox.render, _in_parts(sandbox.render))
+    sandbox = sandbox_of(source, tokenizer)
+    renders = (in_parts_of(sandbox.render),) if in_parts else (sandbox.render, in_parts_of(sandbox.render))
     try:
         found = _first_cut(_Cutter(render, tokenizer, name, *sandbox.open()) for render in renders)
     except (_NotCuttable, OverLimit) as reason:
@@ -139,113 +136,7 @@ class _NotCuttable(Exception):
     """The reason why the template is not a chain of constants and contents."""
 
 
-# -- the whole template ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class WholeTemplate:
-    """The template itself, for conversations that constants cannot write: tools and their calls."""
-
-    name: str
-    source: str
-    _render: Render
-    _tokenizer: Tokenizer
-
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
-        """Render the prompt, up to where the assistant begins. Contents stay plain text, whatever they spell.
-
-        Raises ProgramError for conversations that the template refuses, and for special tokens in its own text.
-        """
-        calls = [message.get("tool_calls") for message in messages]
-        names = [(message.get("name"), message.get("tool_call_id")) for message in messages]
-        own = _to_json([list(tools), calls, names])
-        if _MARKED.search(own) or any(isinstance(p, Special) for p in self._tokenizer.split_specials(own)):
-            raise ProgramError(f"a tool, or a call of one, spells a special token of {self.name}; leave it out")
-        contents = [message["content"] for message in messages]
-        marked = [{**m, "content": _MARK.format(i) if m["content"] else ""} for i, m in enumerate(messages)]
-        try:
-            text = self._render(marked, True, tools=list(tools) or None)
-        except TemplateRefusal as why:
-            raise ProgramError(f"the chat template of {self.name} refuses this conversation: {why}") from None
-        except OverLimit as why:
-            raise ProgramError(f"the chat template of {self.name} cannot be run: {why}") from None
-        parts: list[Part] = []
-        for i, piece in enumerate(_MARKED.split(text)):
-            parts += (contents[int(piece)],) if i % 2 else self._tokenizer.split_specials(piece)
-        return tuple(parts)
-
-
-def whole(source: str | None, tokenizer: Tokenizer, *, name: str, in_parts: bool = False) -> WholeTemplate | None:
-    """Return the template for conversations with tools; None where a model has none."""
-    if not source:
-        return None
-    render = _sandbox(source, tokenizer).render
-    return WholeTemplate(name, source, _in_parts(render) if in_parts else render, tokenizer)
-
-
-def _in_parts(render: Render) -> Render:
-    """Adapt for a template that wants contents as lists of parts."""
-
-    def rendered(messages: Sequence[Mapping[str, Any]], ask: bool, **more: Any) -> str:
-        return render([{**m, "content": [{"type": "text", "text": m["content"]}]} if isinstance(m.get("content"), str) else m for m in messages], ask, **more)
-
-    return rendered
-
-
-def around(source: str | None, tokenizer: Tokenizer, token: str, kind: Literal["image", "video"]) -> Surroundings:
-    """Return what the template writes around an image or a video, beside its `token`: nothing without a template that
-    supports them. One that moves them to the beginning of the message writes the same around those that are left where they
-    are."""
-    if not source:
-        return Surroundings()
-    seen, (first, last) = {"type": kind}, ({"type": "text", "text": _MARK.format(i)} for i in (0, 1))
-    sandbox = _sandbox(source, tokenizer)
-    try:
-        contents = ([first, last], [first, seen, last], [seen, first], [seen, seen, first], [seen])
-        plain, inner, one, two, alone = (sandbox.render([{"role": "user", "content": content}], False) for content in contents)
-    except (TemplateRefusal, OverLimit) as why:
-        log.warning("the chat template does not write %ss: %s", kind, why)
-        return Surroundings()
-    finally:
-        sandbox.close()
-    (prefix, _, _), (_, _, suffix) = plain.partition(_MARK.format(0)), plain.partition(_MARK.format(1))
-    begin, leads, close = one.partition(_MARK.format(0))[0].partition(token)
-    before, follows, after = inner.partition(_MARK.format(0))[2].partition(_MARK.format(1))[0].partition(token)
-    if not leads:
-        begin, close = prefix + before, after
-    usual, found = (_atoms(tokenizer, text) for text in (prefix, begin))
-    same = len(_common((usual, found)))
-    lead, closed = _joined(found[same:]), tokenizer.split_specials(close)
-    joints, ends = two.partition(_MARK.format(0))[0].split(token)[1:-1], alone.partition(token)[2]
-    return Surroundings(
-        before=tokenizer.split_specials(before) if follows else lead,
-        after=tokenizer.split_specials(after) if follows else closed,
-        replaces=usual[same:],
-        lead=lead,
-        joint=tokenizer.split_specials(joints[0]) if joints else (*closed, *lead),
-        close=closed,
-        last=tokenizer.split_specials(ends.removesuffix(suffix)) if token in alone and ends.endswith(suffix) else closed,
-    )
-
-
-def _sandbox(source: str, tokenizer: Tokenizer) -> Sandbox:
-    spell = tokenizer.spelling
-    fixed = {
-        "bos_token": "" if tokenizer.bos_token_id is None else spell(tokenizer.bos_token_id),
-        "eos_token": spell(tokenizer.eos_token_ids[0]) if tokenizer.eos_token_ids else "",
-    }
-    return Sandbox(source, fixed)
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 # -- cutting -----------------------------------------------------------------------------------------------------------
-
-_MARK = "\ue000{}\ue001"  # private-use characters: no template writes or trims them
-_MARKED = re.compile("\ue000([0-9]+)\ue001")
-Atoms = tuple[Part, ...]  # special tokens, and single characters
 
 
 @dataclass(frozen=True)
@@ -280,7 +171,7 @@ class _Cutter:
 
     def _pieces(self, roles: Sequence[str], ask: bool = False) -> list[Atoms]:
         """Return the text before, between and after the contents. Contents that move or vanish are refused."""
-        marks = [_MARK.format(i) for i in range(len(roles))]
+        marks = [MARK.format(i) for i in range(len(roles))]
         text = self.render([{"role": r, "content": m} for r, m in zip(roles, marks, strict=True)], ask)
         pieces: list[str] = []
         for mark in marks:
@@ -300,7 +191,7 @@ class _Cutter:
         return None
 
     def _atoms(self, text: str) -> Atoms:
-        return _atoms(self.tokenizer, text)
+        return atoms_of(self.tokenizer, text)
 
     def _assemble(
         self,
@@ -314,7 +205,7 @@ class _Cutter:
         for role in {*heads, *tails, *(r for pair in between for r in pair)}:
             after = [p for (left, _), ps in between.items() if left == role for p in ps]
             after += tails.get(role, []) + ([asked[role]] if role in asked else [])
-            suffixes[role] = _common(after)
+            suffixes[role] = common(after)
         prefixes: dict[tuple[str, str], Atoms] = {}
         notes: list[str] = []
         for (left, right), pieces in between.items():
@@ -329,9 +220,9 @@ class _Cutter:
         order = [r for r in ROLES if r in suffixes]
         return CutTemplate(
             self.name,
-            first={r: _joined(a) for r, a in heads.items()},
-            prefixes={pair: _joined(a) for pair, a in prefixes.items()},
-            suffixes={r: _joined(suffixes[r]) for r in order},
+            first={r: joined(a) for r, a in heads.items()},
+            prefixes={pair: joined(a) for pair, a in prefixes.items()},
+            suffixes={r: joined(suffixes[r]) for r in order},
             notes=tuple(dict.fromkeys(notes)),
             refused={r: why for r, why in refused.items() if r in ROLES},
         )
@@ -427,27 +318,3 @@ def _written(template: CutTemplate, messages: Sequence[Message]) -> Iterator[str
         yield plain(template.begin(role, previous)) + message["content"] + plain(template.end(role))
         previous = role
     yield plain(template.begin("assistant", previous))
-
-
-def _atoms(tokenizer: Tokenizer, text: str) -> Atoms:
-    return tuple(a for part in tokenizer.split_specials(text) for a in (part if isinstance(part, str) else [part]))
-
-
-def _common(pieces: Sequence[Atoms]) -> Atoms:
-    """Return the longest common beginning."""
-    shortest = min(pieces, key=len, default=())
-    for i, atom in enumerate(shortest):
-        if any(piece[i] != atom for piece in pieces):
-            return shortest[:i]
-    return shortest
-
-
-def _joined(atoms: Atoms) -> tuple[Part, ...]:
-    """Join characters to strings."""
-    parts: list[Part] = []
-    for atom in atoms:
-        if isinstance(atom, str) and parts and isinstance(parts[-1], str):
-            parts[-1] += atom
-        else:
-            parts.append(atom)
-    return tuple(parts)

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
 from lmc.backend.engine import template_sandbox, template_worker
-from lmc.backend.engine.chat_template import MissingTemplate, cut, whole
+from lmc.backend.engine.chat_template import MissingTemplate, cut
 from lmc.backend.engine.tokenizer import Tokenizer
+from lmc.backend.engine.whole_template import whole
 from lmc.errors import ProgramError
 from tests.searching import some
 from tests.templates_here import templates_here as templates_here

@@ -6,11 +6,12 @@ import pytest
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 
-from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, around, cut
+from lmc.backend.engine.chat_template import CutTemplate, MissingTemplate, cut
 from lmc.backend.engine.prompt_pictures import Placed
 from lmc.backend.engine.prompt_pictures import written as with_pictures
 from lmc.backend.engine.template_sandbox import Sandbox
 from lmc.backend.engine.tokenizer import Tokenizer
+from lmc.backend.engine.whole_template import around
 from lmc.errors import ProgramError
 from lmc.segments import Mark, Special, plain
 from tests.searching import some

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmc.backend.engine import kv_fp8
-from lmc.backend.engine.chat_template import WholeTemplate, around, cut, whole
+from lmc.backend.engine.chat_template import cut
 from lmc.backend.engine.models import directory, gguf, gguf_model
 from lmc.backend.engine.models.files import download
 from lmc.backend.engine.models.fp8 import E4M3
 from lmc.backend.engine.models.linear import can_pack_half
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage, check_unsharded
+from lmc.backend.engine.whole_template import WholeTemplate, around, whole
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
 
