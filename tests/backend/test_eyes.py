@@ -344,6 +344,7 @@ def test_a_video_is_decoded_no_further_when_the_engine_is_closed(sight, monkeypa
 
     monkeypatch.setattr(sight, "video_token", 2, raising=False)
     monkeypatch.setattr(sight, "sample", lambda film, wanted: list(range(film.count)), raising=False)
+    monkeypatch.setattr(sight, "tokens", lambda film, number: number, raising=False)
     monkeypatch.setattr(sight, "watch", watch, raising=False)
     engine, _ = backend(eyes=Eyes(sight, threads=1))
     handle = engine.submit(None, [Image(film(Random(0), 16, 16, 6), Frames()), gen()])

@@ -100,6 +100,10 @@ class Sight(Protocol):
         """Return the indices of a video's frames to show, in order."""
         ...
 
+    def tokens(self, film: Film, number: int) -> int:
+        """Return how many tokens so many frames of a video are, before they are decoded."""
+        ...
+
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
         """Return a video as parts of a prompt. From any thread."""
         ...
@@ -199,10 +203,13 @@ class Eyes:
         with self._taking(video, f"{film.width} × {film.height} pixels"):
             _check_shape(film.width, film.height)
         indices = self.sight.sample(film, wanted)
-        if len(indices) >= most:  # before they are decoded
+        with self._taking(video, "it"):
+            count = self.sight.tokens(film, len(indices))
+        if count >= most:  # before they are decoded
             raise ParameterError(
-                f"video(…): {len(indices)} frames of it are more tokens than prompts of {self.sight.name} have room for: {most}", loc=video.loc
-            )
+                f"video(…): {len(indices)} frames of it are {count} tokens to {self.sight.name}, whose prompts have room for {most}; give fewer, "
+                "with num_frames= or fps=", loc=video.loc,
+            )  # fmt: skip
         with self._taking(video, "it"):
             return self.sight.watch(film, indices)
 

@@ -262,8 +262,16 @@ def test_what_has_no_room_is_refused_before_frames_are_decoded(pair, monkeypatch
     with pair.engine(max_tokens=16) as engine:
         monkeypatch.setattr(Film, "at", lambda film, indices: pytest.fail("decoded"))
         many = video(noise(0, 40, 16, 16), codec="ffv1", kind="matroska")
-        with pytest.raises(lmc.ParameterError, match=r"video\(…\): 40 frames of it are more tokens than prompts of .* have room for"):
+        with pytest.raises(lmc.ParameterError, match=r"video\(…\): 40 frames of it are \d+ tokens to .*, whose prompts have room for \d+; give fewer, with num"):
             engine.submit(None, [shown(many, 40), ASK]).results[0].output()
+
+
+def test_tokens_are_known_before_frames_are_decoded(pair):
+    with pair.engine() as engine:
+        sight = engine._asker.eyes.sight
+        for number in (1, 2, 3, 5):
+            seen = sight.watch(Film(shown(NINE)), range(number))
+            assert sight.tokens(Film(shown(NINE)), number) == sum(part.count for part in seen if isinstance(part, Shown))
 
 
 def test_models_that_take_images_alone_say_so(tmp_path):

@@ -75,6 +75,10 @@ class Vision:
         """Implement `Sight`."""
         raise NotImplementedError
 
+    def tokens(self, film: Film, number: int) -> int:
+        """Implement `Sight`."""
+        raise NotImplementedError
+
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
         """Implement `Sight`."""
         raise NotImplementedError
@@ -196,6 +200,9 @@ class Filming(LlavaNext):
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.evenly(film, wanted, self.usual)
 
+    def tokens(self, film: Film, number: int) -> int:
+        return self._rows(number)
+
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
         pixels = np.stack([np.asarray(self._frame(images=picture, return_tensors="np")["pixel_values"][0], np.float32) for picture in film.at(indices)])
         if pixels.shape[-2:] != (side := (self.config.vision_config.image_size,) * 2):
@@ -287,6 +294,10 @@ class QwenVL(Vision):
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.paired(film, wanted, self.filming)
 
+    def tokens(self, film: Film, number: int) -> int:
+        tall, wide = self._size(number, film.height, film.width)
+        return -(-number // self._pair) * (tall * wide // (self._patch * self._merge) ** 2)
+
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
         pixels, grid = self._pairs(film, indices)
         a_second = getattr(self.config.vision_config, "tokens_per_second", None)  # positions; None: one a pair, however long it is
@@ -296,17 +307,16 @@ class QwenVL(Vision):
     def _pairs(self, film: Film, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return patches, [pairs, of a pair, values of a patch], and their grid, [1, 3]; an odd last frame is paired
         with itself."""
-        tall = wide = 0
-        found: list[np.ndarray] = []  # by frame, [patches, channels, values]; a picture has each patch twice
-        for picture in film.at(indices):
+        number, shape, pairs = -(-len(indices) // self._pair), (0, 0), np.empty(0)
+        for at, picture in enumerate(film.at(indices)):
             tall, wide = self._size(len(indices), picture.height, picture.width)
+            if not at:
+                shape = tall // self._patch, wide // self._patch
+                pairs = np.empty((number, shape[0] * shape[1], 3, self._pair, self._patch**2), np.float32)
             same = picture.resize((wide, tall), self.processor.resample)
             patches = np.asarray(self.processor(images=same, do_resize=False, return_tensors="np")["pixel_values"], np.float32)
-            found.append(patches.reshape(len(patches), 3, self._pair, -1)[:, :, 0])
-        found += [found[-1]] * (-len(found) % self._pair)
-        pairs = np.stack([np.stack(found[at : at + self._pair], 2) for at in range(0, len(found), self._pair)])
-        grid = np.array([[len(pairs), tall // self._patch, wide // self._patch]])
-        return pairs.reshape(*pairs.shape[:2], -1), grid
+            pairs[at // self._pair, :, :, at % self._pair :] = patches.reshape(*pairs.shape[1:])[:, :, :1]  # a picture has each patch twice
+        return pairs.reshape(*pairs.shape[:2], -1), np.array([[number, *shape]])
 
     def _size(self, number: int, height: int, width: int) -> tuple[int, int]:
         return frames.size_of_each(number, height, width, self._patch * self._merge, self._pair, self.filming)
@@ -365,9 +375,12 @@ class Idefics3(Vision):
         assert next(tiles, None) is None, "more tiles than places for them"
         return tuple(seen)
 
-    def _shown(self, pixels: np.ndarray) -> Shown:
+    def _set_up(self) -> None:
         vision = self.config.vision_config
-        return Shown((vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2, {"pixel_values": pixels[None]})
+        self._rows = (vision.image_size // vision.patch_size) ** 2 // self.config.scale_factor**2
+
+    def _shown(self, pixels: np.ndarray) -> Shown:
+        return Shown(self._rows, {"pixel_values": pixels[None]})
 
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
         pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
@@ -385,6 +398,9 @@ class SmolVLM(Idefics3):
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
         return frames.within(film, wanted, self.filming)
+
+    def tokens(self, film: Film, number: int) -> int:
+        return number * self._rows
 
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
         require("videos for SmolVLM", "video")
