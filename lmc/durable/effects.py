@@ -421,11 +421,12 @@ def called_by_python(cls: type) -> Iterator[types.FunctionType]:
     """Yield the functions of a class of the user's, of its metaclass and its descriptors, that Python calls by itself:
     those of operators, iteration, properties and the like."""
     constructed = issubclass(cls, BaseException) or issubclass(cls, type)  # by Python, whose constructor is no function
+    bases: tuple[type, ...] = cls.__mro__
     metaclass: type = type(cls)
-    for base in (*cls.__mro__, *metaclass.__mro__):
+    for base in (*bases, *metaclass.__mro__):
         if from_library(base) or is_of_lmc(base):
             continue
-        called = _SEEN - _CONSTRUCTORS if constructed or base not in cls.__mro__ else _SEEN
+        called = _SEEN - _CONSTRUCTORS if constructed or base not in bases else _SEEN
         for name, member in vars(base).items():
             if isinstance(member, property):
                 functions = [member.fget, member.fset, member.fdel]
