@@ -420,22 +420,22 @@ _PYDANTIC = frozenset(f"pydantic.{name}" for name in "main type_adapter fields c
 def called_by_python(cls: type) -> Iterator[types.FunctionType]:
     """Yield the functions of a class of the user's, of its metaclass and its descriptors, that Python calls by itself:
     those of operators, iteration, properties and the like."""
-    constructed = issubclass(cls, BaseException) or issubclass(cls, type)  # by Python, whose constructor is no function
-    bases: tuple[type, ...] = cls.__mro__
-    metaclass: type = type(cls)
-    for base in (*bases, *metaclass.__mro__):
-        if from_library(base) or is_of_lmc(base):
+    constructed = (*inspect.getmro(type(cls)), *(inspect.getmro(cls) if issubclass(cls, BaseException | type) else ()))  # by Python, and not by `own`
+    left, seen = [*inspect.getmro(cls), *constructed], set[type]()
+    while left:
+        base = left.pop()
+        if base in seen or from_library(base) or is_of_lmc(base):
             continue
-        called = _SEEN - _CONSTRUCTORS if constructed or base not in bases else _SEEN
+        seen.add(base)
+        called = _SEEN - _CONSTRUCTORS if base in constructed else _SEEN
         for name, member in vars(base).items():
+            functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in called else []
             if isinstance(member, property):
                 functions = [member.fget, member.fset, member.fdel]
             elif isinstance(member, functools.cached_property):
                 functions = [member.func]
-            elif hasattr(type(member), "__get__") and not from_library(type(member)) and type(member) is not cls:
-                functions = [*called_by_python(type(member))]
-            else:
-                functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in called else []
+            elif hasattr(type(member), "__get__"):
+                left += inspect.getmro(type(member))
             yield from (fn for fn in functions if isinstance(fn, types.FunctionType) and not from_library(fn) and not _is_of_dataclass(fn, base))
 
 

@@ -441,10 +441,21 @@ class Counted:
         setattr(x, self.name, tool(value))
 
 
+class Mirror:
+    """Has a descriptor of a class that has one of this."""
+
+    def __get__(self, x: Any, owner: Any = None) -> str:
+        return tool("mirror")
+
+
+Counted.mirror = Mirror()  # pyright: ignore[reportAttributeAccessIssue]
+Mirror.counted = Counted()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class Pages(metaclass=Shelf):
     """Its tools are called by a method, a module's function, a helper of the program, an object of a field."""
 
-    last = Counted()
+    last, mirror = Counted(), Mirror()
 
     def __init__(self, s: Any, source: Source) -> None:
         self.s, self.source, self.at = s, source, 0
@@ -513,7 +524,7 @@ async def tool_later(x: Any) -> str:
 def uses_pages(s: Any) -> Any:
     pages = Pages(s, Source())
     pages.last = "x"
-    return [*pages], pages["k"], pages.subject, len(pages), pages.title, pages.title, pages.last, len(Pages)
+    return [*pages], pages["k"], pages.subject, len(pages), pages.title, pages.title, pages.last, len(Pages), pages.mirror
 
 
 @lmc.function
@@ -522,7 +533,7 @@ async def uses_later_pages(s: Any) -> Any:
     return [page async for page in LaterPages()], await LaterPages(), await anext(LaterPages(), "none")
 
 
-@pytest.mark.parametrize(("program", "calls"), [(uses_pages, 10), (uses_later_pages, 4)])
+@pytest.mark.parametrize(("program", "calls"), [(uses_pages, 11), (uses_later_pages, 4)])
 def test_calls_that_python_makes_of_members_are_recorded(program: Any, calls: int, tmp_path: Path) -> None:
     assert len([name for name in runs_as_without(program, tmp_path / "j") if "tool" in name or "get" in name]) == calls
 
