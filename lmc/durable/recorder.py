@@ -118,7 +118,7 @@ class Recorder:
     def _writes(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Call what writes to a file, or makes a writer: an effect unless the file is in memory of the run, or it would be written again."""
         at, name = _WRITING[fn]
-        to = args[at] if at < len(args) else kwargs.get(name)
+        to = args[at] if at < len(args) else kwargs.get(name) or (sys.stdout if fn is print else None)
         known = isinstance(to, io.StringIO) and self.journal.effects.has_made(to)
         return fn(*args, **kwargs) if known else self.made(fn, CallKind.EFFECT, args, kwargs)
 

@@ -9,6 +9,7 @@ import itertools
 import pickle
 import queue
 import random
+import sys
 import threading
 import types
 from collections import deque
@@ -76,7 +77,7 @@ class CallSnapshot:
     """The run's objects that a call can change: containers and objects among its arguments, the fields of instances
     that the program has made (`instances`, by id), and closure variables of functions among them.
 
-    `contents` has them by number; those from `cells` on are variables, which a function may rebind.
+    `contents` has them by number; those from `cells` on are variables, which a function may rebind. Buffers in memory have negative numbers.
     """
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, Callable[[], Any]] = {}) -> None:
@@ -86,7 +87,8 @@ class CallSnapshot:
         self.values: list[Any] = [x for x in (*values, *owners) if mutations.can_change(x)]
         near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
         self.states = [x for x in near if isinstance(x, State)]
-        self._watched = [(x, look, look(x)) for x in near if (look := _look(x, instances))]
+        files = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
+        self._watched = [(x, look, look(x)) for x in (*near, *files) if (look := _look(x, instances))]
         self._prompts = [state.ctx for state in self.states]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
@@ -160,9 +162,13 @@ class CallSnapshot:
             raise codec.NotData(f"what it may have done to {self.hidden}")
         if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
             raise codec.NotData("what it appended to a state")
-        for x, look, before in self._watched:
-            if look(x) != before:
+        written: list[list[Any]] = []
+        for n, (x, look, before) in enumerate(self._watched):
+            if look(x) == before:
+                continue
+            if type(x) not in _BUFFERS or x.closed:
                 raise codec.NotData(f"what it did to a {type(x).__name__}")
+            written.append([-1 - n, codec.encode([x.getvalue(), x.tell()])])
         found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
         for index, after in found:
             if isinstance(after, _OpaqueValue):
@@ -171,7 +177,7 @@ class CallSnapshot:
             new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
             if any(new & held for held in self._held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
-        return [[i, self._rearranged(i) or after] for i, after in found]
+        return written + [[i, self._rearranged(i) or after] for i, after in found]
 
     def _rearranged(self, index: int) -> list[Any] | None:
         """Return a list's items if containers in it changed position: these by their position. Raises NotData."""
@@ -191,6 +197,13 @@ class CallSnapshot:
 
     def restore(self, contents: list[tuple[int, Any]]) -> None:
         for index, content in contents:
+            if index < 0:
+                buffer, (text, at) = self._watched[-1 - index][0], content
+                buffer.seek(0)
+                buffer.truncate()
+                buffer.write(text)
+                buffer.seek(at)
+                continue
             if index < len(self.values):
                 mutations.restore(self.values[index], content)
                 continue
@@ -201,9 +214,10 @@ class CallSnapshot:
                 cell.cell_contents = content
 
 
+_BUFFERS = (io.StringIO, io.BytesIO)
 _WATCHED: Mapping[type, Callable[[Any], Any]] = {
     random.Random: random.Random.getstate,
-    **dict.fromkeys((io.StringIO, io.BytesIO), lambda x: None if x.closed else (x.tell(), x.getvalue())),
+    **dict.fromkeys(_BUFFERS, lambda x: None if x.closed else (x.tell(), x.getvalue())),
     **dict.fromkeys((queue.Queue, queue.LifoQueue, queue.PriorityQueue), lambda x: [*map(id, x.queue)]),
     queue.SimpleQueue: queue.SimpleQueue.qsize,
     **dict.fromkeys((asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue), lambda x: [*map(id, x._queue)]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import configparser
+import contextlib
 import decimal
 import graphlib
 import hmac
@@ -121,6 +122,28 @@ def writes_and_parses(s: Any) -> Any:
     return out.getvalue(), parser.parse_args(["--n", "3"]).n, dict(ini["x"]), digest.hexdigest(), decoded, string.Formatter().format("{a}", a=1)
 
 
+@lmc.host(idempotent=True)
+def write(x: str, to: Any = None) -> None:
+    CALLS.append(("write", x))
+    print(x, file=to)
+    if to is not None:
+        to.seek(1)
+
+
+@lmc.function
+def captures_output(s: Any) -> Any:
+    out, given = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out):
+        print("first")
+        write("second")
+        s += out.getvalue() + lmc.gen("a", max_tokens=2)
+        print(s["a"])
+    write("third", given)
+    given.write("!")
+    write("outside")
+    return out.getvalue(), given.getvalue(), given.tell()
+
+
 @lmc.function
 def sorts_by_what_comes_first(s: Any) -> Any:
     order, found = graphlib.TopologicalSorter({"c": {"a", "b"}, "b": {"a"}}), list[str]()
@@ -162,7 +185,7 @@ def takes_what_has_names(s: Any) -> Any:
     return ran, ran.returncode, found, links is found.links, found.at.tm_sec
 
 
-PROGRAMS = [sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, sorts_by_what_comes_first, takes_what_has_names]
+PROGRAMS = [sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output, sorts_by_what_comes_first, takes_what_has_names]
 
 
 @pytest.mark.search
