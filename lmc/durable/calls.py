@@ -22,7 +22,7 @@ from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Record
 from lmc.durable.journal import JournalFile
 from lmc.durable.records import Effect, Place
-from lmc.durable.snapshots import CallSnapshot
+from lmc.durable.snapshots import CallSnapshot, Restored
 from lmc.durable.tasks import Coming, Tasks
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
@@ -298,13 +298,16 @@ class JournaledCalls(Answers):
             return True, DeferredAwaitable(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
         return self.known_result(known.outcome, known.name, args, reached)
 
-    def known_result(self, outcome: Record, name: str, args: Sequence[Any], reached: CallSnapshot | None) -> tuple[bool, Any]:
-        """Return the recorded result of a call, as from `call`; redo its changes to arguments."""
+    def known_result(
+        self, outcome: Record, name: str, args: Sequence[Any], reached: CallSnapshot | None, restored: Restored | None = None, ended: int = 0
+    ) -> tuple[bool, Any]:
+        """Return the recorded result of a call, as from `call`; redo its changes to arguments, unless a call that ended
+        later, according to `restored`, has left them otherwise."""
         kind, data, *rest = outcome
         if rest and reached is not None:
             changed, taken = rest[:2]
             with self._reading(name):
-                reached.restore([(index, self.decoded(content, reached.at)) for index, content in changed])
+                reached.restore([(index, self.decoded(content, reached.at)) for index, content in changed], {} if restored is None else restored, ended)
                 if taken and list(map(type, taken)) != [int] * len(reached.iterators):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))

@@ -65,6 +65,7 @@ class Recorder:
     def callee(self, fn: Any) -> Any:
         """Return the replacement for `fn` in a call: itself, its instrumented twin, or a wrapper that records the
         call."""
+        self.journal.progress += 1
         if type(attribute(fn, "__self__")) in _PLAIN:
             return fn
         if attribute(fn, "__name__", "") == "__await__" and inspect.isawaitable(awaitable := attribute(fn, "__self__")):
@@ -346,6 +347,7 @@ class Recorder:
 
     def awaited(self, x: Any) -> Any:
         """Return the replacement for an awaitable: itself, if it is the program's own."""
+        self.journal.progress += 1
         if self._is_own(x):
             return x
         loc = caller_loc()
@@ -358,6 +360,7 @@ class Recorder:
 
     def managed(self, x: Any) -> Any:
         """Return the replacement for a manager: itself, unless its methods are the program's own."""
+        self.journal.progress += 1
         cls = type(x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]

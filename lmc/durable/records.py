@@ -8,6 +8,7 @@ format.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Effect:
     number    index among the run's effects, in the order in which they began
     shown     its arguments, for people;  line  where the program calls it
     ordered   it is made where the program makes it, not ahead of order
+    ended     the place of its outcome among all
     failed    how many attempts are known to have failed, after which it may be retried
     begun     whether an attempt began whose end is not known
     question  the question to a person, the JSON schema of the answer (or ""), and its time, in seconds since 1970
@@ -43,6 +45,7 @@ class Effect:
     line: str
     ordered: bool
     outcome: Record | None = None
+    ended: int = 0
     failed: int = 0
     begun: bool = True
     question: tuple[str, str, int] | None = None
@@ -247,11 +250,14 @@ def _intent(known: Known, record: Record) -> None:
     known.order.append(effect)
 
 
+_ENDED = itertools.count()
+
+
 def _result(known: Known, record: Record) -> None:
     _, number, kind, _, *changes = record
     if not isinstance(kind, str) or len(changes) not in (0, 2, 3) or (len(changes) == 3 and type(changes[2]) is not int):
         raise ValueError(f"the result of call {number} is {record[2:]}")
-    known.calls[number].outcome = record[2:]
+    known.calls[number].outcome, known.calls[number].ended = record[2:], next(_ENDED)
 
 
 def _attempt_failed(known: Known, record: Record) -> None:

@@ -12,12 +12,13 @@ from typing import Any
 
 from lmc import observing
 from lmc.durable.call_records import arguments_digest, awaited_call
-from lmc.durable.calls import JournaledCalls
+from lmc.durable.calls import JournaledCalls, warn
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, WAITING
 from lmc.durable.groups import WELL
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Place
+from lmc.durable.snapshots import CallSnapshot, Restored
 from lmc.durable.tasks import Coming
 from lmc.errors import Interrupted, JournalError, Loc, message_of
 from lmc.frontend import aio
@@ -31,9 +32,13 @@ class RunJournal(JournaledCalls):
     """The journal of one run, its sub-programs included. Thread-safe.
 
     deciding  whether the outcomes of tests are reported to it
+    progress  calls and awaits that the program has come to, so that it is known whether it went on during an await
     """
 
     deciding = False
+    progress = 0
+    _restored: tuple[int, Restored] = -1, {}
+    """What awaited calls have changed, since the program's last step."""
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
         """Ignore the outcome of a test. It is not in the journal: it is computed again."""
@@ -79,9 +84,13 @@ class RunJournal(JournaledCalls):
         by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
+            handed = _handed(inner, call)
+            reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
             drop(awaitable)
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
-            ok, value = self.known_result(known.outcome, known.name, (), None)
+            if self._restored[0] != self.progress:
+                self._restored = self.progress, {}
+            ok, value = self.known_result(known.outcome, known.name, handed, reached, self._restored[1], known.ended)
             if not ok:
                 raise value
             return value
@@ -101,7 +110,9 @@ class RunJournal(JournaledCalls):
         if self.begins_again(known) or not synced:
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
-        before = by.calls
+        before, handed = by.calls, _handed(inner, call)
+        reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
+        step, going_on = self.progress, self.effects.tasks.own()
         try:
             with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
                 outcome = True, await awaitable
@@ -111,7 +122,11 @@ class RunJournal(JournaledCalls):
             outcome = False, error
         except Exception as error:
             outcome = False, error
-        self.write_outcome(number, inner, name, (), None, outcome, loc, by.calls - before)
+        alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still; others of its calls may have ended
+        if not alone and reached.is_changed():
+            warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and a "
+                 "resumed run does not repeat it. Let the function return what it found, or await it alone", loc)  # fmt: skip
+        self.write_outcome(number, inner, name, handed, reached if alone else None, outcome, loc, by.calls - before)
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
@@ -252,6 +267,16 @@ class RunJournal(JournaledCalls):
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
 
 
+def _handed(inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
+    """Return the function that awaiting something calls, if it is known, and what that is given: also by a coroutine among it, as that of `wait_for`."""
+    held = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD else {}
+    found = [held.get("func"), *call[1], *call[2].values()]
+    for x in found:  # grows
+        if isinstance(x, types.CoroutineType) and inspect.getcoroutinestate(x) == inspect.CORO_CREATED:
+            found += inspect.getcoroutinelocals(x).values()
+    return found
+
+
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -261,6 +286,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 _MARKED = HostFunction.awaited.__code__
+_TO_THREAD = asyncio.to_thread.__code__
 QUESTION = "lmc.interrupt"
 """Name of questions to people, among the effects of a run."""
 _TURNS = 16

@@ -73,6 +73,10 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 """Python's iterators of containers, which know how many items are left."""
 
 
+Restored = dict[int, tuple[Any, int]]
+"""Objects that are as they were behind a call, by id, with the place of its end among all."""
+
+
 class CallSnapshot:
     """The run's objects that a call can change: containers and objects among its arguments, the fields of instances
     that the program has made (`instances`, by id), and closure variables of functions among them.
@@ -179,6 +183,12 @@ class CallSnapshot:
                 raise codec.NotData("that it put a container of the program into another one")
         return written + [[i, self._rearranged(i) or after] for i, after in found]
 
+    def is_changed(self) -> bool:
+        try:
+            return bool(self.changed())
+        except codec.NotData:
+            return True
+
     def _rearranged(self, index: int) -> list[Any] | None:
         """Return a list's items if containers in it changed position: these by their position. Raises NotData."""
         if index >= len(self.values) or type(self.values[index]) is not list:
@@ -195,10 +205,15 @@ class CallSnapshot:
                 raise codec.NotData("that it moved a container of the program and changed it")
         return data
 
-    def restore(self, contents: list[tuple[int, Any]]) -> None:
+    def restore(self, contents: list[tuple[int, Any]], restored: Restored, ended: int) -> None:
+        """Make the objects what they were behind a call that ended at that place, unless a later one has made them so."""
         for index, content in contents:
+            target = self._watched[-1 - index][0] if index < 0 else [*self.values, *self.variables][index]
+            if restored.get(id(target), (None, -1))[1] > ended:
+                continue
+            restored[id(target)] = target, ended
             if index < 0:
-                buffer, (text, at) = self._watched[-1 - index][0], content
+                buffer, (text, at) = target, content
                 buffer.seek(0)
                 buffer.truncate()
                 buffer.write(text)

@@ -52,6 +52,10 @@ class Tasks:
     def __contains__(self, x: object) -> bool:
         return isinstance(x, asyncio.Future) and x in self._found
 
+    def own(self) -> list[asyncio.Future[Any]]:
+        """Return the tasks of the program's own coroutines that are not over."""
+        return [task for task in self._found if task not in self._of_host and not task.done()]
+
     def any_in(self, values: Iterable[Any]) -> bool:
         """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it."""
         return any(x in self or (isinstance(x, list | tuple | set) and any(y in self for y in x)) for x in values)
