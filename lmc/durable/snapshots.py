@@ -91,7 +91,7 @@ class CallSnapshot:
         self.values: list[Any] = [x for x in (*values, *owners) if mutations.can_change(x)]
         near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
         self.states = [x for x in near if isinstance(x, State)]
-        files = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
+        files: tuple[Any, ...] = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
         self._watched = [(x, look, look(x)) for x in (*near, *files) if (look := _look(x, instances))]
         self._prompts = [state.ctx for state in self.states]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
