@@ -110,6 +110,15 @@ class Expr:
             raise AttributeMissing(f"{_NO_ANSWER}; it has no attribute {name!r}", loc=caller_loc())
 
 
+class _Asks:
+    """An expression that is one request: as a condition it would always be true, whatever the answer."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> Never:
+        raise ArgumentError(f"{_NO_ANSWER}; it is neither true nor false (whether there is one: `is not None`)", loc=caller_loc())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Seq(Expr):
     """Expressions one after another; never nested."""
@@ -132,7 +141,7 @@ class SpecialExpr(Expr):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GenExpr(Expr):
+class GenExpr(_Asks, Expr):
     """Sample an answer. `given` holds only the arguments that the user gave, by their names in the language.
 
     Lists and dicts among them are copied at construction: later changes to them have no effect.
@@ -144,7 +153,7 @@ class GenExpr(Expr):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SelectExpr(Expr):
+class SelectExpr(_Asks, Expr):
     """Choose one of several continuations."""
 
     name: str | None

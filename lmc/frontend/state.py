@@ -50,6 +50,11 @@ from lmc.tracebacks import AnswersByName, hide, users_frames
 V = TypeVar("V")
 Name = TypeVar("Name")
 
+_MEANT: Mapping[str, str] = {
+    **{name: f"append the expression: s += lmc.{name}(…)" for name in ("gen", "gen_int", "gen_string", "select", "image", "video", "document", "special")},
+    **dict.fromkeys(("append", "add", "write", "extend"), "text and expressions are appended with s += …"),
+}
+"""What is written in place of a method that a state does not have."""
 _NO_TASKS: Mapping[str, int] = {}
 _NO_TYPES: Mapping[str | None, Any] = {}
 _NO_SCOPES: Mapping[str, tuple[Scoped, ...]] = {}
@@ -143,6 +148,12 @@ class State(AnswersByName, Generic[R]):
         )
 
     __add__ = __radd__ = _is_no_text
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are one state; comparing it with text is a mistake."""
+        return self is other or (self._is_no_text(other) if isinstance(other, str) else NotImplemented)
+
     __iter__ = None  # it has variables, and no items: without this, Python would read s[0]
 
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
@@ -152,7 +163,9 @@ class State(AnswersByName, Generic[R]):
                 raise AttributeError(f"'State' object has no attribute {name!r}")
             held = name in self.variables
             near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_")], 1)
-            variable = "the program's result is s.ret_value, and an answer s['name']" if hasattr(str, name) else f"a variable is read as s[{name!r}]"
+            variable = _MEANT.get(name) or (
+                "the program's result is s.ret_value, and an answer s['name']" if hasattr(str, name) else f"a variable is read as s[{name!r}]"
+            )
             mean = f"; did you mean {near[0]!r}?" if near else f"; {variable}"
             raise AttributeMissing(f"'State' object has no attribute {name!r}{mean}", loc=caller_loc())
 
@@ -290,6 +303,10 @@ class State(AnswersByName, Generic[R]):
         return UnknownVariable(f"{f'{place}: ' if place else ''}no variable {name!r}; {known}{mean}")
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(value, Expr):
+            raise ArgumentError(
+                f"s[{name!r}] = … stores a value, and asks nothing; append the expression, which names it: s += lmc.gen({name!r}, …)", loc=caller_loc()
+            )
         held: Any = self.variables.get(name)
         self.variables[name] = Stored(value, held.source if held.__class__ is Stored else held)
         self.types = _without(self.types, name)

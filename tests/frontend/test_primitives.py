@@ -181,7 +181,7 @@ def test_symbolic_parameters_do_not_hide_constant_mistakes() -> None:
         p.gen("x", regex=value, max_tokens=-1)  # type: ignore[arg-type]
     with pytest.raises(ParameterError, match="one constraint"):
         p.gen("x", top_k=value, regex="a", json_schema="{}")  # type: ignore[arg-type]
-    assert p.gen("x", regex=value, json_schema="{}")  # type: ignore[arg-type]  # the value may be None
+    assert p.gen("x", regex=value, json_schema="{}") is not None  # type: ignore[arg-type]  # the value may be None
 
 
 def test_expressions_take_values_as_text() -> None:

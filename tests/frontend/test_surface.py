@@ -435,6 +435,32 @@ def an_expression_instead_of_the_state(s, x):
     return s["a"]  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]
 
 
+def a_choice_as_a_condition(s, x):
+    if select("a", ["yes", "no"]):  # it is neither true nor false (whether there is one: `is not None`)
+        s += x
+
+
+def a_gen_as_a_condition(s, x):
+    while not gen("a"):  # an expression is no answer: append it (s += …), which asks the model, then read s["name"]; it is neither true nor false
+        s += x
+
+
+def a_state_compared_with_text(s, x):
+    return s == "yes"  # a state is no text: append to it in place, with s += …; read an answer with s['name'], what its program returned with s.ret_value
+
+
+def an_expression_as_a_variable(s, x):
+    s["a"] = gen("a")  # s['a'] = … stores a value, and asks nothing; append the expression, which names it: s += lmc.gen('a', …)
+
+
+def a_primitive_as_a_method(s, x):
+    s.select("a", ["yes", "no"])  # 'State' object has no attribute 'select'; append the expression: s += lmc.select(…)
+
+
+def append_as_a_method(s, x):
+    s.append(x)  # 'State' object has no attribute 'append'; text and expressions are appended with s += …
+
+
 def a_role_as_a_block(s, x):
     with lmc.user():  # an expression is no block: a message around one is written `with s.user():`
         s += x
