@@ -13,6 +13,7 @@ from lmc.backend.base import Backend
 from lmc.constraints import CONSTRAINT_KINDS, dtype_constraint
 from lmc.dollars import Dollars, costliest
 from lmc.errors import LmcError, Loc
+from lmc.frontend.expressions import an
 from lmc.frontend.tracing import ANY, graph_of
 from lmc.fsm.collisions import collisions
 from lmc.fsm.sources import automaton_of
@@ -70,6 +71,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_data_of_users(program),
         *_without_a_prompt(graph),
         *_states_as_text(graph),
+        *_answers_of_users(graph),
     ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
@@ -191,16 +193,28 @@ def _data_of_users(program: Program) -> Iterator[Finding]:
         name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound
     }
     graph = graph_of(program.function, **texts) if texts else program.graph()
-    role: dict[Value, str | None] = {}
-    for op in graph.ops():
-        ctx = op.operands[0] if op.operands and isinstance(op.operands[0], Value) else None
-        here = role.get(ctx) if ctx is not None else None
-        if op.kind == "append" and here == "system":
+    for op, role in _in_messages(graph):
+        if op.kind == "append" and role == "system":
             names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
             if names:
                 yield Finding(
                     f"a system message contains {', '.join(names)}: the author of that text can give the model instructions; put it into a user message", op.loc
                 )
+
+
+def _answers_of_users(graph: Graph) -> Iterator[Finding]:
+    for op, role in _in_messages(graph):
+        if op.kind in ("gen", "select") and role in ("system", "user"):
+            yield Finding(f"{_named(op)} is in {an(role)} message: the model writes that message on; close it, and ask in an assistant message", op.loc)
+
+
+def _in_messages(graph: Graph) -> Iterator[tuple[Op, str | None]]:
+    """Yield each op with the role of the message that it continues, None outside of messages."""
+    role: dict[Value, str | None] = {}
+    for op in graph.ops():
+        ctx = op.operands[0] if op.operands and isinstance(op.operands[0], Value) else None
+        here = role.get(ctx) if ctx is not None else None
+        yield op, here
         if op.kind == "role.begin":
             here = str(op.attr("role"))
         elif op.kind == "role.end":

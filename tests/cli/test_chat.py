@@ -169,6 +169,17 @@ def test_check_names_a_state_in_an_fstring(lmc_cli, tmp_path):
     assert out.splitlines()[0] == "quoted.py:6: a state is made text here, which gives its repr: write s.text(), or s['name'] for an answer"
 
 
+def test_check_names_a_request_in_a_users_message(lmc_cli, tmp_path):
+    (tmp_path / "left_open.py").write_text(
+        'import lmc\n\n@lmc.function\ndef asks(s, q):\n    s += lmc.user_begin() + q\n    s += lmc.gen("a")\n    return s["a"]\n'
+    )
+    code, out, _ = lmc_cli("check", "left_open.py")
+    assert code == 1
+    assert out.splitlines()[0] == (
+        "left_open.py:6: the gen 'a' is in a user message: the model writes that message on; close it, and ask in an assistant message"
+    )
+
+
 def test_check_names_a_request_without_a_prompt(lmc_cli, tmp_path):
     (tmp_path / "france.py").write_text('import lmc\n\n@lmc.function\ndef capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n')
     code, out, _ = lmc_cli("check", "france.py")
