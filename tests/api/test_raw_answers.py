@@ -3,6 +3,7 @@ user's line says what to do."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import datetime
 import gzip
@@ -19,7 +20,9 @@ import pytest
 
 import lmc
 from lmc.backend.api.client import Patience
-from lmc.backend.api.network import proxy_of
+from lmc.backend.api.exchange import HttpRequest
+from lmc.backend.api.http1 import HttpWire
+from lmc.backend.api.network import Access, proxy_of
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.sse import EventSource
 from tests.api.raw_server import KINDS, TEXT, RawServer, answered, api, head, sse, streamed, streams, whole, writes
@@ -319,6 +322,42 @@ def test_http_1_0_is_answered_on_a_connection_of_its_own(talk):
         assert asking.run(backend=backend).ret_value == TEXT
     first, second = talk.server.of("POST")
     assert first.connection != second.connection and backend.spent().attempts == 2
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used():
+    """Its end has arrived, and the loop has not looked at it: what was sent then would be lost, and count as an attempt."""
+    ended = threading.Event()
+
+    async def answer(request, writer):
+        writer.write(whole(b"{}"))
+        await writer.drain()
+        if request.number == 0:
+            writer.close()
+            await writer.wait_closed()
+            ended.set()
+        return request.number > 0
+
+    async def main(server):
+        wire = HttpWire(server.url, Access())
+        await wire.post(HttpRequest("/", {}))
+        assert ended.wait(20)  # while nothing of this loop runs
+        await wire.post(HttpRequest("/", {}))
+        await wire.close()
+
+    with RawServer(answer) as server:
+        asyncio.run(main(server))
+        assert [request.connection for request in server.seen] == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ("sglang", "vllm"))
+def test_a_new_connection_that_is_closed_without_an_answer_is_an_attempt(opened, kind):
+    async def silent(request, writer):
+        return False
+
+    server = opened(api(kind, silent))
+    backend = opened(backend_of(kind, server.url))
+    assert "failed after 3 attempts: the server closed the connection before its answer was whole" in said(lambda: asking.run(backend=backend).text())
+    assert len(server.of("POST")) == backend.spent().attempts == backend.spent().unreported == 3
 
 
 def test_ipv6(opened):

@@ -8,6 +8,7 @@ server's side. httpx spends about a millisecond of CPU time per request; this sp
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -130,8 +131,9 @@ class HttpWire:
     async def _connection(self) -> _Connection:
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            if connection.usable and not connection.has_news():
                 return connection
+            connection.abort()
             self._ended = True
         if self._check is not None and self._ended:
             await self._checked(self._check)
@@ -187,6 +189,16 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         """Return whether another request may be sent."""
         return not self._lost and self._answered is None
+
+    def has_news(self) -> bool:
+        """Return whether something has arrived that the loop has not read yet: between two answers only the connection's
+        end. A request sent now would be lost, and count as an attempt."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is None or not hasattr(select, "poll"):
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def send(self, data: bytes, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None) -> asyncio.Future[tuple[int, dict[str, str]]]:
         """Send a request; pieces of the body are passed to `piece`; return the complete answer."""
