@@ -87,8 +87,9 @@ def test_a_request_that_is_refused_takes_no_other_along(sglang):
     assert any(isinstance(s.body["input_ids"][0], list) and bad in s.body["input_ids"] for s in server.seen), "it was one of a list"
 
 
+@pytest.mark.parametrize("message", ("refused", "prompt is too long: 5000 tokens > 4096 maximum"), ids=("refused", "too long"))
 @pytest.mark.parametrize("lists", (True, False))
-def test_lists_are_given_up_if_they_are_refused_and_not_if_their_members_are(sglang, lists):
+def test_lists_are_given_up_if_they_are_refused_and_not_if_their_members_are(sglang, lists, message):
     backend, stand_in, server = sglang(TextModel())
     handle, bad = stand_in.handle, WORDS.encode(("About item 7:",))
 
@@ -96,13 +97,13 @@ def test_lists_are_given_up_if_they_are_refused_and_not_if_their_members_are(sgl
         given = body["input_ids"]
         several = isinstance(given[0], list)
         refused = (bad in given or given == bad) if lists else several
-        return Answer({"error": {"message": "refused"}}, 400) if refused else handle(path, body)
+        return Answer({"error": {"message": message}}, 400) if refused else handle(path, body)
 
     server.handle = refusing
     fast = lmc.compile(asking)
     for _ in range(4):
-        states = fast.batch(ITEMS, backend=backend, temperature=0, errors="return")
-        assert [i for i, s in enumerate(states) if s.error() is not None] == ([7] if lists else [])
+        states = fast.batch(ITEMS[5:10], backend=backend, temperature=0, errors="return")  # one list
+        assert [i for i, s in enumerate(states) if s.error() is not None] == ([2] if lists else [])
     before = len(server.seen)
     assert values(fast.batch(ITEMS[8:], backend=backend, temperature=0)) == expected(backend, ITEMS)[8:]
     assert len(server.seen) - before < 10 if lists else len(server.seen) - before == len(ITEMS) - 8

@@ -25,7 +25,7 @@ from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.usage import Usage
 from lmc.config import log
-from lmc.errors import BackendError, CancelledError, LmcError
+from lmc.errors import BackendError, CancelledError, LmcError, PromptTooLongError
 from lmc.segments import Gen, Given, Text
 
 _MOST = 256  # most requests of a list
@@ -391,7 +391,7 @@ class Listed(Completions):
 
     def _explains(self, work: Submission) -> None:
         """A member of a refused list is answered by itself: if it is refused again, lists are not."""
-        if isinstance(work.after, BackendError):
+        if isinstance(work.after, BackendError | PromptTooLongError):
             self._refused = 0
 
     def _again(self, seat: Seat, fault: Fault | None) -> None:
