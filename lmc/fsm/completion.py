@@ -40,14 +40,17 @@ def completion(dfa: Walk, text: str) -> str | None:
     raise AssertionError("an automaton has no dead states")
 
 
-def all_endings(dfa: Followed, state: int, limit: int) -> list[bytes] | None:
-    """Return all texts that lead from a state to an end, or None if there are more than `limit`."""
-    found = list[bytes]()
+def all_endings(dfa: Followed, state: int, limit: int, most_bytes: int | None = None) -> list[bytes] | None:
+    """Return all texts that lead from a state to an end, or None if there are more than `limit`, or more than so many bytes in all."""
+    found, size = list[bytes](), 0
     todo: list[tuple[int, bytes]] = [(state, b"")]
     while todo:
         at, text = todo.pop()
         forced, at = dfa.forced(at)
         text += forced
+        size += len(text)
+        if most_bytes is not None and size > most_bytes:
+            return None
         if dfa.is_final(at):
             found.append(text)
         moves = dfa.moves(at)

@@ -40,7 +40,7 @@ from lmc.fsm.vocabulary import Vocabulary
 
 Encode = Callable[[str], Sequence[int]]
 
-_FEW = 32  # legal texts that are all encoded
+_FEW, _SHORT = 32, 2048  # legal texts that are all encoded, and bytes of these: following longer ones takes what a step may
 _TRIED = 64  # tokens tried at a boundary before it is assumed unstable
 _TAIL = 8  # tokens of lookbehind
 _BEHIND = 2 * LONG  # bytes of an ending that are encoded to find where sampled and forced text meet
@@ -129,7 +129,7 @@ class ForcedTokens:
         if not text:
             return ()
         end = self.automaton.dfa.step(state, text)
-        few = all_endings(self.automaton.dfa, end, _FEW)
+        few = all_endings(self.automaton.dfa, end, _FEW, _SHORT)
         if few is not None:
             return self._common([text + ending for ending in few])
         stable = self._common([text])

@@ -121,6 +121,7 @@ class LazyDFA:
         self._windows: dict[tuple[int, frozenset[tuple[TermFrame, ...]]], int] = {}  # by length and frames, representatives
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._strings: dict[int, OpenString | None] = {}
+        self._furthers: dict[tuple[int, int], int] = {}  # by state and characters
         self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
@@ -260,9 +261,10 @@ class LazyDFA:
         return self._moves[state]
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """As for a ByteDFA; of a very long text, its beginning."""
-        out = bytearray()
-        while not self.is_final(state) and len(out) < _LONGEST_RUN:
+        """As for a ByteDFA; of a very long text, or one that takes more than half of what a step may, its beginning."""
+        out, terms = bytearray(), self._terms
+        enough = None if terms.limit is None else (terms.limit + terms.spent) // 2
+        while not self.is_final(state) and len(out) < _LONGEST_RUN and (enough is None or not out or terms.spent <= enough):
             if self.ways_at(state) != 1:
                 break
             [(byte, state)] = self.moves(state)
@@ -365,10 +367,12 @@ class LazyDFA:
         assert string is not None and isinstance(content, frozenset)
         if (string.low, string.high) == (0, NO_LIMIT):
             return state
-        low, high = max(string.low - chars, 0), None if string.high == NO_LIMIT else string.high - chars
-        with self._lock:
-            self._terms.pay(len(content))
-            return self._number(self._terms.joined([self._terms.turned(term, low, high) for term in content]))
+        if (found := self._furthers.get((state, chars))) is None:
+            low, high = max(string.low - chars, 0), None if string.high == NO_LIMIT else string.high - chars
+            with self._lock:
+                self._terms.pay(len(content))
+                found = self._furthers[state, chars] = self._number(self._terms.joined([self._terms.turned(term, low, high) for term in content]))
+        return found
 
     def names(self, state: int) -> Sequence[tuple[str, Term]]:
         """Return the texts, ASCII and ascending, that alone may follow, each with the term that begins with it, where they are several:

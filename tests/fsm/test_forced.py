@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from itertools import pairwise
@@ -14,6 +15,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from lmc.fsm import forced
 from lmc.fsm.forced import ForcedTokens
 from lmc.fsm.regex import compile_regex, parse
+from lmc.fsm.sources import begun
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
@@ -336,3 +338,16 @@ def test_the_memory_of_runs_is_that_of_what_was_found():
     assert f.nbytes == once > 0
     f.prepare(0)
     assert f.nbytes > once
+
+
+def test_long_endings_are_not_followed_for_a_run():
+    """Those of sixty nested objects, in each layout, took more than a step may, and the answer failed."""
+    levels = {str(i): {"type": "object", "properties": {"n": {"$ref": f"#/$defs/{i + 1}"}}, "required": ["n"]} for i in range(60)}
+    schema = {"$ref": "#/$defs/0", "$defs": {**levels, "60": {"const": 1}}}
+    vocabulary, encode = small()
+    automaton = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    runs, state = ForcedTokens(automaton, encode), 0
+    for token in encode('{"n": {"n": '):
+        runs.prepare(state)
+        state = automaton.next(state, token)
+    assert vocabulary.text(runs.run(state).tokens).decode() == '{"n": ' * 58 + "1" + "}" * 60
