@@ -661,6 +661,10 @@ def along(dfa: Arrays, tails: Iterable[tuple[Tail, int]]) -> list[tuple[Tail, in
     return found
 
 
+_Key = TypeVar("_Key")
+_Run = TypeVar("_Run")
+
+
 def _recent(known: dict[_Key, _Run], key: _Key, make: Callable[[], _Run]) -> _Run:
     """Return what is known of a key, of which the newest are kept."""
     found = known.pop(key, None) or make()
@@ -670,7 +674,6 @@ def _recent(known: dict[_Key, _Run], key: _Key, make: Callable[[], _Run]) -> _Ru
     return found
 
 
-_Key, _Run = TypeVar("_Key"), TypeVar("_Run")
 _At = tuple[int, int]  # a node of the trie, and the state behind it
 
 
