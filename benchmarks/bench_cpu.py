@@ -129,6 +129,8 @@ class _KV:
     def value(self, layer: int) -> torch.Tensor:
         return self.values[layer]
 
+    def pair(self, layer: int) -> None: ...
+
 
 def bare_loop(loaded: LoadedModel) -> Generate:
     """One prefill pass, then one decode pass per token."""

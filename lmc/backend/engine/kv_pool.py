@@ -94,42 +94,51 @@ class KVPool:
     float8_e4m3fn, rows have scales beside them (kv_fp8.py)."""
 
     def __init__(self, num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
-        self._allocate([LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers, num_slots, dtype, device)
+        self._allocate([LayerShape(num_kv_heads, head_dim, head_dim)] * num_layers, num_slots, dtype, device, paired=False)
 
     @classmethod
     def of(cls, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str = "cpu") -> KVPool:
-        """Create for layers that may differ."""
+        """Create for layers that may differ; on a CPU with K and V of a layer beside each other, where they have one shape."""
         pool = cls.__new__(cls)
-        pool._allocate(layers, num_slots, dtype, device)
+        pool._allocate(layers, num_slots, dtype, device, paired=device == "cpu")
         return pool
 
-    def _allocate(self, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str) -> None:
+    def _allocate(self, layers: Sequence[LayerShape], num_slots: int, dtype: torch.dtype, device: str, *, paired: bool) -> None:
         import torch
 
         from lmc.backend.engine.kv_fp8 import Fp8Rows
 
-        def zeros(heads: int, dim: int) -> Stored:  # an unwritten slot must never be NaN
-            if dtype == torch.float8_e4m3fn:
-                return Fp8Rows.zeros(num_slots + 1, heads, dim, device)
+        def zeros(heads: int, dim: int) -> torch.Tensor:  # an unwritten slot must never be NaN
             shape = (num_slots + 1, heads, dim)
             if device == "cpu":  # the system zeroes a page when it is first used, and most of a large pool never is
                 return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
             return torch.zeros(shape, dtype=dtype, device=device)
 
+        def stores(heads: int, key_dim: int, value_dim: int) -> tuple[torch.Tensor | None, Stored, Stored]:
+            if dtype == torch.float8_e4m3fn:
+                return None, Fp8Rows.zeros(num_slots + 1, heads, key_dim, device), Fp8Rows.zeros(num_slots + 1, heads, value_dim, device)
+            if not paired or key_dim != value_dim:
+                return None, zeros(heads, key_dim), zeros(heads, value_dim)
+            pair = zeros(2 * heads, key_dim)
+            return pair, pair[:, :heads], pair[:, heads:]
+
         self.scratch = num_slots  # written by padding rows of a pass; never read
-        self._keys = [zeros(layer.num_kv_heads, layer.key_dim) for layer in layers]
-        self._values = [zeros(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        self._layers = [stores(*layer) for layer in layers]
 
     def key(self, layer: int) -> Stored:
-        return self._keys[layer]
+        return self._layers[layer][1]
 
     def value(self, layer: int) -> Stored:
-        return self._values[layer]
+        return self._layers[layer][2]
+
+    def pair(self, layer: int) -> torch.Tensor | None:
+        """Return a layer's K and V as one tensor, [num_slots + 1, 2 · num_kv_heads, head_dim], if they are: a row is written at once then."""
+        return self._layers[layer][0]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield all that it consists of, each [num_slots + 1, …]."""
         from lmc.backend.engine.kv_fp8 import apart
 
-        for pair in zip(self._keys, self._values, strict=True):
-            for store in pair:
+        for pair, *both in self._layers:
+            for store in both if pair is None else [pair]:
                 yield from dict.fromkeys(apart(store))

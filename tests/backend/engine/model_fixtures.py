@@ -25,6 +25,8 @@ class PlainKV:
     def value(self, layer: int) -> torch.Tensor:
         return self.values[layer]
 
+    def pair(self, layer: int) -> None: ...
+
 
 def batch(*rows: tuple[Sequence[int], Sequence[int]], logits: Sequence[int] | None = None) -> ForwardBatch:
     """A pass over (new ids, slots of the whole context) pairs; logits of each span's last row unless told."""

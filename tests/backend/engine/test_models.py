@@ -16,10 +16,11 @@ import pytest
 pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
+from lmc.backend.engine.kv_pool import KVPool, LayerShape  # noqa: E402
 from lmc.backend.engine.models import cache, gguf, gguf_model, loader  # noqa: E402
 from lmc.backend.engine.models import config as configs  # noqa: E402
 from lmc.backend.engine.models.config import RopeScaling  # noqa: E402
-from lmc.backend.engine.models.llama import LlamaModel  # noqa: E402
+from lmc.backend.engine.models.llama import LlamaModel, Residual, build, shapes  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy, transformers_smollm2  # noqa: E402
@@ -117,6 +118,35 @@ def test_chunked_prefill_equals_one_pass(small):
     for start, end in ((0, 1), (1, 20), (20, len(ids))):
         logits = small.model.forward(batch((ids[start:end], range(end))), kv)
     torch.testing.assert_close(logits[0], all_logits(small, ids)[-1], atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_residual_stream_is_normed_as_torch_does(dtype):
+    x, weight = (torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype) for shape in ((5, 48), (48,)))
+    residual = Residual.of(x * torch.tensor([1.0, 1e-3, 0.0, 50.0, 1.0], dtype=dtype)[:, None], 1e-5)  # eps counts in small rows
+    residual.rows[0] += 1
+    for found in (residual, residual.only(torch.tensor([3, 1]))):
+        torch.testing.assert_close(found.normed(weight), torch.nn.functional.rms_norm(found.rows, (48,), weight, 1e-5))
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_keys_and_values_in_one_tensor_give_the_same_logits(qk_norm):
+    config = configs.ModelConfig(
+        "qwen3", num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, hidden_size=48, intermediate_size=64, vocab_size=90, max_context=200, qk_norm=qk_norm
+    )
+    generator = torch.Generator().manual_seed(0)
+    model = build({name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes(config).items()}, config)
+    slots = torch.randperm(100, generator=generator).tolist()
+    passes = [
+        batch((range(40), slots[:40]), (range(9), slots[50:59]), logits=(3, 39, 48)),
+        batch(([7], slots[:41]), ([5, 6], slots[50:61])),
+        batch((range(20), range(100, 120))), batch(([7], range(100, 121))), batch(([8], range(100, 122))),
+    ]  # fmt: skip
+    pools = KVPool.of([LayerShape(2, 16, 16)] * 2, 130, torch.float32), KVPool(2, 130, 2, 16, torch.float32)
+    assert pools[0].pair(0) is not None and pools[1].pair(0) is None
+    for one in passes:
+        beside, apart = (model.forward(one, pool) for pool in pools)
+        torch.testing.assert_close(beside, apart)
 
 
 def test_a_pass_that_wants_no_logits_still_writes_its_keys(small):

@@ -89,6 +89,10 @@ class KVStore(Protocol):
 
     def value(self, layer: int) -> Stored: ...
 
+    def pair(self, layer: int) -> torch.Tensor | None:
+        """Return K and V of a layer as one tensor [num_slots, 2 · num_kv_heads, head_dim], if they are."""
+        ...
+
 
 class CausalModel(Protocol):
     """A decoder-only model over a paged KV store."""

@@ -192,11 +192,7 @@ class LonePlan:
 
     def _seen(self, store: Stored) -> Tensor:
         """Return its slots' part of a store, [1, num_kv_heads, count, head_dim]."""
-        if isinstance(store, Fp8Rows):
-            return store[self.first : self.first + self.count][None].transpose(1, 2)
-        _, heads, dim = store.shape
-        slot, head, one = store.stride()
-        return store.as_strided((1, heads, self.count, dim), (0, head, slot, one), store.storage_offset() + self.first * slot)
+        return store[self.first : self.first + self.count].transpose(0, 1)[None]
 
 
 def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) -> None:

@@ -7,6 +7,7 @@ products are invariant, and rotation becomes a complex multiplication.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,6 @@ from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
 from lmc.backend.engine.attention.torch_ref import fast
-from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
@@ -72,7 +72,8 @@ class LlamaModel:
         """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
-        x = F.embedding(batch.token_ids, self.embed).to(self.norm.dtype)
+        residual = Residual.of(F.embedding(batch.token_ids, self.embed).to(self.norm.dtype), self.config.norm_eps)
+        x = residual.rows
         seen, deeper = batch.seen, ()
         if seen is not None:
             x[seen.rows], deeper = seen.features.to(x.dtype), seen.deeper
@@ -82,33 +83,38 @@ class LlamaModel:
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
-            normed = self._rms(x, layer.input_norm)
+            normed = residual.normed(layer.input_norm)
             qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows).to(x.dtype)
-            q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv.key(index), kv.value(index))
+            q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv, index)
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # the other rows are not read any further
-                x, attended = x[batch.logit_rows], attended[batch.logit_rows]
+                residual, attended = residual.only(batch.logit_rows), attended[batch.logit_rows]
+                x = residual.rows
                 rows = None if rows is None else rows.only(batch.logit_rows)
                 if len(x) == 0:
                     return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
             x += self._adapted(index, "o", attended, layer.o(attended), rows)
-            x += self._mlp(index, x, rows)
+            x += self._mlp(index, residual.normed(layer.post_norm), rows)
             if seen is not None and index < len(deeper):
                 x[seen.rows] += deeper[index].to(x.dtype)
-        return self.head(self._rms(x, self.norm)).float()
+        return self.head(residual.normed(self.norm)).float()
 
-    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, keys: Stored, values: Stored) -> Tensor:
+    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, kv: KVStore, index: int) -> Tensor:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
+        heads, pair = c.num_heads, kv.pair(index)
         qkv = qkv.view(len(qkv), -1, c.head_dim)
-        qk, v = qkv.split((c.num_heads + c.num_kv_heads, c.num_kv_heads), 1)
+        qk = qkv[:, : heads + c.num_kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = self._rms(qk[:, : c.num_heads], layer.q_norm)
-            qk = torch.cat((q, self._rms(qk[:, c.num_heads :], layer.k_norm)), 1)
-        q, k = (qk if turn is None else rotate(qk, turn)).split((c.num_heads, c.num_kv_heads), 1)
-        keys.index_copy_(0, slots, k.to(keys.dtype))
-        values.index_copy_(0, slots, v.to(values.dtype))
-        return q
+            qk.copy_(torch.cat((self._rms(qk[:, :heads], layer.q_norm), self._rms(qk[:, heads:], layer.k_norm)), 1))
+        if turn is not None:
+            rotate(qk, turn)
+        if pair is not None:
+            pair.index_copy_(0, slots, qkv[:, heads:].to(pair.dtype))
+        else:
+            for store, rows in zip((kv.key(index), kv.value(index)), qkv[:, heads:].chunk(2, 1), strict=True):
+                store.index_copy_(0, slots, rows.to(store.dtype))
+        return qk[:, :heads]
 
     def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: RowsByAdapter | None) -> Tensor:
         """The product `y` of a matrix with `x`, with what the rows' adapters add."""
@@ -116,7 +122,6 @@ class LlamaModel:
 
     def _mlp(self, index: int, x: Tensor, rows: RowsByAdapter | None) -> Tensor:
         layer = self.layers[index]
-        x = self._rms(x, layer.post_norm)
         if layer.gate_up is None or layer.down is None:
             assert layer.experts is not None
             return layer.experts(x)
@@ -127,10 +132,48 @@ class LlamaModel:
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
-        # torch's own is ten small ops on a CPU: 40 µs a row against 15
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream of a pass. In float32 it has one more column, √(C·eps), so that the length of a row is what RMSNorm divides by but for √C, and
+    torch normalizes rows by one operation: a lone row's time is that of operations' code, which the weights between them drive out of the cache.
+
+    rows   [T, C], a view of `whole`
+    whole  [T, C + 1], or `rows`
+    root   [T, 1], √C
+    """
+
+    rows: Tensor
+    whole: Tensor
+    root: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, x: Tensor, eps: float) -> Residual:
+        if x.dtype != torch.float32:
+            return cls(x, x, x, eps)
+        count, columns = x.shape
+        whole = x.new_full((count, columns + 1), math.sqrt(columns * eps))
+        rows = whole[:, :columns]
+        rows.copy_(x)
+        return cls(rows, whole, x.new_full((count, 1), math.sqrt(columns)), eps)
+
+    def normed(self, weight: Tensor) -> Tensor:
+        """Return RMSNorm of the rows."""
+        if self.whole is self.rows:
+            return F.rms_norm(self.rows, weight.shape, weight, self.eps)
+        return torch._weight_norm_interface(self.whole, self.root, 0)[0][:, : len(weight)].mul_(weight)
+
+    def only(self, rows: Tensor) -> Residual:
+        """Return some of the rows, copied."""
+        if self.whole is self.rows:
+            return Residual.of(self.rows[rows], self.eps)
+        whole = self.whole[rows]
+        return Residual(whole[:, : self.rows.shape[1]], whole, self.root[: len(rows)], self.eps)
 
 
 def rotations(config: ModelConfig, device: torch.device) -> Tensor:
@@ -148,11 +191,14 @@ def turned_by_axes(table: Tensor, axes: Tensor, config: ModelConfig) -> Tensor:
     return table[axes[which].T, torch.arange(len(which), device=axes.device)]
 
 
-def rotate(x: Tensor, turn: Tensor) -> Tensor:
-    """Rotate pairs (x[2i], x[2i+1]); in float32, and in place when x is float32."""
-    turned = x.float()
-    torch.view_as_complex(turned.view(*x.shape[:-1], -1, 2)).mul_(turn)
-    return turned.to(x.dtype)
+def rotate(x: Tensor, turn: Tensor) -> None:
+    """Rotate pairs (x[2i], x[2i+1]) in place; computed in float32."""
+    if x.dtype == torch.float32:
+        torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(turn)
+    else:
+        turned = x.float()
+        rotate(turned, turn)
+        x.copy_(turned)
 
 
 # -- from weights ----------------------------------------------------------------------------------------------------
