@@ -90,7 +90,7 @@ class MockHandle:
         self._backend, self._segments, self.results, self.account = backend, segments, results, account
         self.prompt = 0  # prompt tokens of the pending answer
         self._index = self._next = 0  # of the segment to do next, and of its result
-        self._children: list[MockHandle] = []  # submitted, waiting for this one
+        self._children: list[MockHandle] | None = None  # submitted, waiting for this one; most never have any
         self.node: MockNode | None = None
         self.error: BaseException | None = None
 
@@ -254,6 +254,7 @@ class Mock:
             return parent.node
         with self._lock:
             if parent.node is None and parent.error is None:
+                parent._children = parent._children or []
                 parent._children.append(handle)
                 self._pending.add(handle)
                 return None
@@ -329,8 +330,8 @@ class Mock:
                 return []
             handle.node = end
             self._pending.discard(handle)
-            children, handle._children = handle._children, []
-            return children
+            children, handle._children = handle._children, None
+            return children or []
 
     def _fail(self, handle: MockHandle, error: BaseException) -> None:
         """Fail unfinished parts of a handle, and everything that waits for it, with the same error."""
@@ -342,8 +343,8 @@ class Mock:
                     continue
                 one.error = error
                 self._pending.discard(one)
-                failing += one._children
-                one._children = []
+                failing += one._children or ()
+                one._children = None
                 prompt, one.prompt = one.prompt, 0
             if prompt:
                 said = "".join(one.results[one._next - 1].deltas)

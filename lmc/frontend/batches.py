@@ -216,6 +216,8 @@ class PendingBatch:
     def _end(self, place: int, state: State) -> State:
         state.failure = self._program._ended(state, state.failure)  # pyright: ignore[reportPrivateUsage]
         del self._running[place]
+        assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
+        state.emitter.tidy()  # the states of large batches are kept
         if self._bar is not None:
             self._bar.update()
         return state

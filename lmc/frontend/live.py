@@ -127,6 +127,10 @@ class LiveEmitter:
             if ctx is not None and ctx.result is not None and ctx.handle is not None and not ctx.result.done:
                 ctx.handle.cancel()
 
+    def tidy(self) -> None:
+        """Forget requests that have been answered, of which nothing is left to cancel."""
+        self._asked = [ref for ref in self._asked if (ctx := ref()) is not None and ctx.result is not None and not ctx.result.done]
+
     def root(self) -> Prompt:
         return Prompt()
 

@@ -462,3 +462,14 @@ def test_a_batch_inside_of_an_async_program_leaves_the_loop_free():
         return len(child.run_batch([{"i": i} for i in range(3)]))
 
     assert program.run(backend=backend).ret_value == 3
+
+
+@lmc.function
+def two_answers(s, q):
+    s += q + lmc.gen("a", max_tokens=2) + "," + lmc.gen("b", max_tokens=2)
+
+
+def test_an_ended_item_keeps_nothing_to_cancel_its_requests_by() -> None:
+    """A batch keeps the states of thousands."""
+    states = two_answers.run_batch([{"q": "x"}, {"q": "y"}], backend=lmc.Mock())
+    assert [weakref.getweakrefcount(node) for state in states for node in state.ctx.nodes()] == [0] * sum(len(s.ctx.nodes()) for s in states)
