@@ -57,6 +57,8 @@ class RunPlan:
         if annotation.lazy and not ahead and not run.watched and run.limits is None and run.journal is None:
             result = Deferred(lambda: self._go(before, annotation, ask, run, planned._replace(group=None, members=1, sample_index=(0, 1))))
             return Prompt(before, (), result, DeferredHandle(result), ())
+        if annotation.move is None and not annotation.pins:
+            return before.submit(run.backend, ask, planned)
         handle = self._go(before, annotation, ask, run, planned)
         return Prompt(before, (), handle.results[0], handle, ())
 
