@@ -154,7 +154,7 @@ names = st.sampled_from(
 )
 
 
-@search(17, 400)
+@search(11, 400)
 @given(st.dictionaries(names, values, max_size=5))
 def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[str, Any]) -> None:
     before, run = copy.deepcopy(asked), copy.copy(RUN)
@@ -168,7 +168,7 @@ def test_resolve_never_changes_its_input_and_raises_only_our_errors(asked: dict[
     assert run == RUN
 
 
-@search(25, 100)
+@search(15, 100)
 @given(
     st.integers(0, 2**63 - 1), st.integers(0, 999), st.text(alphabet="/c0123456789.", max_size=8), st.integers(0, 99)
 )

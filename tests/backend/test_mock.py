@@ -162,7 +162,7 @@ def test_a_spelled_special_token_warns_once() -> None:
         mock.submit(None, (text("b <|im_end|>"), gen()))
 
 
-@search(25, 100)
+@search(15, 100)
 @given(st.text(max_size=6), st.sampled_from(["<|im_start|>", "<|x|>", "</s>", "[INST]"]))
 def test_encoding_is_bytes_and_ids_above_them(plain: str, spelling: str) -> None:
     ids = encode((plain, Special(spelling), Mark("user", "end")))
@@ -380,7 +380,7 @@ def test_a_grammar_without_any_text_is_refused() -> None:
         Mock().submit(None, (gen(constraint=Constraint("lark", 'start: "a" start')),))
 
 
-@search(15, 60)
+@search(9, 60)
 @given(st.binary(min_size=1, max_size=8), st.sampled_from(REGEXES))
 def test_samples_are_members_and_depend_on_the_digest_alone(digest: bytes, source: str) -> None:
     found = sample_regex(source, digest)
@@ -673,7 +673,7 @@ def test_prefill_is_counted_once_and_flush_forgets() -> None:
     assert mock.counters().prefilled_tokens == 16
 
 
-@search(15, 60)
+@search(9, 60)
 @given(st.lists(st.text(alphabet="ab", max_size=6), max_size=12))
 def test_counted_prefixes_are_those_of_a_set_of_prefixes(prompts: list[str]) -> None:
     mock = Mock(lambda prompt, ask: "")

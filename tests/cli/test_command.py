@@ -9,6 +9,7 @@ import typer
 
 from lmc.config import reset
 from tests.cli.harness import COMMAND
+from tests.searching import some
 
 
 def test_env_says_what_is_installed(lmc_cli, monkeypatch):
@@ -121,7 +122,7 @@ def bad_files(folder):
     (folder / "binary.lmir").write_bytes(b"\xff\xfe")
 
 
-@pytest.mark.parametrize("args, expected, words", BAD.values(), ids=BAD.keys())
+@some("args, expected, words", [pytest.param(*row, id=name) for name, row in BAD.items()], 2)
 def test_bad_input_gets_one_clear_message(lmc_cli, bad_files, args, expected, words):
     code, out, err = lmc_cli(*args)
     assert "Traceback" not in err + out

@@ -489,7 +489,7 @@ async def generators_that_are_closed(s, q):
 TABLE = cases(globals())
 
 
-@some("name", reversed(TABLE), 16)
+@some("name", reversed(TABLE), 24)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
     means_the_same(TABLE[name], tmp_path)

@@ -863,7 +863,7 @@ def _ways(program: Any, tmp: Path, compiled: Program) -> dict[str, Callable[...,
     }
 
 
-@some("name", TABLE, 24)
+@some("name", TABLE, 36)
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 def test_means_the_same(name: str, tmp_path: Path):
     means_the_same(TABLE[name], tmp_path)

@@ -85,7 +85,7 @@ _data = st.recursive(
 )  # fmt: skip
 
 
-@search(15, 60)
+@search(9, 60)
 @given(_data)
 def test_values_come_back(x: Any) -> None:
     back = there_and_back(x)
@@ -178,7 +178,7 @@ def test_bad_data_is_refused(data: Any) -> None:
         decode(data)
 
 
-@search(15, 60)
+@search(9, 60)
 @given(st.recursive(
     st.none() | st.integers() | st.text(max_size=5) | st.sampled_from([*codec._READ, "builtins:ValueError", "os:system", f"{__name__}:Page"]),
     lambda s: st.lists(s, max_size=4) | st.builds(lambda x: {"!": x}, st.lists(s, max_size=4)), max_leaves=12))  # fmt: skip
@@ -257,7 +257,7 @@ JSON = st.recursive(
     lambda inside: st.one_of(st.lists(inside, max_size=4), st.dictionaries(st.text(max_size=3), inside, max_size=3)), max_leaves=12)  # fmt: skip
 
 
-@search(20, 2000)
+@search(12, 2000)
 @given(JSON)
 def test_encoders_write_what_decoders_read(x: Any) -> None:
     slow, fast = json_data.JsonEncoder(), json_data.JsonEncoder()

@@ -22,7 +22,7 @@ def read(column: Any, count: int) -> list[Any]:
     return unpacked(from_bytes(to_bytes(column)), count)
 
 
-@search(30, 2000)
+@search(18, 2000)
 @given(st.lists(VALUES, max_size=8), st.lists(VALUES, min_size=1, max_size=2))
 def test_what_is_written_is_read(different: list[Any], alike: list[Any]) -> None:
     for values in (different, alike * FEW, [*alike * FEW, *different]):

@@ -200,7 +200,7 @@ def test_a_line_that_is_missing_or_moved_is_refused(tmp_path: Path) -> None:
     assert without_the_last is not None and not without_the_last.dropped  # as one that was cut off there
 
 
-@search(20, 80)
+@search(12, 80)
 @given(st.binary(max_size=60), st.lists(st.lists(st.one_of(st.integers(), st.text(max_size=3), st.lists(st.integers(), max_size=2)), max_size=8), max_size=3))
 def test_any_bytes_are_a_journal_or_refused(noise: bytes, found: list[Any]) -> None:
     head, total = first_line({})

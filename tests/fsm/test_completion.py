@@ -28,7 +28,7 @@ def test_examples():
     assert completion(PEOPLE, '[{"name": "An') == '", "age": 0}]'
 
 
-@search(25, 100)
+@search(15, 100)
 @given(st.integers(0, 60))
 def test_every_cut_of_a_member_is_completed_to_a_member(cut):
     text = '[{"name": "A\\nß", "age": -12}, {"name": "", "age": 0}]'

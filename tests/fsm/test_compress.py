@@ -58,7 +58,7 @@ def test_chains_may_end_inside_a_character():
     assert text == "世界".encode() + b"\xe5"
 
 
-@search(10, 200)
+@search(6, 200)
 @given(regexes)
 def test_the_language_stays(pattern):
     dfa, rng, tree = compile_regex(pattern), random.Random(pattern), parse(pattern)

@@ -49,7 +49,7 @@ def test_the_language_is_that_of_the_product(pattern, low, high):
     check(pattern, low, high)
 
 
-@search(30, 400)
+@search(18, 400)
 @given(regexes, st.integers(0, 5), st.integers(0, 6) | st.none())
 def test_the_language_of_any_regex_beside_any_length(pattern, low, more):
     language = parse(pattern)

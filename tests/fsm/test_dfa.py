@@ -106,7 +106,7 @@ def an_end_is_within_reach_of_every_state(automaton: ArrayDFA) -> bool:
         alive = grown
 
 
-@search(12, 400)
+@search(8, 400)
 @given(regexes)
 def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern):
     check_language(pattern, 6)
@@ -115,7 +115,7 @@ def test_any_regex_has_the_language_of_fullmatch_and_a_minimal_automaton(pattern
     assert equivalent_states(automaton) == automaton.states
 
 
-@search(25, 600)
+@search(15, 600)
 @given(flagged_regexes)
 def test_any_regex_with_classes_and_case_has_the_language_of_fullmatch(pattern):
     check_language(pattern, 6)

@@ -68,7 +68,7 @@ def test_without_enumerating_runs_are_not_longer_than_the_definition_allows(patt
         assert run == most[: len(run)], state
 
 
-@search(10, 200)
+@search(6, 200)
 @given(
     st.lists(st.text("ab:\"", min_size=1, max_size=3), min_size=1, max_size=3),
     st.lists(st.text("ab:\"", min_size=2, max_size=3), min_size=1, max_size=5, unique=True),
@@ -81,7 +81,7 @@ def test_runs_are_those_of_the_definition_on_any_small_vocabulary(words, merges)
         assert f.run(state).tokens == by_definition(f, state)
 
 
-@search(14, 200)
+@search(9, 200)
 @given(st.sampled_from(["order", '"', 'the"', ' "', "  ", "yes", '{"', "世"]), regexes)
 def test_no_legal_text_contradicts_a_run(head, rest):
     pattern = "".join(f"[{c}]" for c in head) + rest

@@ -340,7 +340,7 @@ def conditions(draw, plain, depth=2):
     return {kind: [draw(inner), draw(inner)]}
 
 
-@search(20, 600)
+@search(12, 600)
 @given(st.sampled_from(sorted(_KINDS)), st.data())
 def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind, data):
     base, values, plain = _KINDS[kind]
@@ -356,7 +356,7 @@ def test_what_follows_from_what_holds_for_exactly_the_values_that_it_should(kind
     assert [v for v in values if (dfa.accepts(json.dumps(v).encode()) and check(json.dumps(v)) is None) != valid.is_valid(v)] == []
 
 
-@search(40, 500)
+@search(24, 500)
 @given(st.randoms(use_true_random=False), st.integers(1, 3))
 def test_every_text_of_a_random_schema_validates(rng, depth):
     """And of a few values, those that are accepted. What is refused, or needs a stack, is not looked at."""

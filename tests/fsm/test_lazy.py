@@ -66,7 +66,7 @@ def test_the_language_is_that_of_the_whole_automaton(pattern):
     check_same_language(build(parse(pattern)), lazy_regex(pattern))
 
 
-@search(25, 400)
+@search(15, 400)
 @given(regexes)
 def test_the_language_of_any_regex_is_that_of_the_whole_automaton(pattern):
     check_same_language(build(parse(pattern)), lazy_regex(pattern), 400)

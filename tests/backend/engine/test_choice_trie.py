@@ -47,7 +47,7 @@ def test_unconditional_choices_are_a_tree_of_their_own():
 IDS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
-@search(25, 100)
+@search(15, 100)
 @given(st.lists(IDS, min_size=1, max_size=8))
 def test_a_trie_is_the_set_of_its_prefixes(choices):
     found = trie([branch(3, *ids) for ids in choices])

@@ -110,7 +110,7 @@ def test_stop_regex_cuts_at_its_match_and_streams_nothing_before():
     assert ending is not None and ending.text == "ab" and ending.reason["matched"] == "[0-9]{2}" and fed == ["ab"]
 
 
-@search(25, 200)
+@search(15, 200)
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 def test_any_seams_give_the_text_before_the_first_stop(text, stops, data):
     pieces = [m.decode() for m in (b"ab",)] + ["a", "b"]
@@ -169,7 +169,7 @@ def test_a_stream_has_each_tokens_log_probability_with_its_text():
 
 
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 40), regex=st.sampled_from(["(yes|no), [a-c]{1,9}", '\\{"name": "[a-z ]{1,9}", "ok": (true|false)\\}']))
-@search(15, 100)
+@search(9, 100)
 def test_an_answer_whose_text_comes_later_is_the_same(seed, n, regex):
     """Nobody looks at the text of the one while it grows; that of the other is looked at for a stop that never comes."""
     rng, told = random.Random(seed), {True: "", False: ""}

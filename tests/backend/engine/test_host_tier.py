@@ -168,10 +168,11 @@ def test_tokens_are_the_same_with_and_without():
     assert answers[0] == answers[1] == answers[2]
 
 
+@pytest.mark.search
 def test_a_copy_that_fails_is_computed_again():
     world = World(1200, host=4000)
     mover_of(world.core).fail = MemoryError("no memory")
-    world.run(agents(12, prompt=150, tool=0.5), check=True)
+    world.run(agents(size(6, 12), prompt=150, tool=0.5), check=True)
     stats = world.engine.stats()
     assert stats["host_failed"] > 0 and stats["host_in"] == stats["parked_leases"] == 0
 

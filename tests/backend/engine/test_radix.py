@@ -162,7 +162,7 @@ def test_a_namespace_that_is_empty_leaves_nothing_behind():
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=12)
 
 
-@search(15, 60)
+@search(9, 60)
 @given(st.lists(TOKENS, max_size=25), st.lists(TOKENS, min_size=1, max_size=10))
 def test_matches_like_a_set_of_prefixes(inserted, asked):
     tree, pool = RadixCache(), SlotAllocator(512)
@@ -178,7 +178,7 @@ def test_matches_like_a_set_of_prefixes(inserted, asked):
     assert len(tree.evict(10_000)) == len(known) - 1
 
 
-@search(25, 100)
+@search(15, 100)
 @given(TOKENS, TOKENS)
 def test_common_prefix_and_hashes_agree(a, b):
     n = common_prefix(ids(*a), ids(*b))

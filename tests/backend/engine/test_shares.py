@@ -37,7 +37,7 @@ def test_heads_go_by_their_groups(ranks, expected):
     assert found == expected
 
 
-@search(30, 200)
+@search(18, 200)
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 64), st.integers(1, 3000), st.integers(2, 3000))
 def test_every_part_is_somewhere_and_reads_the_heads_that_belong_to_it(kv, group, ranks, inner, words):
     config = replace(SMOLLM2, num_heads=kv * group, num_kv_heads=kv, intermediate_size=inner, vocab_size=words, max_context=16)
@@ -67,7 +67,7 @@ def _pass(rng, spans):
     return work
 
 
-@search(30, 200)
+@search(18, 200)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(9, 40)), min_size=1, max_size=12), st.integers(0, 7))
 def test_a_pass_is_read_as_it_was_told(spans, seed):
     rng = np.random.default_rng(seed)

@@ -54,7 +54,7 @@ def check(plan: Plan, spans: list[tuple[int, np.ndarray]], shares: int, window: 
         assert (row in direct) != bool(parts)
 
 
-@search(10, 40)
+@search(6, 40)
 @given(
     st.sampled_from(sorted(HEADS)),
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=5),

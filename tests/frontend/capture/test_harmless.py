@@ -17,7 +17,7 @@ from tests.searching import size
 from .comparing import evaluation, run_python
 from .recording import evaluate
 
-PROGRAMS = size(13, 300)
+PROGRAMS = size(8, 300)
 """Random programs that are looked at."""
 SLICES = size(1, 4)
 RAN: list[str] = []
