@@ -19,7 +19,7 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Image, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Result
+    from lmc.backend.results import Result
     from lmc.backend.usage import Prices
     from lmc.errors import Loc
 

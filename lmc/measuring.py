@@ -23,7 +23,8 @@ from random import Random
 from typing import Any
 
 import lmc
-from lmc.backend.base import Backend, Handle, Hints, Result
+from lmc.backend.base import Backend, Handle, Hints
+from lmc.backend.results import Result
 from lmc.backend.usage import Counters, Prices, Usage
 from lmc.segments import Segment
 

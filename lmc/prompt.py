@@ -14,7 +14,8 @@ from lmc.segments import Gen, Given, Image, Mark, Part, Segment, Select, Text, p
 from lmc.tools import with_calls
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Backend, Handle, Hints, Result
+    from lmc.backend.base import Backend, Handle, Hints
+    from lmc.backend.results import Result
 
 
 class Forked(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.errors import Loc
 from lmc.frontend.emitter import flat

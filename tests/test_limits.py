@@ -16,8 +16,8 @@ import pytest
 
 import lmc
 from lmc import limits
-from lmc.backend.base import Output, Result
 from lmc.backend.mock import CAPABILITIES, Mock
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Prices, Usage
 from lmc.frontend.interpreter import LiveEmitter
 from lmc.limits import Limits

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import lmc
 from lmc import pages, run_records
-from lmc.backend.base import Output, Result
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.cli.live import BatchView
 from lmc.frontend import notebook

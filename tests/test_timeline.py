@@ -10,8 +10,8 @@ import pytest
 
 import lmc
 from lmc.backend import recording
-from lmc.backend.base import Output, Result
 from lmc.backend.recording import EventRecorder, RecordedPass, RecordedRun
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.runahead.ledger import Record
 from lmc.timeline import events

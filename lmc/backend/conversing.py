@@ -21,8 +21,8 @@ from lmc.segments import Constraint, Gen, Mark, Part, plain
 from lmc.tools import call_of, with_calls
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Output
     from lmc.backend.engine.whole_template import WholeTemplate
+    from lmc.backend.results import Output
 
 
 class Trail(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from lmc.backend.base import Handle, Output, Result
+from lmc.backend.base import Handle
+from lmc.backend.results import Output, Result
 
 
 class Deferred(Result):

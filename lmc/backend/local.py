@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmc.backend.base import Capabilities, Handle, Health, Hints, Output, Result, Scored, check_adapter, check_supported
+from lmc.backend.base import Capabilities, Handle, Health, Hints, check_adapter, check_supported
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.draft_costs import Costs
@@ -38,6 +38,7 @@ from lmc.backend.engine.request import Group, Request, RequestKind
 from lmc.backend.engine.request_builder import ROOT, Finished, PromptPosition, RequestBuilder
 from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
+from lmc.backend.results import Output, Result, Scored
 from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError

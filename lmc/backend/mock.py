@@ -15,7 +15,7 @@ from inspect import signature
 from typing import Any
 
 from lmc import videos
-from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, Output, Result, Scored, check_supported
+from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, check_supported
 from lmc.backend.mock_answers import (
     Answers,
     Ask,
@@ -38,6 +38,7 @@ from lmc.backend.mock_prompt import (
 )
 from lmc.backend.mock_samples import KINDS
 from lmc.backend.mock_timer import timer
+from lmc.backend.results import Output, Result, Scored
 from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError

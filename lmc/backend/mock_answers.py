@@ -13,9 +13,9 @@ from hashlib import blake2b
 from inspect import signature
 from typing import Any, NamedTuple
 
-from lmc.backend.base import Output
 from lmc.backend.mock_prompt import MockNode, images_of, tokens_of
 from lmc.backend.mock_samples import member_of
+from lmc.backend.results import Output
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, BackendError, LmcError, shown
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import Output, Result
+from lmc.backend.results import Output, Result
 from lmc.durable.checks import of_ask, of_text, since_last
 from lmc.durable.groups import Ask, Record, output_of, record_of
 from lmc.durable.journal import MANY, JournalFile

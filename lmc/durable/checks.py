@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.images import digest
 from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Image, Mark, Select, Special

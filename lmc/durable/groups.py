@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from lmc import codec, json_data
-from lmc.backend.base import Output, Result
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.durable.cipher import Cipher
 from lmc.durable.columns import packed_numbers, packed_rows, unpacked

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any, BinaryIO
 
 from lmc import json_data
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
 from lmc.durable.groups import Answered, Entry, Record, first_line, group_of, line

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc import json_data
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.durable.cipher import Cipher, Key
 from lmc.durable.files import Sidecar, as_journal_error, opened, sync_directory, truncate, write_all
 from lmc.durable.groups import WELL, Ask, Entry, Record, file_of, group_of, line, output_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc import codec, json_data, pages
-from lmc.backend.base import Output
+from lmc.backend.results import Output
 from lmc.durable import call_records, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of

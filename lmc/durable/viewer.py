@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from lmc import codec
-from lmc.backend.base import Backend, Output, Result
+from lmc.backend.base import Backend
+from lmc.backend.results import Output, Result
 from lmc.durable import call_records, records
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.errors import ProgramError
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Taken
 from lmc.prompt import Prompt

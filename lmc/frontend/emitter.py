@@ -16,7 +16,7 @@ from lmc.frontend.values import Symbolic
 from lmc.segments import Special
 
 Ctx = Any  # lmc.prompt.Prompt, or the tracer's ctx value
-Answer = Any  # lmc.backend.base.Result, or the tracer's answer
+Answer = Any  # lmc.backend.results.Result, or the tracer's answer
 
 
 class Emitter(Protocol):

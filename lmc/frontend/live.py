@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lmc.answers import CUT_LIKE_SGLANG, check_whole
-from lmc.backend.base import Backend, Beyond, Hints, Output, ProgramRun, Result, check_supported, seed_of
+from lmc.backend.base import Backend, Beyond, Hints, ProgramRun, check_supported, seed_of
 from lmc.backend.deferred import is_asked
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.config import settings
 from lmc.errors import CancelledError, LmcError, Loc

@@ -20,7 +20,7 @@ from lmc.segments import Given, Image, Mark, Special, plain
 from lmc.thumbnails import thumbnail
 
 if TYPE_CHECKING:
-    from lmc.backend.base import Output, Result
+    from lmc.backend.results import Output, Result
     from lmc.frontend.streaming import StateView
 
 _OFTEN = 0.1  # seconds between two renderings of a growing text

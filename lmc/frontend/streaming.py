@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.frontend.emitter import Ctx, Emitter, Scoped, Stored, Taken
 from lmc.prompt import Excerpt, Piece, Prompt
 from lmc.segments import Given, Image, Mark, plain

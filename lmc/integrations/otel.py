@@ -24,7 +24,8 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, StatusCode, use_span
 
-from lmc.backend.base import Backend, Handle, Hints, Result
+from lmc.backend.base import Backend, Handle, Hints
+from lmc.backend.results import Result
 from lmc.errors import CancelledError
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.tools import call_tool

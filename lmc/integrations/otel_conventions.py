@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from lmc.backend.base import Output
+from lmc.backend.results import Output
 from lmc.errors import Loc
 from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Mark, Select, Special

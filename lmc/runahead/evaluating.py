@@ -13,7 +13,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.config import log
 from lmc.errors import LmcError
 from lmc.frontend.capture import code

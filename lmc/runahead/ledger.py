@@ -18,7 +18,8 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
-from lmc.backend.base import Hints, Result
+from lmc.backend.base import Hints
+from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.errors import Loc
 
 Address = tuple[int, int, str, int]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from lmc.backend.base import UNSCORED, Output, Scored
 from lmc.backend.families import Family
+from lmc.backend.results import UNSCORED, Output, Scored
 from lmc.serve.asking import Grown
 
 Json = dict[str, Any]

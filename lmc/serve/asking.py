@@ -14,7 +14,8 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 
 from lmc import observing
-from lmc.backend.base import Backend, Handle, Hints, Output, Result, Scored, seed_of
+from lmc.backend.base import Backend, Handle, Hints, seed_of
+from lmc.backend.results import Output, Result, Scored
 from lmc.backend.usage import MeteredAccount
 from lmc.errors import ConstraintError, LmcError
 from lmc.fsm.search import searcher

@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from lmc.backend.base import Backend, Result
+from lmc.backend.base import Backend
+from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.errors import JournalError, LmcError, ProgramError, message_of
 from lmc.frontend.interpreter import Function

@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from lmc.backend.base import Output
 from lmc.backend.mock import Mock
+from lmc.backend.results import Output
 from lmc.chat import ChatTemplate, conversation
 from lmc.segments import Constraint, Gen, SamplingParams, Select, Text, plain
 from lmc.tools import call_line, call_of

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.base import Backend, Hints, Output, Result, Scored
+from lmc.backend.base import Backend, Hints
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
+from lmc.backend.results import Output, Result, Scored
 from lmc.backend.usage import Usage
 from lmc.chat import CHATML
 from lmc.errors import (

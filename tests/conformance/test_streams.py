@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.base import Output, Scored
 from lmc.backend.mock import Mock
+from lmc.backend.results import Output, Scored
 from lmc.errors import BackendError
 from tests.backend.gated import Gated
 from tests.conformance.harness import opaque

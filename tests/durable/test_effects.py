@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.durable import files, journal, records
 from lmc.errors import InDoubtEffect, JournalError
 from tests.durable import journaled

@@ -12,7 +12,7 @@ import pytest
 
 import lmc
 from lmc import json_data
-from lmc.backend.base import Output, Result
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.durable import answers, journal, records
 from lmc.durable.groups import first_line

@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc import observing
-from lmc.backend.base import Result
+from lmc.backend.results import Result
 from lmc.errors import BackendError
 from lmc.segments import Gen
 from tests.backend.gated import Gated

@@ -307,7 +307,7 @@ BROKEN = {
 @pytest.fixture(params=BROKEN, ids=lambda error: type(error).__name__)
 def broken(request, monkeypatch):
     """Streams fail with an error behind their first piece."""
-    from lmc.backend.base import UNSCORED
+    from lmc.backend.results import UNSCORED
     from lmc.serve.asking import Grown, RequestedAnswers
 
     follow = RequestedAnswers.follow

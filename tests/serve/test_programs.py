@@ -15,7 +15,7 @@ import pytest
 from pydantic import Field
 
 import lmc
-from lmc.backend.base import Output, Result
+from lmc.backend.results import Output, Result
 from lmc.serve.programs import _Variable, arguments_model
 from lmc.userfiles import load_program
 from tests.serve.serving import ByHand, events, post, running, talk, until

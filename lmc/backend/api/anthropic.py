@@ -23,7 +23,8 @@ from lmc.backend.api.place import PromptNode
 from lmc.backend.api.sse import events
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import bounded, listed_models, lowered, parsed, refused, secrets_of, with_userinfo_in_header
-from lmc.backend.base import Beyond, Capabilities, Output
+from lmc.backend.base import Beyond, Capabilities
+from lmc.backend.results import Output
 from lmc.backend.usage import Prices
 from lmc.config import log
 from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError

@@ -32,7 +32,8 @@ from lmc.backend.api.messages import outside
 from lmc.backend.api.place import ROOT, PromptNode, Rest
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
 from lmc.backend.api.verify import matching
-from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, Output, Result, check_supported
+from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, check_supported
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, Prices, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.config import log

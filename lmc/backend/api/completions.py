@@ -45,7 +45,8 @@ from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
-from lmc.backend.base import Beyond, Capabilities, Output
+from lmc.backend.base import Beyond, Capabilities
+from lmc.backend.results import Output
 from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate
 from lmc.config import log

@@ -18,8 +18,8 @@ from lmc.backend.api.bodies import Listed, cost_of
 from lmc.backend.api.client import AttemptUsage
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.tokens import Tokens
-from lmc.backend.base import Output
 from lmc.backend.engine.choices import decide
+from lmc.backend.results import Output
 from lmc.segments import ChoicesMethod, Select
 
 Ids = tuple[int, ...]

@@ -35,7 +35,8 @@ from lmc.backend.api.sglang_bodies import (
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
-from lmc.backend.base import Beyond, Capabilities, Hints, Output
+from lmc.backend.base import Beyond, Capabilities, Hints
+from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log

@@ -20,7 +20,8 @@ from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
-from lmc.backend.base import Beyond, Capabilities, Output
+from lmc.backend.base import Beyond, Capabilities
+from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log

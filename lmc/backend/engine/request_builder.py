@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmc.backend.base import UNSCORED, Output, Scored
 from lmc.backend.engine.answer import Answer, OnText
 from lmc.backend.engine.choice_trie import Continuation
 from lmc.backend.engine.choices import Choice, decide
@@ -22,6 +21,7 @@ from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, laid, lift
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.token_ids import TokenLogprob
+from lmc.backend.results import UNSCORED, Output, Scored
 from lmc.backend.usage import Usage
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError

@@ -17,9 +17,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import Capabilities, Handle, Health, Hints, Result, check_supported
+from lmc.backend.base import Capabilities, Handle, Health, Hints, check_supported
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
+from lmc.backend.results import Result
 from lmc.backend.usage import Counters
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here

@@ -10,9 +10,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import HEALTHY, Backend, Handle, Hints, Result, SaysHealth, Scored
+from lmc.backend.base import HEALTHY, Backend, Handle, Hints, SaysHealth
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
+from lmc.backend.results import Result, Scored
 from lmc.backend.usage import MeteredAccount, Usage
 
 log = logging.getLogger("lmc.pipe")

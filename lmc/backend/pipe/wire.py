@@ -16,7 +16,8 @@ from dataclasses import fields
 from typing import Any
 
 from lmc import codec, json_data, videos
-from lmc.backend.base import Beyond, Capabilities, Hints, Output, Scored
+from lmc.backend.base import Beyond, Capabilities, Hints
+from lmc.backend.results import Output, Scored
 from lmc.backend.usage import Prices, Usage
 from lmc.errors import BackendError, Loc
 from lmc.images import data_url

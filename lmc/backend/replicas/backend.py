@@ -24,10 +24,11 @@ from operator import add
 from typing import Any
 
 from lmc.backend.api.prefixes import BLOCK, extended
-from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, Output, Result, Scored
+from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement, PlacementTarget
 from lmc.backend.replicas.process import Process
+from lmc.backend.results import Output, Result, Scored
 from lmc.backend.usage import Counters, charge
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError

@@ -18,7 +18,8 @@ from typing import Any, Literal
 from dspy import lm15
 
 from lmc import observing
-from lmc.backend.base import Backend, Handle, Hints, Output, Result, seed_of
+from lmc.backend.base import Backend, Handle, Hints, seed_of
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.config import default_backend
 from lmc.constraints import make_constraint
