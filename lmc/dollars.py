@@ -24,7 +24,7 @@ from lmc.passes.plan_cache import messages_of, path_of, reached
 from lmc.passes.predict import longest_answer
 
 if TYPE_CHECKING:
-    from lmc.runahead.program import Program
+    from lmc.runahead.compiled import CompiledProgram
 
 _UNKNOWN = 50  # assumed tokens of a text that is not known yet
 _MESSAGE = 3  # tokens that a message has besides its text, about
@@ -89,7 +89,7 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
     return Dollars(certain, expected, costliest(graph, whole), prompts, mean.guessed)
 
 
-def of_program(program: Program[..., Any]) -> Iterator[str]:
+def of_program(program: CompiledProgram) -> Iterator[str]:
     """Yield lines on what runs of a program will cost and have cost, if its backend has prices."""
     backend = program.backend or (default_backend() if has_default_backend() else None)
     prices = None if backend is None else backend.capabilities.prices

@@ -23,10 +23,10 @@ from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
-    from lmc.runahead.program import Program, Stats
+    from lmc.runahead.compiled import CompiledProgram, Stats
 
 
-def explain(program: Program[..., Any]) -> str:
+def explain(program: CompiledProgram) -> str:
     """Return the report, one fact a line."""
     planned = _planned(program)
     lines = [
@@ -38,22 +38,22 @@ def explain(program: Program[..., Any]) -> str:
     return "\n".join([*lines, *of_runs(program)])
 
 
-def of_runs(program: Program[..., Any]) -> list[str]:
+def of_runs(program: CompiledProgram) -> list[str]:
     """Return what its runs were like, in lines."""
     return [*_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
 
 
-def to_html(program: Program[..., Any]) -> str:
+def to_html(program: CompiledProgram) -> str:
     """Render the whole page: of its runs the conversation, the source and the timeline, then the graph."""
     return page(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
-def to_fragment(program: Program[..., Any]) -> str:
+def to_fragment(program: CompiledProgram) -> str:
     """Render the graph in a line that opens to the same, as a fragment for notebooks."""
     return folded(to_line(program), program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
-def to_json(program: Program[..., Any]) -> str:
+def to_json(program: CompiledProgram) -> str:
     """Return the same for programs: one object, whose `ops` are in the order of the graph."""
     found = section(program, _planned(program))
     profile = program.profile
@@ -73,12 +73,12 @@ def to_json(program: Program[..., Any]) -> str:
 # -- the parts -----------------------------------------------------------------------------------------------------
 
 
-def sections(program: Program[..., Any]) -> list[Section]:
+def sections(program: CompiledProgram) -> list[Section]:
     """Render the planned graph, and folded below it the graph as traced."""
     return [section(program, _planned(program)), Section("Before the passes", program.graph())]
 
 
-def section(program: Program[..., Any], planned: Planned) -> Section:
+def section(program: CompiledProgram, planned: Planned) -> Section:
     """Render the planned graph, with what is known of its ops."""
     found = _measured(program, planned.graph)
     graph = counted(planned.graph, found.blocks) if found.runs else planned.graph
@@ -109,11 +109,11 @@ def section(program: Program[..., Any], planned: Planned) -> Section:
     return Section(f"@{graph.name}({shown})", graph, expected, seen, critical, runs, [*facts, *notes], tables, measure.unit)
 
 
-def _planned(program: Program[..., Any]) -> Planned:
+def _planned(program: CompiledProgram) -> Planned:
     return program.planner.planned(program.graph(), program.target)
 
 
-def _measured(program: Program[..., Any], graph: Graph) -> Measured:
+def _measured(program: CompiledProgram, graph: Graph) -> Measured:
     return measured(graph, [list(ledger.records) for ledger in tuple(program.profile.runs)])
 
 
@@ -122,12 +122,12 @@ def _seen_of(total: Total) -> MeasuredAsk:
     return MeasuredAsk(total.count, u.prompt_tokens, u.cached_tokens, u.completion_tokens, u.forced_tokens, u.passes, total.seconds)
 
 
-def _facts(program: Program[..., Any]) -> list[str]:
+def _facts(program: CompiledProgram) -> list[str]:
     """Return the sentences of `explain` on runs and prices."""
     return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *dollars.of_program(program))]
 
 
-def _of_runs(program: Program[..., Any]) -> str:
+def _of_runs(program: CompiledProgram) -> str:
     """Render the program's latest runs."""
     ledgers = list(program.profile.runs)
     state = program.profile.latest()
@@ -162,7 +162,7 @@ def _plain(x: Expected | MeasuredAsk) -> dict[str, Any]:
     return {name: getattr(x, name) for name in x.__dataclass_fields__}
 
 
-def to_line(program: Program[..., Any]) -> str:
+def to_line(program: CompiledProgram) -> str:
     """Render the graph as one line."""
     kinds = [op.kind for op in program.graph().ops()]
     parts = [several(kinds.count(kind), word) for kind, word in (("gen", "gen"), ("select", "select"), ("switch", "undecided branch"))]
@@ -185,7 +185,7 @@ def _shape(graph: Graph) -> Iterator[str]:
     yield from (f"    {op.attr('reason')} ({op.loc})" for op in stopped)
 
 
-def _plan(program: Program[..., Any], planned: Planned) -> Iterator[str]:
+def _plan(program: CompiledProgram, planned: Planned) -> Iterator[str]:
     target = program.target
     yield f"  plan for {target.kind} with the {target.template.name} template: {several(sum(1 for _ in planned.graph.ops()), 'op')}"
     for what, count in planned.stats.items():
@@ -219,7 +219,7 @@ def _cost(section: Section, i: int) -> str:
     return text
 
 
-def _stats(program: Program[..., Any]) -> Iterator[str]:
+def _stats(program: CompiledProgram) -> Iterator[str]:
     stats: Stats = program.stats
     profile = program.profile
     if not stats.runs:

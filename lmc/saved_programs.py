@@ -30,7 +30,7 @@ from lmc.ir.core import Graph
 from lmc.ir.verifier import verify
 
 if TYPE_CHECKING:
-    from lmc.runahead.program import Program
+    from lmc.runahead.compiled import CompiledProgram
 
 VERSION = 2
 MAGIC = "lmc-program"
@@ -42,7 +42,7 @@ _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, boo
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, program: Program[..., Any]) -> None:
+def write(path: Path, program: CompiledProgram) -> None:
     """Write a program to a file atomically: readers never see a partial one. Raises ProgramError."""
     data = {
         "program": _function(program.function),

@@ -9,14 +9,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.config import log
 from lmc.errors import Loc
+from lmc.runahead.records import Record
 
 if TYPE_CHECKING:
+    from lmc.frontend.live import Run
     from lmc.frontend.state import State
-    from lmc.runahead.ledger import Ledger
 
 FIRST_COST = 0.04
 """Assumed seconds of the first evaluation: it compiles the code it meets."""
@@ -40,6 +41,21 @@ _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
 
+class EndedRun(Protocol):
+    """A run as it is kept for reports: its ledger (ledger.py)."""
+
+    run: Run
+    stream: str
+    made_ahead: int
+    used: int
+    wasted: int
+    wasted_tokens: int
+    records: list[Record]
+    host_calls: list[tuple[str, float, float]]
+    began: float
+    ended: float
+
+
 class Profile:
     """Shared by all runs of a program, from any thread. Its numbers are advice: a lost update costs nothing but time."""
 
@@ -47,7 +63,7 @@ class Profile:
         self.cost = FIRST_COST
         self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
-        self.runs: deque[Ledger] = deque(maxlen=KEPT)
+        self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
         self.passed: Counter[Hashable] = Counter()  # sites that may raise but did not
         self._lines: dict[Hashable, list[int]] = {}  # reading line, alone and with the stream it waits for: evaluations there, requests that they made
@@ -117,7 +133,7 @@ class Profile:
         for name in _SAVED:
             setattr(self, name, type(getattr(self, name))(measured[name]))
 
-    def ended(self, ledger: Ledger) -> None:
+    def ended(self, ledger: EndedRun) -> None:
         """Record the end of a run."""
         self.asked += ledger.made_ahead
         self.used += ledger.used

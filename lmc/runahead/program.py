@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter, thread_time
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
 from lmc.backend.base import Backend
-from lmc.backend.usage import Counters
 from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.expressions import caller_loc
@@ -29,6 +28,7 @@ from lmc.ir.core import Graph
 from lmc.passes.base import Target
 from lmc.passes.manager import run_pipeline
 from lmc.runahead.annotations import Annotations
+from lmc.runahead.compiled import Stats
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -39,20 +39,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
     from lmc.frontend.typed import RunOptions
-
-
-@dataclass
-class Stats:
-    """Counters of a program so far.
-
-    counters  the backend's work during the last call or batch
-    note      in which way that differs from what its answers say of themselves; "" if it does not
-    """
-
-    runs: int = 0
-    run_seconds: float = 0.0
-    counters: Counters = field(default_factory=Counters)
-    note: str = ""
 
 
 @users_frames
