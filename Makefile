@@ -43,12 +43,13 @@ model: $(VENV)/.dev $(VENV)/.model  ## tests on the small real model
 api: $(VENV)/.dev  ## API backends against stand-ins of their servers on this machine; no key, no network
 	$(PYTEST) -q -n auto -m api
 
-lint: style types  ## ruff, import contracts, pyright
+lint: style types  ## ruff, import contracts, no import circles, pyright
 
 style: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check lmc
 	$(VENV)/bin/lint-imports
+	$(PY) docs/make_house.py --circles
 
 types: $(VENV)/.dev
 	$(VENV)/bin/pyright --pythonpath $(PY)

@@ -1,6 +1,7 @@
 """Draw how the packages import each other, and list the circles among modules: docs/pictures/house.svg.
 
     python docs/make_house.py            # write the picture, print the circles
+    python docs/make_house.py --circles  # print them alone, and fail if there are any
 
 Of circles every import counts: at the top, in functions, and under TYPE_CHECKING; the picture has those of run time. Packages stand above what they import;
 a red arrow points up, against that order.
@@ -9,6 +10,7 @@ a red arrow points up, against that order.
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +36,7 @@ def modules(root: Path = ROOT) -> dict[str, Path]:
 def imports(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[str, bool]]:
     """Yield the modules of lmc that a module imports, and whether under TYPE_CHECKING only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    typing_only = {id(n) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.unparse(test.test)
+    typing_only = {id(n) for test in ast.walk(tree) if isinstance(test, ast.If) and isinstance(test.test, ast.Name) and test.test.id == "TYPE_CHECKING"
                    for statement in test.body for n in ast.walk(statement)}  # fmt: skip
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -109,14 +111,18 @@ def draw(found: nx.DiGraph) -> Picture:
     return picture
 
 
-def main() -> None:
+def main(only_circles: bool) -> int:
     found = graph()
-    (ROOT / "docs" / "pictures" / "house.svg").write_text(draw(found).svg(), encoding="utf-8")
+    if not only_circles:
+        (ROOT / "docs" / "pictures" / "house.svg").write_text(draw(found).svg(), encoding="utf-8")
     rings = circles(found)
     print(f"{len(found)} modules, {found.number_of_edges()} imports; {len(rings) or 'no'} circles, type checkers' imports counted")
     for circle in rings:
         print(f"  {len(circle):3}  {', '.join(circle[:6])}{' …' if len(circle) > 6 else ''}")
 
 
+    return 1 if only_circles and rings else 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main("--circles" in sys.argv))
