@@ -37,7 +37,7 @@ def _write(summed, bias, y, row, out, rows, outputs, BIASED: tl.constexpr):
     tl.store(to, summed.to(y.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # or the first launched pass whose rows are no multiple of 16 would wait for a compiler
 def _multiply(
     x, w, bias, y, parts, ended, rows, outputs, columns, BIASED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
