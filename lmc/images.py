@@ -270,15 +270,17 @@ def decoded(image: Image) -> Pillow:
     """Return RGB pixels, upright; transparent areas are white."""
     require("an engine's image(…)", "images")
     from PIL import Image as pillow
+    from PIL import ImageOps
 
-    with _told(image.loc), _opened(read(image).source) as picture:
-        _check_frame(picture, image.loc)
-        upright = _turned(picture)
+    with _told(image.loc), _opened(read(image).source) as upright:
+        _check_frame(upright, image.loc)
+        ImageOps.exif_transpose(upright, in_place=True)
         if upright.mode in ("RGB", "L", "1"):
             return upright.convert("RGB")
-        seen = upright.convert("RGBA")
-        ground = pillow.new("RGBA", seen.size, "white")
-        return pillow.alpha_composite(ground, seen).convert("RGB")
+        seen = upright if upright.mode == "RGBA" else upright.convert("RGBA")  # copies of the largest pictures are 256 MiB each
+        ground = pillow.new("RGB", seen.size, "white")
+        ground.paste(seen, mask=seen.getchannel("A"))
+        return ground
 
 
 @contextmanager

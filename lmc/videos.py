@@ -119,7 +119,7 @@ class Film:
         if self.count > MOST_FRAMES:
             raise ParameterError(f"video(…): {self.count} frames, and the limit is {MOST_FRAMES}; cut it", loc=self._loc)
         if video.frames is not None and (wanted := video.frames.num_frames or 0) > self.count:
-            raise ParameterError(f"video(num_frames={wanted}): the video has {self.count} frames", loc=self._loc)
+            raise ParameterError(f"video(num_frames={wanted}): the video has {self.count} frame{'s' * (self.count > 1)}", loc=self._loc)
         self.rate = rate or (self.count / seconds if seconds else 24.0)  # a file of one frame may declare neither
 
     @property
