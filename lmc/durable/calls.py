@@ -76,19 +76,23 @@ class KnownEffects:
         try:
             self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
         except TypeError:  # of a class with `__slots__` and no `__weakref__` among them
+            if self.has_made(instance):
+                return
             with self.lock:
                 self.instances[key] = held = _Held(instance)
                 self._unreferable.append(held)
-                if len(self._unreferable) > self._most:
-                    self._drop()
+                gone = self._dropped() if len(self._unreferable) > self._most else []
+            del gone  # finalizers of the program's, which may make calls, run without the lock
 
-    def _drop(self) -> None:
-        """Drop the instances without weak references that only this object holds: at most as many stay as the program has, or in cycles."""
-        gone = [held for held in self._unreferable if sys.getrefcount(held.instance) <= 2]  # the field, and the argument
+    def _dropped(self) -> list[_Held]:
+        """Take out the instances without weak references that only this object holds: at most as many stay as the program has, or in cycles."""
+        kept, gone = list[_Held](), list[_Held]()
+        for held in self._unreferable:
+            (gone if sys.getrefcount(held.instance) <= 2 else kept).append(held)  # the field, and the argument
         for held in gone:
             del self.instances[id(held.instance)]
-        self._unreferable = [held for held in self._unreferable if held not in set(gone)]
-        self._most = max(2 * len(self._unreferable), _UNREFERABLE)
+        self._unreferable, self._most = kept, max(2 * len(kept), _UNREFERABLE)
+        return gone
 
     def has_made(self, x: Any) -> bool:
         """Return whether the program has made an object."""

@@ -447,6 +447,22 @@ class _Constructor:
     def __repr__(self) -> str:
         return repr(self.cls)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cls, name)  # such as its name, in messages
+
+    def __copy__(self) -> _Constructor:
+        return self
+
+    def __deepcopy__(self, memo: object) -> _Constructor:
+        return self  # as a class, which is never copied: not the run, and its journal's file
+
+    def __reduce__(self) -> Any:
+        return _class_itself, (self.cls,)
+
+
+def _class_itself(cls: type) -> type:
+    return cls
+
 
 def _named(found: Any, fn: Any) -> Any:
     """Return what is called in place of a function, with its name and signature: it may be kept, or looked at."""

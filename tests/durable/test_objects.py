@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import operator
+import pickle
 import queue
 import random
 import sys
@@ -597,3 +598,43 @@ def test_a_run_keeps_few_objects_without_weak_references_that_it_has_dropped() -
     for _ in range(1000):
         known.keep(Slim())
     assert all(map(known.has_made, live)) and len(known.instances) < 150
+
+
+def test_what_a_finalizer_makes_is_kept_too() -> None:
+    """Finalizers of dropped objects run without the lock, which a call in them takes."""
+    known, locked = KnownEffects(), list[bool]()
+
+    class Final:
+        __slots__ = ()
+
+        def __del__(self) -> None:
+            locked.append(known.lock.locked())
+
+    for _ in range(200):
+        known.keep(Final())
+    assert locked and not any(locked)
+
+
+def test_an_object_that_is_kept_twice_is_dropped_as_one() -> None:
+    """By `object.__new__` in a class's own `__new__`, and as what its constructor gives."""
+    known = KnownEffects()
+    for _ in range(1000):
+        slim = Slim()
+        known.keep(slim)
+        known.keep(slim)
+    assert len(known.instances) < 150
+
+
+@lmc.function
+def copies_a_table_of_objects(s: Any) -> Any:
+    table = defaultdict(Memory)
+    _ = table["a"]
+    s += lmc.gen("a", max_tokens=2)
+    return len(copy.deepcopy(table)), len(pickle.loads(pickle.dumps(table)))
+
+
+def test_a_table_that_makes_objects_is_copied_without_the_run(tmp_path: Path) -> None:
+    """Its factory stands for the class of the program, and holds the run."""
+    expected = copies_a_table_of_objects.run(backend=lmc.Mock()).ret_value
+    for _ in range(2):
+        assert copies_a_table_of_objects.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == expected
