@@ -267,11 +267,14 @@ class _Connection(asyncio.Protocol):
                 raise ValueError(f"two lengths, {headers[name]} and {value}")
             headers[name] = value
         self._status, self._headers = int(status), headers
-        if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
-            raise Fault(f"the answer is compressed ({coding[:20]}), which was not asked for; perhaps a proxy in between does that")
+        if (coding := headers.get("content-encoding", "").lower()) not in ("", "identity"):
+            raise Fault(
+                f"the answer is compressed ({coding[:20]}), which was not asked for; perhaps a proxy in between does that",
+                status=self._status if self._status >= 300 else None,
+            )
         if version == "HTTP/1.0":
             headers.setdefault("connection", "close")
-        self._chunked = "chunked" in headers.get("transfer-encoding", "")
+        self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
         length = headers.get("content-length")
         self._until_end = not self._chunked and length is None and self._status not in (204, 304)
         self._left = _size(length, 10) if length is not None and not self._chunked else 0

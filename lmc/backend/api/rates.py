@@ -309,6 +309,6 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 def _date(text: str) -> datetime | None:
     try:
         found = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the second: an offset of too many digits
         return None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
