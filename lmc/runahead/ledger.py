@@ -89,7 +89,7 @@ class Asked(NamedTuple):
     """A request of Python's.
 
     handle, tail  of its prompt
-    begins        the number of the request whose answer the tail follows; another prompt; None: the beginning
+    begins        the number of the request whose answer the tail follows; None: the beginning; a prompt: it, the tail included, is not known by number
     after         the handle of prompt and answer
     """
 
@@ -202,9 +202,11 @@ class Ledger:
     def after(self, asked: Asked) -> Prompt:
         """Return the prompt with the answer to a request of Python's: one node for each answer and the text before it."""
         for one in islice(self._all, len(self._prompts), None):  # an earlier one first
-            begins = self._prompts[one.begins] if isinstance(one.begins, int) else one.begins
-            before = Prompt(begins, one.tail, None, one.handle, one.tail)
-            before.forked = one.forked
+            if isinstance(one.begins, Prompt):
+                before = one.begins  # with the tail
+            else:
+                before = Prompt(None if one.begins is None else self._prompts[one.begins], one.tail, None, one.handle, one.tail)
+                before.forked = one.forked
             self._prompts.append(Prompt(before, (), one.result, one.after, ()))
         return self._prompts[asked.number]
 
