@@ -302,6 +302,8 @@ class Mock:
                 return None
             if delay > 0:
                 with self._lock:
+                    if handle.error is not None:  # cancelled meanwhile
+                        return None
                     handle.prompt = node.length
                     self._pending.add(handle)
                 self._later(handle, result, output, after, delay)

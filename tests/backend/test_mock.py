@@ -20,7 +20,7 @@ import lmc
 from lmc.backend.base import Backend, Handle
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.backend.mock_answers import Ask
-from lmc.backend.mock_prompt import encode, special_id
+from lmc.backend.mock_prompt import ROOT, encode, special_id
 from lmc.backend.mock_samples import member_of, sample_regex
 from lmc.backend.usage import Counters
 from lmc.chat import RoleTemplate
@@ -131,9 +131,7 @@ def test_how_text_is_cut_does_not_matter() -> None:
     mock = Mock()
     whole = mock.submit(None, (text("héllo wörld", Special("<|im_end|>")), gen()))
     part = mock.prefill(None, (text("hé"),))
-    cut = mock.submit(
-        part, (text("llo", Mark("user", "begin"), " w", ""), text("örld"), text(Special("<|im_end|>")), gen())
-    )
+    cut = mock.submit(part, (text("llo", Mark("user", "begin"), " w", ""), text("örld"), text(Special("<|im_end|>")), gen()))
     assert whole.results[0].output().text == cut.results[0].output().text
     assert mock.call_log[0] == mock.call_log[1]
     assert hash(mock.call_log[0]) == hash(mock.call_log[1])
@@ -298,11 +296,7 @@ SCHEMAS: list[tuple[Any, Callable[[Any], bool]]] = [
             "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/node"}},
             "required": ["name"],
             "additionalProperties": False,
-            "$defs": {
-                "node": {
-                    "anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}]
-                }
-            },
+            "$defs": {"node": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}]}},
         },
         lambda x: isinstance(x["name"], str) and linked(x.get("next")),
     ),
@@ -574,6 +568,20 @@ def test_cancelling_what_is_done_changes_nothing() -> None:
     handle = Mock().submit(None, (gen(),))
     handle.cancel()
     assert handle.results[0].output().text
+
+
+def test_a_request_that_is_cancelled_while_it_begins_is_not_left() -> None:
+    def latency(ask: Ask) -> float:
+        if ask.name == "child":
+            child.cancel()  # by another thread
+        return 3600
+
+    mock = Mock(latency=latency)
+    parent = mock.submit(None, (gen(name="parent"),))
+    child = mock.submit(parent, (gen(name="child"),))
+    mock._go(child, ROOT)  # the parent's answer has arrived
+    assert isinstance(child.results[0].error, CancelledError) and mock._pending == {parent}
+    mock.close()
 
 
 def test_close_ends_what_is_running_and_refuses_more() -> None:
