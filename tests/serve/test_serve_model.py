@@ -70,12 +70,9 @@ def test_a_cached_prompt_is_shared_under_one_salt_only(engine):
 
 def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
     async def work(client, app):
-        body = {"prompt": "x", "regex": "(a{1000}){1000}", "max_tokens": 3}
-        answer = (await client.post("/v1/completions", json=body)).json()
-        assert "takes too long" in answer["error"]["message"], answer  # a step has a budget
-        body = {"prompt": "x", "regex": "a{1000}", "max_tokens": 3}
-        answer = (await client.post("/v1/completions", json=body)).json()
-        assert set(answer["choices"][0]["text"]) == {"a"} and answer["choices"][0]["finish_reason"] == "length", answer
+        for regex in ("(a{1000}){1000}", "a{1000}"):
+            answer = (await client.post("/v1/completions", json={"prompt": "x", "regex": regex, "max_tokens": 3})).json()
+            assert set(answer["choices"][0]["text"]) == {"a"} and answer["choices"][0]["finish_reason"] == "length", answer
 
     talk(engine, work)
 

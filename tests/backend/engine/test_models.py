@@ -434,7 +434,7 @@ def test_a_gguf_that_has_no_room_without_quantization_is_refused_before_it_is_re
     refused = r'the weights need 0\.5 GiB as float32, and cpu has 0\.3 GiB free; dtype="bfloat16" needs half'
     with pytest.raises(ModelLoadError, match=refused):  # by the size of the copy, if there is one
         load("smollm2", dtype="float32")
-    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("lmc.config.cache_dir", lambda: tmp_path)
     monkeypatch.setattr(gguf.GgufFile, "tensor", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(ModelLoadError, match=refused):
         load("smollm2", dtype="float32")
@@ -445,7 +445,7 @@ def test_a_gguf_that_has_no_room_without_quantization_is_refused_before_it_is_re
 
 @pytest.fixture
 def fresh_cache(monkeypatch, tmp_path):
-    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("lmc.config.cache_dir", lambda: tmp_path)
     return tmp_path / "models"
 
 
@@ -538,7 +538,7 @@ def test_a_changed_source_is_another_copy_and_the_old_one_goes(small, fresh_cach
 
 def test_a_cache_that_cannot_be_written_is_no_error(small, monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path / "file")
+    monkeypatch.setattr("lmc.config.cache_dir", lambda: tmp_path / "file")
     with caplog.at_level(logging.WARNING, "lmc"):
         assert cache.entry(gguf.embedded_path(), "float32") is None
     assert "every load converts the model again; set LMC_CACHE_DIR" in caplog.text
@@ -547,9 +547,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(small, monkeypatch, tmp_path
 def _store_and_load(args):
     """Runs in another process: whatever is read is whole."""
     source, folder, value = args
-    cache.cache_dir = lambda: folder
+    import lmc.config
     from lmc.backend.engine.models.config import ModelConfig
 
+    lmc.config.cache_dir = lambda: folder
     config = ModelConfig("llama", 1, 1, 1, 2, 2, 2, 2, 2)
     place = cache.entry(source, "float32")
     for _ in range(20):
