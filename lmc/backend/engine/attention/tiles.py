@@ -202,16 +202,8 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.
     cuts.sort()
     cuts = cuts[:-1][cuts[1:] != cuts[:-1]]  # each once, but for the last, where nothing begins
     of = ends.searchsorted(cuts, side="right")
-    tiles, inside = tiles[of], cuts - begins[of]
-    found = np.zeros((len(cuts), PIECE), np.int64)
-    found[:, :2] = tiles[:, :2]
-    found[:, 2] = tiles[:, 2] + inside
-    found[:-1, 3], found[-1, 3] = cuts[1:], total
-    sizes = found[:, 3] - cuts
-    found[:, 3] = found[:, 2] + sizes
-    found[:, 4] = tiles[:, 4] + inside * BLOCK
-    found[:, 6] = np.minimum(sizes * BLOCK, tiles[:, 3] - inside * BLOCK)
-    return found, of, cuts.searchsorted(bounds).astype(np.int32)
+    sizes = np.diff(cuts, append=total)
+    return _cut_from(tiles[of], cuts - begins[of], sizes), of, cuts.searchsorted(bounds).astype(np.int32)
 
 
 def _even_pieces(tiles: np.ndarray, shares: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -219,17 +211,22 @@ def _even_pieces(tiles: np.ndarray, shares: int, size: int) -> tuple[np.ndarray,
     blocks = -(-tiles[:, 3] // BLOCK)
     counts = -(-blocks // size)
     of, inside = np.arange(len(tiles)).repeat(counts), _counting(counts) * size
-    tiles, sizes = tiles[of], np.minimum(size, blocks[of] - inside)
-    found = np.zeros((len(of), PIECE), np.int64)
+    sizes = np.minimum(size, blocks[of] - inside)
+    costs = (sizes + _START).cumsum()
+    bounds = costs.searchsorted(np.arange(shares + 1) * (costs[-1] / shares)) if len(of) else np.zeros(shares + 1)
+    bounds[-1] = len(of)
+    return _cut_from(tiles[of], inside, sizes), of, bounds.astype(np.int32)
+
+
+def _cut_from(tiles: np.ndarray, inside: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return pieces [n, PIECE], without targets, that begin `inside` blocks into their tiles [n, 5] and have `sizes` blocks."""
+    found = np.zeros((len(tiles), PIECE), np.int64)
     found[:, :2] = tiles[:, :2]
     found[:, 2] = tiles[:, 2] + inside
     found[:, 3] = found[:, 2] + sizes
     found[:, 4] = tiles[:, 4] + inside * BLOCK
     found[:, 6] = np.minimum(sizes * BLOCK, tiles[:, 3] - inside * BLOCK)
-    costs = (sizes + _START).cumsum()
-    bounds = costs.searchsorted(np.arange(shares + 1) * (costs[-1] / shares)) if len(of) else np.zeros(shares + 1)
-    bounds[-1] = len(of)
-    return found, of, bounds.astype(np.int32)
+    return found
 
 
 def _of_rows(pieces: np.ndarray, rows: int) -> np.ndarray:
