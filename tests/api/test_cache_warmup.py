@@ -13,7 +13,7 @@ from lmc.backend.api.cache_warmup import BLOCK, CacheWarmup
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Body, Planted, Server
 from tests.api.openai_server import OpenAIModel
-from tests.api.programs import LONG, siblings
+from tests.api.programs import LONG, agent, siblings
 from tests.api.text_model import TextModel
 from tests.conformance.harness import differences, run
 
@@ -90,17 +90,9 @@ def least(asked: list[str]) -> float:
     return cost
 
 
-@lmc.function
-def turns(s, count=20):
-    s += lmc.system("You look things up. " * 60) + lmc.user("Begin.")
-    for i in range(count):
-        s += lmc.assistant(lmc.gen("step", max_tokens=30))
-        s += lmc.user(f"Result {i} of {s['step']}: " + "a line of what was found. " * 20)
-
-
 @pytest.mark.parametrize(
     "program",
-    (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), turns.run, lmc.compile(turns)),
+    (lambda **k: siblings.run(text=LONG, **k), lambda **k: lmc.compile(siblings)(text=LONG, **k), agent.run, lmc.compile(agent)),
     ids=("siblings", "compiled siblings", "agent", "compiled agent"),
 )
 def test_input_costs_a_third_of_what_it_does_without_a_cache_and_2_percent_more_than_the_least(caching, program):
