@@ -2,9 +2,8 @@
 
     python -m benchmarks.bench_fp8                      # the shapes of Llama-3.1-8B; --hidden 576 --intermediate 1536 --kv 192: SmolLM2
 
-Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16, FP8 with a scale a row and an
-output (CUTLASS) and by lmc's kernel for few rows, FP8 with one scale (cuBLASLt) and the scales in a kernel behind it, each without and with fast accumulation;
-and the
+Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16; FP8, with a scale a row and an
+output, by lmc's kernel for few rows, by torch without and with fast accumulation, and by what was measured to be fastest (gemm_tuning.py); and the
 quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm.
 """
 
@@ -18,9 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.bench_programs import where
+from lmc.backend.engine.gemm_tuning import TunedGemm
 from lmc.backend.engine.kernels.few_rows import MOST, Cut, FewRows
 from lmc.backend.engine.kernels.quantize import quantize
-from lmc.backend.engine.models.fp8 import Fp8, fp8
+from lmc.backend.engine.models.fp8 import Fp8, Quantized, fp8
 
 CUTS = [
     *(Cut(64, 128, 8, split) for split in (1, 2, 4, 8)), *(Cut(64, 128, 6, split) for split in (1, 2, 4)), *(Cut(64, 256, 6, split) for split in (1, 2)),
@@ -52,23 +52,17 @@ def microseconds(work: Callable[[], object], products: int, reps: int = 7) -> fl
     return statistics.median(times[1:])
 
 
-def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -> dict[str, Callable[[], object]]:
+def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8], tuned: TunedGemm) -> dict[str, Callable[[], list[torch.Tensor]]]:
     rows, scales = quantize(x)
-    one = torch.ones((), device=x.device)
+    quantized, few = Quantized(rows, scales, x.dtype), FewRows(x.device)
 
-    def by_row(fast: bool) -> Callable[[], object]:
+    def by_torch(fast: bool) -> Callable[[], list[torch.Tensor]]:
         return lambda: [torch._scaled_mm(rows, m.weight.t(), scale_a=scales, scale_b=m.scale, out_dtype=x.dtype, use_fast_accum=fast) for m in small]
 
-    def by_one(fast: bool) -> Callable[[], object]:
-        return lambda: [
-            torch._scaled_mm(rows, m.weight.t(), scale_a=one, scale_b=one, out_dtype=x.dtype, use_fast_accum=fast).mul_(scales * m.scale) for m in small
-        ]
-
-    few = FewRows(x.device)
-    return {
-        "few": lambda: [few.multiply(rows, scales, m.weight, m.scale, x.dtype) for m in small] if len(x) <= MOST else [],
-        "bf16": lambda: [F.linear(x, w) for w in dense], "row": by_row(False), "row fast": by_row(True), "one": by_one(False), "one fast": by_one(True),
-        "quantize": lambda: [quantize(x) for _ in small],
+    by_few = {"few": lambda: [few.multiply(rows, scales, m.weight, m.scale, x.dtype) for m in small]} if len(x) <= MOST else {}
+    return by_few | {
+        "bf16": lambda: [F.linear(x, w) for w in dense], "torch": by_torch(False), "fast": by_torch(True),
+        "tuned": lambda: [tuned(m, quantized) for m in small], "quantize": lambda: [quantize(x)[0] for _ in small],
     }  # fmt: skip
 
 
@@ -89,25 +83,28 @@ def main() -> None:
     hidden, inner, q = options.hidden, options.intermediate, options.q or options.hidden
     shapes = {"qkv": (q + 2 * options.kv, hidden), "o": (hidden, q), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
     print("  ".join(f"{k}: {v}" for k, v in (where() | {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}).items()))
-    titles = ("bf16", "few", "row", "row fast", "one", "one fast", "quantize")
-    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | error few | error row | error row fast | error one fast |\n{'|---' * 13}|")
+    titles, errors = ("bf16", "few", "torch", "fast", "tuned", "quantize"), ("few", "torch", "fast", "tuned")
+    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | {' | '.join(f'error {t}' for t in errors)} |\n{'|---' * 12}|")
+    tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16, fp8=True)
+    assert tuned is not None
+    sizes = [int(rows) for rows in options.rows.split(",")]
     for name, (n, k) in shapes.items():
         count = max(2, min(16, _CACHE // (n * k) + 1))
         dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
         small = [m for w in dense if (m := fp8(w)) is not None]
-        for rows in map(int, options.rows.split(",")):
+        if not options.cuts:
+            tuned.measure(small, sizes)
+        for rows in sizes:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
             if options.cuts:
                 print(f"{name} {n} × {k}, {rows} rows: {'; '.join(cuts(x, small))}", flush=True)
                 continue
-            found = {way: microseconds(work, count) for way, work in ways(x, dense, small).items()}
+            found = {way: f"{microseconds(work, count):.1f}" for way, work in ways(x, dense, small, tuned).items()}
             right = small[0].reference(x.float())
-            errors = [
-                float((work()[0].float() - right).norm() / right.norm())
-                for way, work in ways(x, dense[:1], small[:1]).items()
-                if way in ("few", "row", "row fast", "one fast") and (way != "few" or rows <= MOST)
-            ]  # pyright: ignore[reportIndexIssue]
-            print(f"| {name} {n} × {k} | {rows} | {' | '.join(f'{found[t]:.1f}' for t in titles)} | {' | '.join(f'{e:.1e}' for e in errors)} |", flush=True)
+            once = ways(x, dense[:1], small[:1], tuned)
+            wrong = {way: f"{float((once[way]()[0].float() - right).norm() / right.norm()):.1e}" for way in errors if way in once}
+            cells = [found.get(t, "–") for t in titles] + [wrong.get(t, "–") for t in errors]
+            print(f"| {name} {n} × {k} | {rows} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

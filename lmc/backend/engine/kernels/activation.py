@@ -64,5 +64,5 @@ def silu_mul_quantized(gate_up: Tensor) -> tuple[Tensor, Tensor]:
     out, scales = quantized_like(gate_up[:, :width])
     if rows:
         block = triton.next_power_of_2(width)
-        launch(_silu_mul_quantized, (rows,), gate_up, out, scales, width, LARGEST, SMALLEST, block, warps=min(16, max(1, block // 512)))
+        launch(_silu_mul_quantized, (rows,), gate_up, out, scales, width, LARGEST, SMALLEST, block, warps=min(32, max(1, block // 512)))
     return out, scales

@@ -68,7 +68,7 @@ class Fp8:
 
     def multiply(self, x: Quantized) -> Tensor:
         """Return the product of rows that are quantized already."""
-        y = torch._scaled_mm(x.rows, self.weight.t(), scale_a=x.scales, scale_b=self.scale, out_dtype=x.dtype, use_fast_accum=False)
+        y = torch._scaled_mm(x.rows, self.weight.t(), scale_a=x.scales, scale_b=self.scale, out_dtype=x.dtype, use_fast_accum=True)
         return y if self.bias is None else y + self.bias
 
     def reference(self, x: Tensor) -> Tensor:
