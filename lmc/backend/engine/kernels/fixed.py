@@ -5,6 +5,7 @@
 The columns of the matrix are cut into a few parts. Of few rows, a part is a program's, so that all multiprocessors read, and the last program of a tile to
 end adds the parts in order (cf. few_rows.py); of many, a program computes the parts of its tile one after the other and adds them in the same order.
 Tiles for few rows are lower. Whether tensor cores give the same bits in them is tried for each shape when a model is loaded, and others are not used.
+Rows and matrix come by TMA, which reads zeros beyond their ends.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from lmc.backend.engine.kernels.dependent_launch import after, launch
 from lmc.backend.engine.models.linear import Dense, Linear
@@ -25,6 +27,7 @@ log = logging.getLogger("lmc.models")
 _COLUMNS = 64
 _HEIGHTS = (16, 32, 64, 128)  # rows of a tile
 _LOW, _TALL = 64, 128  # outputs of a tile whose parts are programs' own, and of others
+_MANY = 256  # rows of a tile among many, if there is one part: two would need two sums of that size
 _WIDE = 128 * 192  # outputs from which on tiles alone fill a GPU
 
 
@@ -42,26 +45,24 @@ def _multiply(
     x, w, bias, y, parts, ended, rows, outputs, columns, BIASED: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr,
     SPLIT: tl.constexpr, APART: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    """`x` and `w`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]."""
     if EARLY:
         after()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     tile, part = tl.program_id(1), tl.program_id(2)
     out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    at = tl.arange(0, COLUMNS)
     each = tl.cdiv(tl.cdiv(columns, COLUMNS), SPLIT) * COLUMNS
-    weights = w + out[:, None].to(tl.int64) * columns + at[None, :]
-    given = x + row[None, :].to(tl.int64) * columns + at[:, None]
-    is_output, is_row = (out < outputs)[:, None], (row < rows)[None, :]
     total = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for i in range(1 if APART else SPLIT):
         first = (part + i) * each
         summed = tl.zeros([OUTPUTS, ROWS], tl.float32)
         for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
-            inside = k + at < columns
-            a = tl.load(weights + k, mask=is_output & inside[None, :], other=0.0)
-            b = tl.load(given + k, mask=is_row & inside[:, None], other=0.0)
-            summed = tl.dot(a, b, summed, input_precision="ieee")
-        total += summed
+            a, b = w.load([tile * OUTPUTS, k]), x.load([tl.program_id(0) * ROWS, k])
+            summed = tl.dot(a, b.T, summed, input_precision="ieee")
+        if SPLIT == 1:
+            total = summed
+        else:
+            total += summed
     if not APART:
         _write(total, bias, y, row, out, rows, outputs, BIASED)
     else:
@@ -113,9 +114,10 @@ class FixedProduct:
         y = torch.empty(rows, outputs, dtype=dtype, device=x.device)
         if rows:
             split = split_of(outputs)
-            apart, high = height is not None and split > 1, height or _HEIGHTS[-1]
-            tile, stages = _LOW if apart else _TALL, 4 if high == _HEIGHTS[-1] else 6
-            given = x.contiguous(), self.weight, self.weight if self.bias is None else self.bias, y, self._room.parts, self._room.ended
+            apart, high = height is not None and split > 1, height or (_MANY if split == 1 else _HEIGHTS[-1])
+            tile, stages = _LOW if apart else _TALL, 4 if high >= _HEIGHTS[-1] else 6
+            read, matrix = TensorDescriptor.from_tensor(x.contiguous(), [high, _COLUMNS]), TensorDescriptor.from_tensor(self.weight, [tile, _COLUMNS])
+            given = read, matrix, self.weight if self.bias is None else self.bias, y, self._room.parts, self._room.ended
             constants = self.bias is not None, high, tile, _COLUMNS, split, apart, stages
             grid = triton.cdiv(rows, high), triton.cdiv(outputs, tile), split if apart else 1
             launch(_multiply, grid, *given, rows, outputs, columns, *constants, warps=4 if apart else 8)
