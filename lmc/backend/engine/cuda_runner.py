@@ -29,8 +29,8 @@ from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
-from lmc.backend.engine.kernels.attention import Partials
 from lmc.backend.engine.kernels.fixed import FixedProduct
+from lmc.backend.engine.kernels.pieces import Partials, Widened
 from lmc.backend.engine.kv_fp8 import Fp8Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
@@ -50,6 +50,7 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
+_WIDENED = 1 << 16  # slots for which there is room: 0.27 GB of 8 heads of 128; passes over more attend to KV as it is stored
 _MOMENT = 3.0  # seconds that a start may wait for compilers to find nothing to do
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
@@ -109,7 +110,8 @@ class CudaRunner(ModelRunner):
         fixed = isinstance(model.head, FixedProduct)  # a row's bits must not depend on the rest of its pass
         self._products = None if fixed else TunedGemm.of(model.device, model.dtype, fp8=isinstance(local(model.layers[0].qkv), Fp8))
         self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
-        self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device, FIXED_PIECE if fixed else None)
+        room = None if fixed else _room(model, kv)
+        self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device, FIXED_PIECE if fixed else None, room)
         shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)
         self._flash = None if fixed or isinstance(kv.key(0), Fp8Rows) else _flash(shape, model.device)
         most = self.buckets[-1]
@@ -186,9 +188,13 @@ class CudaRunner(ModelRunner):
         if rows <= self.buckets[-1] and seen is None:
             rows = next(b for b in self.buckets if b >= rows)
             plan = self._plan(layout, len(layout.spans), rows)
-            if len(plan.indices) <= _MOST_INDICES and plan.wide.size <= self._stage.capacity("wide") and plan.indptr[-1] <= self._partials.capacity:
+            if self._fits_graph(plan, rows):
                 return self._replay(work.rows, layout, plan, rows)
         return self._launch(work.rows, layout, rows, seen)
+
+    def _fits_graph(self, plan: Plan, rows: int) -> bool:
+        fits = len(plan.indices) <= _MOST_INDICES and plan.wide.size <= self._stage.capacity("wide") and plan.indptr[-1] <= self._partials.capacity
+        return fits and (plan.widened is not None) == self._tiled.widens(rows)
 
     def _plan(self, layout: _SpanLayout, spans: int, rows: int) -> Plan:
         """Return the tile plan of the first `spans`."""
@@ -219,7 +225,8 @@ class CudaRunner(ModelRunner):
             attend = self._apart(flash, stage, layout)
         else:
             self._send(stage, put(plan, stage))
-            attend = self._tiled.over(stage, self._partials_of(rows, int(plan.indptr[-1])), known, wide=True, beside=False)
+            partials = self._partials_of(rows, int(plan.indptr[-1]))
+            attend = self._tiled.over(stage, partials, known, wide=True, widened=plan.widened is not None, beside=False)
         self._staged.record()
         wanted = stage.device("logits", len(layout.wanted))
         adapters = None if layout.adapters is None else stage.device("adapters", known)
@@ -236,7 +243,7 @@ class CudaRunner(ModelRunner):
         long = flash.plan(qo, kv, stage.device("indices", indices + pages)[indices:])
         if not rows:
             return long
-        return SplitAttention(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, beside=False), long)
+        return SplitAttention(rows, self._tiled.over(stage, self._partials_of(rows), rows, wide=True, widened=False, beside=False), long)
 
     def _send(self, stage: StagingBuffer, last: int) -> None:
         """Send the staged data: the pass begins here, until now the device had nothing of it to do."""
@@ -290,7 +297,7 @@ class CudaRunner(ModelRunner):
         for name in ("narrow_shares", "wide_shares", "indptr"):
             stage.array(name, stage.capacity(name))[:] = 0
         stage.send(0)
-        attend = self._tiled.over(stage, self._partials, rows, wide=wide)
+        attend = self._tiled.over(stage, self._partials, rows, wide=wide, widened=self._tiled.widens(rows))
 
         def forward() -> Callable[[int], Tensor]:
             adapters = stage.device("adapters", rows) if adapted else None
@@ -354,6 +361,14 @@ def _of_rows(rows: int) -> dict[str, int]:
 
 def _inputs(stage: StagingBuffer, rows: int) -> Inputs:
     return stage.device("ids", rows), stage.device("positions", rows), stage.device("slots", rows)
+
+
+def _room(model: LlamaModel, kv: KVPool) -> Widened | None:
+    """Return room to widen KV in FP8, if the device has TMA and blocks fit its shared memory."""
+    c = model.config
+    if not isinstance(kv.key(0), Fp8Rows) or torch.cuda.get_device_capability(model.device) < (9, 0) or c.head_dim > 128:
+        return None
+    return Widened.empty(_WIDENED, c.num_kv_heads, c.head_dim, model.dtype, model.device)
 
 
 def _flash(shape: AttentionShape, device: torch.device) -> PagedAttention | None:

@@ -14,6 +14,7 @@ from lmc.backend.engine.attention.tiles import Shared, Tiler  # noqa: E402
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 SLOTS = 1200
+TABLES = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")  # of a plan, as kernels read them
 
 
 def reference(q, keys, values, spans, window):
@@ -32,9 +33,10 @@ def reference(q, keys, values, spans, window):
     return out
 
 
-def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
-    """spans: (rows, slots); groups: (first span, spans, slots that they share)."""
-    from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend, attend_quantized
+def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, kv=""):
+    """spans: (rows, slots); groups: (first span, spans, slots that they share); kv: a key of KV."""
+    from lmc.backend.engine.kernels.attention import attend, attend_quantized
+    from lmc.backend.engine.kernels.pieces import DevicePlan, Partials, Widened
     from lmc.backend.engine.kernels.quantize import quantize
 
     heads, kv_heads, dim = shape
@@ -42,6 +44,7 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
     rows = int(lengths.sum())
     q = torch.randn(rows, heads, dim, generator=generator).to(DEVICE, DTYPE)
     keys, values = (torch.randn(SLOTS, kv_heads, dim, generator=generator).to(DEVICE, DTYPE) for _ in range(2))
+    fp8, widen = bool(kv), kv == "widened"
     if fp8:
         keys, values = (quantized(x) for x in (keys, values))
     cuts = np.zeros(len(spans), np.int64)
@@ -50,13 +53,14 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, fp8=False):
     own = [slots[cut:] for (_, slots), cut in zip(spans, cuts, strict=True)]
     shared = [Shared(first, n, spans[first][1][:length]) for first, n, length in groups]
     tiler = Tiler(heads, kv_heads, shares, window)
-    plan = tiler.plan(lengths, own, cuts, shared, rows)
+    plan = tiler.plan(lengths, own, cuts, shared, rows, widen=widen)
 
     def to(array):
         return torch.as_tensor(np.ascontiguousarray(array, np.int32), device=DEVICE)
 
     positions = to(np.concatenate([np.arange(len(slots) - n, len(slots)) for n, slots in spans]))
-    tables = DevicePlan(*(to(getattr(plan, name)) for name in DevicePlan.__dataclass_fields__))
+    room = Widened.empty(plan.widened * 64, kv_heads, dim, q.dtype, q.device) if widen and plan.widened else None
+    tables = DevicePlan(*(to(getattr(plan, name)) for name in TABLES), room)
     partials = Partials(tiler.most_partials(rows), heads, dim, q.device)
     how = {"wide": len(plan.wide) > 0, "window": window or 0}
     found = attend(q, keys, values, positions, tables, partials, **how)
@@ -88,6 +92,7 @@ def spans_of(*sizes):
         begin += context
 
 
+KV = ("", "fp8", "widened")
 CASES = {
     "one row": [(1, 170)],
     "decode": [(1, n) for n in (3, 200, 64, 65)],
@@ -98,24 +103,33 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("window", [None, 37])
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_rows_read_their_slots(case, window, fp8):
-    check(list(spans_of(*CASES[case])), window=window, shares=3, fp8=fp8)
+@pytest.mark.parametrize("kv", KV)
+def test_rows_read_their_slots(case, window, kv):
+    check(list(spans_of(*CASES[case])), window=window, shares=3, kv=kv)
 
 
 @pytest.mark.parametrize("shape", [(6, 2, 24), (4, 4, 16), (3, 1, 16)], ids=str)
 @pytest.mark.parametrize("shares", [1, 40])
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_any_shape_and_any_cut(shape, shares, fp8):
-    check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares, fp8=fp8)
+@pytest.mark.parametrize("kv", KV)
+def test_any_shape_and_any_cut(shape, shares, kv):
+    check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares, kv=kv)
 
 
 @pytest.mark.parametrize("shares", [2, 9])
-@pytest.mark.parametrize("fp8", [False, True], ids=["", "fp8"])
-def test_a_prefix_is_read_by_its_group(shares, fp8):
+@pytest.mark.parametrize("kv", KV)
+def test_a_prefix_is_read_by_its_group(shares, kv):
     slots = np.random.default_rng(1).permutation(SLOTS)
     first, second = slots[:150], slots[150:230]
     own = [slots[300 + 20 * i :][: 3 + i % 9] for i in range(26)]
     spans = [(1, np.concatenate((first if i < 19 else second, tail))) for i, tail in enumerate(own)]
     spans += [(1, slots[900:1000]), (9, slots[1000:1050])]
-    check(spans, [(0, 19, 150), (19, 7, 80)], shares=shares, fp8=fp8)
+    check(spans, [(0, 19, 150), (19, 7, 80)], shares=shares, kv=kv)
+
+
+def test_what_several_prompts_read_is_widened_once():
+    slots = np.random.default_rng(2).permutation(SLOTS)
+    prefix = slots[:200]
+    spans = [(20 + i, np.concatenate((prefix[: 200 - 70 * (i % 2)], slots[300 + 40 * i :][: 20 + i]))) for i in range(6)]
+    plan = Tiler(4, 2, 3).plan(np.array([n for n, _ in spans]), [s for _, s in spans], np.zeros(6, np.int64), (), 135, widen=True)
+    assert plan.widened == 3 + 6  # 192 slots and 128 are three full blocks; each has what is behind them for itself
+    check(spans, kv="widened")

@@ -187,6 +187,22 @@ def test_rows_that_decode_are_read_apart_from_prompts_in_one_pass(name, kv, shar
     both.check((1, on((prefix, slots[800:802]))), (1, prompts[1][1]))  # reads what they wrote
 
 
+@pytest.mark.parametrize("room", [SLOTS, 256], ids=["", "without room"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_large_passes_widen_what_prompts_share_once(name, room, monkeypatch):
+    from lmc.backend.engine import cuda_runner
+
+    monkeypatch.setattr(cuda_runner, "_WIDENED", room)
+    both = Both(CONFIGS[name], torch.float8_e4m3fn)
+    slots, on = np.random.default_rng(0).permutation(SLOTS), np.concatenate
+    shared, first, second, own = slots[:150], slots[200:500], slots[600:900], slots[1000:1100]
+    both.check((150, shared))
+    both.check((300, on((shared, first))), (300, on((shared, second))))  # 600 rows, of which all see the same 150 slots
+    decoding = [(1, on((shared, first, own[i : i + 1]))) for i in range(40)]
+    both.check(*decoding, (500, on((shared, slots[1200:1700]))), (120, on((shared[:70], slots[1800:1920]))), every=3)
+    both.check((1300, slots[2000:3300]), (700, slots[3300:4000]), every=7)  # launched
+
+
 def test_a_pass_without_wanted_rows_still_writes_its_kv():
     both = Both(CONFIGS["llama"])
     slots = np.arange(64)

@@ -59,7 +59,9 @@ def test_heights_whose_bits_differ_are_not_used(monkeypatch):
 
 def attended(spans, q, keys, values):
     """Of spans (rows, slots), the rows of `q` at the end of each context, in a pass."""
-    from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend
+    from lmc.backend.engine.kernels.attention import attend
+    from lmc.backend.engine.kernels.pieces import DevicePlan, Partials
+    from tests.backend.engine.test_attention_kernel import TABLES
 
     lengths, slots = np.array([rows for rows, _ in spans]), [found for _, found in spans]
     tiler = Tiler(HEADS, KV_HEADS, shares=3, wide_shares=5, piece=2)
@@ -70,7 +72,7 @@ def attended(spans, q, keys, values):
         return torch.as_tensor(np.ascontiguousarray(array, np.int32), device=DEVICE)
 
     positions = to(np.concatenate([np.arange(len(found) - rows, len(found)) for rows, found in spans]))
-    tables = DevicePlan(*(to(getattr(plan, name)) for name in DevicePlan.__dataclass_fields__))
+    tables = DevicePlan(*(to(getattr(plan, name)) for name in TABLES))
     partials = Partials(int(plan.indptr[-1]) + 1, HEADS, DIM, q.device)
     return attend(q, keys, values, positions, tables, partials, wide=True)
 

@@ -16,11 +16,15 @@ HEADS = {"4 to 1": (8, 2), "3 to 1": (9, 3), "1 to 1": (4, 4)}
 def what_rows_read(plan: Plan, positions: np.ndarray) -> list[list[tuple[int, int]]]:
     """(position, slot) of every slot that a row sees."""
     seen: list[list[tuple[int, int]]] = [[] for _ in positions]
-    for row, rows, first, behind, start, _, slots, _ in [*plan.narrow.tolist(), *plan.wide.tolist()]:
-        assert 0 < slots <= (behind - first) * BLOCK
-        for r in range(row, row + rows):
-            here = range(start, min(int(positions[r]), start + slots - 1) + 1)
-            seen[r] += [(p, int(plan.indices[first * BLOCK + p - start])) for p in here]
+    for pieces, widened in ((plan.narrow, False), (plan.wide, plan.widened is not None)):
+        for row, rows, first, behind, start, _, slots, _ in pieces.tolist():
+            assert 0 < slots <= (behind - first) * BLOCK
+            blocks = plan.indices[first:behind] + plan.indices[1] if widened else np.arange(first, behind)
+            assert not widened or (plan.indices[first:behind] < plan.indices[0]).all()
+            read = plan.indices.reshape(-1, BLOCK)[blocks].reshape(-1).tolist()
+            for r in range(row, row + rows):
+                here = range(start, min(int(positions[r]), start + slots - 1) + 1)
+                seen[r] += [(p, read[p - start]) for p in here]
     return seen
 
 
@@ -60,14 +64,16 @@ def check(plan: Plan, spans: list[tuple[int, np.ndarray]], shares: int, window: 
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 150)), min_size=1, max_size=5),
     st.integers(1, 20),
     st.sampled_from([None, None, 1, 70]),
+    st.booleans(),
 )
-def test_any_mix_of_spans(heads, spans, shares, window):
-    tiler, at, found = Tiler(*HEADS[heads], shares, window), 0, []
-    for rows, before in spans:
-        found.append((rows, np.arange(at, at + rows + before)))
+def test_any_mix_of_spans(heads, spans, shares, window, widen):
+    tiler, at, found = Tiler(*HEADS[heads], shares, window), 1000, []
+    for n, (rows, before) in enumerate(spans):  # half of them begin alike
+        found.append((rows, np.concatenate((np.arange(before) if n % 2 else np.arange(at, at + before), np.arange(at + before, at + before + rows)))))
         at += rows + before
     lengths, rows = np.array([n for n, _ in found]), sum(n for n, _ in found)
-    plan = tiler.plan(lengths, [s for _, s in found], np.zeros(len(found), np.int64), [], rows + 3)
+    plan = tiler.plan(lengths, [s for _, s in found], np.zeros(len(found), np.int64), [], rows + 3, widen=widen)
+    assert (plan.widened is not None) == widen
     check(plan, found, shares, window)
     assert plan.indptr[-1] <= tiler.most_partials(rows)
     assert max(len(plan.narrow), len(plan.wide)) <= rows + shares

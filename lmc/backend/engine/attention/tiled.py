@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.tiles import PIECE, Plan, Shared, Tiler
-from lmc.backend.engine.kernels.attention import DevicePlan, Partials, attend, attend_quantized
+from lmc.backend.engine.kernels.attention import attend, attend_quantized
+from lmc.backend.engine.kernels.pieces import DevicePlan, Partials, Widened
 from lmc.backend.engine.kv_fp8 import Stored
 from lmc.backend.engine.staging import StagingBuffer
 
 _NARROW, _WIDE = 4, 2  # programs per multiprocessor: as many as fit its memory
 FIXED_PIECE = 8
 """Blocks of a piece where a row's bits must not depend on the rest of its pass."""
+_WIDEN_FROM = 512  # rows of a pass beyond which KV in FP8 is widened for wide tiles (measured)
 
 
 class TiledAttention:
@@ -28,13 +30,17 @@ class TiledAttention:
 
     window  tokens that a row sees, its own included; None: all
     piece   see Tiler
+    room    where KV in FP8 is widened for the wide tiles of large passes; None: it is not
     """
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device, piece: int | None = None) -> None:
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, device: torch.device, piece: int | None = None,
+        room: Widened | None = None,
+    ) -> None:  # fmt: skip
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         shares, wide_shares = (max(1, n * processors // num_kv_heads) for n in (_NARROW, _WIDE))
         self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares, piece)
-        self._head_dim, self._device = head_dim, device
+        self._head_dim, self._device, self._room = head_dim, device, room
         self._beside = torch.cuda.Stream(device)
 
     @property
@@ -62,19 +68,27 @@ class TiledAttention:
         }  # fmt: skip
 
     def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
-        """Plan a pass, see `Tiler.plan`."""
+        """Plan a pass, see `Tiler.plan`. What would be widened has room, or nothing is."""
+        if self._room is not None and self.widens(rows):
+            plan = self._tiler.plan(lengths, slots, cuts, shared, rows, widen=True)
+            if plan.widened is not None and plan.widened <= self._room.blocks:
+                return plan
         return self._tiler.plan(lengths, slots, cuts, shared, rows)
+
+    def widens(self, rows: int) -> bool:
+        """Return whether passes of so many rows widen what wide tiles read, if there is room."""
+        return self._room is not None and rows > _WIDEN_FROM
 
     def partials(self, rows: int, least: int = 0) -> Partials:
         """Allocate space for the partial results of passes of up to `rows` rows, and at least so many; a captured graph needs it as long as
         it lives."""
         return Partials(max(least, self._tiler.most_partials(rows)), self._tiler.num_heads, self._head_dim, self._device)
 
-    def over(self, stage: StagingBuffer, partials: Partials, rows: int, *, wide: bool, beside: bool = True) -> StagedAttention:
-        """Return attention over staged data, for passes of `rows` rows. `wide`: whether there may be wide pieces;
-        `beside`: on a stream of their own."""
+    def over(self, stage: StagingBuffer, partials: Partials, rows: int, *, wide: bool, widened: bool, beside: bool = True) -> StagedAttention:
+        """Return attention over staged data, for passes of `rows` rows. `wide`: whether there may be wide pieces; `widened`: whether they read
+        what was widened; `beside`: on a stream of their own."""
         names = ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices")
-        tables = DevicePlan(*(stage.device(name) for name in names))
+        tables = DevicePlan(*(stage.device(name) for name in names), widened=self._room if widened else None)
         return StagedAttention(stage.device("in_context", rows), tables, partials, wide, self._tiler.window or 0, self._beside if beside else None)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 PIECE = 8  # int32 of a piece: first row, rows, first block, block after the last, position of the first slot, part, slots, 0
 BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
+_HEADER = 2  # of indices: how many blocks are widened, and where they begin
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
@@ -52,7 +53,9 @@ class Plan:
                                 result of its rows has part n, a final one has -1
     narrow_shares, wide_shares  [shares + 1]: where each share's pieces begin
     indptr                      the partial results of row i are indptr[i] to indptr[i + 1]
-    indices                     slots of all blocks
+    indices                     slots of all blocks; if wide tiles read what was widened, before them how many blocks are, the first one's place
+                                among all, and for each block of wide tiles which of them it is
+    widened                     how many are; None: wide tiles read KV as it is stored
     """
 
     narrow: np.ndarray
@@ -61,6 +64,7 @@ class Plan:
     wide_shares: np.ndarray
     indptr: np.ndarray
     indices: np.ndarray
+    widened: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +84,11 @@ class Tiler:
     wide_shares: int | None = None
     piece: int | None = None
 
-    def plan(self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int) -> Plan:
+    def plan(
+        self, lengths: np.ndarray, slots: Sequence[np.ndarray], cuts: np.ndarray, shared: Sequence[Shared], rows: int, *, widen: bool = False,
+    ) -> Plan:  # fmt: skip
         """Plan spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S],
-        which their group reads. `rows`: at least all of them."""
+        which their group reads. `rows`: at least all of them. `widen`: wide tiles read what was widened (kernels/widened.py)."""
         few, many = self.few, self.many
         if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel checks
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
@@ -101,6 +107,11 @@ class Tiler:
         sizes = np.fromiter(map(len, runs), np.int64, len(runs))
         blocks = -(-sizes // BLOCK)
         begins, behind = blocks.cumsum() - blocks, alone + len(low)
+        indices, widened = _widened(runs, sizes, blocks, behind) if widen else (_padded(runs, sizes, blocks), None)
+        if widen:
+            before = int(blocks[:behind].sum())
+            begins[:behind] += indices[1] - before
+            begins[behind:] += _HEADER - before
         low_at, high_at = begins[alone:behind], begins[len(slots) + len(low) :]
         whole[:alone, 2], whole[alone:, 2] = begins[:alone], begins[behind : len(slots) + len(low)]
         narrow, wide = whole[:alone], _sliced(whole[alone:], many)
@@ -110,7 +121,7 @@ class Tiler:
             narrow = np.concatenate((narrow, _over(low, low_at, few)))
         if high:
             wide = np.concatenate((wide, _over(high, high_at, many)))
-        return self._cut(narrow, wide, alone, rows, _padded(runs, sizes, blocks))
+        return self._cut(narrow, wide, alone, rows, indices, widened)
 
     @property
     def few(self) -> int:
@@ -131,7 +142,7 @@ class Tiler:
         may be more."""
         return (2 if self.piece is None else 4) * rows + self.shares * self.few + self.shares_of_wide * self.many
 
-    def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray) -> Plan:
+    def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray, widened: int | None) -> Plan:
         """Cut tiles into pieces. `alone`: the leading narrow tiles, which are over no prefix."""
         (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), self._wide_pieces(wide)
         every = np.concatenate((a, b))
@@ -144,7 +155,7 @@ class Tiler:
         parts[:own] += together[a[:own, 0]]
         every[:, 5] = np.where(several[every[:, 0]] > 1, parts, -1)
         found = every.astype(np.int32)
-        return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices)
+        return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices, widened)
 
     def _wide_pieces(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _pieces(tiles, self.shares_of_wide) if self.piece is None else _even_pieces(tiles, self.shares_of_wide, self.piece)
@@ -252,6 +263,25 @@ def _padded(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray) -
         found[begin:end] = run
     found[last.repeat(missing) + _counting(missing)] = found[last - 1].repeat(missing)
     return found
+
+
+def _widened(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray, behind: int) -> tuple[np.ndarray, int]:
+    """Return the slots of all blocks, those of the runs from `behind` on once each, after a header (see Plan), and how many these are.
+
+    A slot has one position, and what is before it is the same for all who read it: full blocks with the same last slot are equal.
+    """
+    many = blocks[behind:]
+    ends, whole = many.cumsum(), sizes[behind:] // BLOCK
+    total = int(ends[-1]) if len(ends) else 0
+    last = -1 - np.arange(total)  # of blocks that are not full nobody else's
+    if total:
+        last[(ends - many).repeat(whole) + _counting(whole)] = np.concatenate([run[BLOCK - 1 :: BLOCK] for run in runs[behind:]])
+    _, once, which = np.unique(last, return_index=True, return_inverse=True)
+    header = np.zeros(-(-(_HEADER + total) // BLOCK) * BLOCK, np.int32)
+    before = int(blocks[:behind].sum())
+    header[0], header[1], header[_HEADER : _HEADER + total] = len(once), len(header) // BLOCK + before, which
+    slots = _padded(runs, sizes, blocks).reshape(-1, BLOCK)
+    return np.concatenate((header, slots[:before].reshape(-1), slots[before:][once].reshape(-1))), len(once)
 
 
 def _counting(counts: np.ndarray) -> np.ndarray:

@@ -12,8 +12,6 @@ would be, as float16 has no room below 6e-8.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -22,8 +20,10 @@ from torch import Tensor
 from lmc.backend.engine.attention.tiles import BLOCK, NARROW, PIECE, WIDE, group_of, rows_of
 from lmc.backend.engine.kernels.dependent_launch import after, can_launch_early, launch
 from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
+from lmc.backend.engine.kernels.pieces import DevicePlan, Partials, begin_piece, end_piece, scale_of
 from lmc.backend.engine.kernels.quantize import quantized_like
-from lmc.backend.engine.kv_fp8 import Stored, apart
+from lmc.backend.engine.kernels.widened import attend_widened
+from lmc.backend.engine.kv_fp8 import Fp8Rows, Stored, apart
 
 _WARPS = {NARROW: 2, WIDE: 4}
 _PARTS = 4  # partial results of a row that are read together
@@ -31,64 +31,6 @@ _EARLY = 4  # rows up to which waiting programs do not slow the reading ones (me
 _LESS = 256.0  # times too small is what `_unpaired` returns
 _STAGES = {NARROW: 4, WIDE: 5}  # a load of slots, and of their contents: 3 has one block in flight, 5 two
 _STAGES_OF_FP8 = 5  # of both kinds: its blocks are half as large
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePlan:
-    """A `Plan` on the device."""
-
-    narrow: Tensor
-    narrow_shares: Tensor
-    wide: Tensor
-    wide_shares: Tensor
-    indptr: Tensor
-    indices: Tensor
-
-
-@triton.jit
-def _begin(
-    piece, q, in_context, kv_head,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """Return the rows of a piece: q, which of them exist, and the last of the piece's slots that each sees."""
-    lane = tl.arange(0, LANES)
-    column = tl.arange(0, WIDTH)
-    row = tl.load(piece) + lane // GROUP
-    taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
-    head = row * HEADS + kv_head * (HEADS // KV_HEADS) + lane % GROUP
-    x = tl.load(q + head[:, None] * DIM + column[None, :], mask=taken[:, None] & (column < DIM)[None, :], other=0.0)
-    last = tl.load(in_context + row, mask=taken, other=0) - tl.load(piece + 4)
-    if FP8 and x.dtype != tl.float32:
-        x = x.to(tl.float16)
-    return x, tl.minimum(last, tl.load(piece + 6) - 1), last
-
-
-@triton.jit
-def _end(
-    piece, kv_head, best, total, sums, odds, indptr, partial, lse, out,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    LANES: tl.constexpr, PAIRED: tl.constexpr, UNIT: tl.constexpr,
-):  # fmt: skip
-    """Store the result of a piece: in its place, or among the partial ones."""
-    if PAIRED:
-        sums = tl.interleave(sums, odds)
-    sums *= UNIT
-    lane = tl.arange(0, LANES)
-    column = tl.arange(0, WIDTH)
-    taken = (lane // GROUP < tl.load(piece + 1)) & (lane % GROUP < HEADS // KV_HEADS)
-    row = tl.load(piece) + lane // GROUP
-    head = kv_head * (HEADS // KV_HEADS) + lane % GROUP
-    inside = taken[:, None] & (column < DIM)[None, :]
-    part = tl.load(piece + 5)
-    mean = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-    if part < 0:
-        to = row * HEADS + head
-        tl.store(out + to[:, None] * DIM + column[None, :], mean.to(out.dtype.element_ty), mask=inside)
-    else:
-        to = (tl.load(indptr + row, mask=taken, other=0) + part) * HEADS + head
-        tl.store(partial + to[:, None] * DIM + column[None, :], mean, mask=inside)
-        tl.store(lse + to, best + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=taken)
 
 
 _UNPAIRED = tl.constexpr(
@@ -137,15 +79,15 @@ def _attend(
     runs = 1 if CHAINED else behind - first
     for run in range(runs):
         piece = pieces + (first + run) * PIECE
-        x, most, last = _begin(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
+        x, most, last = begin_piece(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
         begin, end = tl.load(piece + 2), tl.load(piece + 3)
         until = tl.load(pieces + (behind - 1) * PIECE + 3) if CHAINED else end
         for block in tl.range(begin, until, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
             if CHAINED:  # noqa: SIM102, known when this is compiled
                 if block == end:
-                    _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
+                    end_piece(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
                     piece += PIECE
-                    x, most, last = _begin(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
+                    x, most, last = begin_piece(piece, q, in_context, kv_head, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, FP8)
                     begin, end = tl.load(piece + 2), tl.load(piece + 3)
                     best = tl.full((LANES,), -float("inf"), tl.float32)
                     total = tl.zeros((LANES,), tl.float32)
@@ -178,7 +120,7 @@ def _attend(
                 v = tl.load(values + slot[:, None] * DIM + column[None, :], mask=(column < DIM)[None, :], other=0.0)
                 sums = tl.dot(weight.to(x.dtype), v.to(x.dtype), sums * fade[:, None])
             best = higher
-        _end(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
+        end_piece(piece, kv_head, best, total, sums, odds, indptr, partial, lse, out, HEADS, KV_HEADS, DIM, WIDTH, GROUP, LANES, PAIRED, UNIT)
         best = tl.full((LANES,), -float("inf"), tl.float32)
         total = tl.zeros((LANES,), tl.float32)
         sums = tl.zeros((LANES, COLUMNS), tl.float32)
@@ -252,21 +194,6 @@ def _merge_quantized(
     tl.store(scales + row, scale)
 
 
-class Partials:
-    """Space for the partial results of a pass; passes on one stream share it."""
-
-    def __init__(self, capacity: int, num_heads: int, head_dim: int, device: torch.device) -> None:
-        self.means = torch.empty(capacity, num_heads, head_dim, dtype=torch.float32, device=device)
-        self.lse = torch.empty(capacity, num_heads, dtype=torch.float32, device=device)
-
-    @property
-    def capacity(self) -> int:
-        return len(self.lse)
-
-
-_LOG2E = 1.4426950408889634
-
-
 def attend(
     q: Tensor,
     keys: Stored,
@@ -318,6 +245,7 @@ def _attend_pieces(
     """Compute all pieces, into `out` and the partial results; return whether what follows may be launched early."""
     rows, heads, dim = q.shape
     kv_heads = keys.shape[1]
+    stored_keys, stored_values = keys, values
     (keys, key_scales), (values, value_scales) = apart(keys), apart(values)
     fp8 = keys is not key_scales
     width, group = triton.next_power_of_2(dim), group_of(heads, kv_heads)
@@ -326,13 +254,18 @@ def _attend_pieces(
     if beside is not None and wide:
         beside.wait_stream(torch.cuda.current_stream())
     for kind, pieces, shares in kinds[: 2 if wide else 1]:
+        if kind == WIDE and tables.widened is not None:
+            assert isinstance(stored_keys, Fp8Rows) and isinstance(stored_values, Fp8Rows)
+            with torch.cuda.stream(beside):
+                attend_widened(q, stored_keys, stored_values, in_context, tables, partials, out, window)
+            continue
         unit = (_LESS if kind == NARROW else 1.0) / LARGEST if fp8 else 1.0
         stored = values.view(torch.int16) if fp8 and kind == NARROW else values
         with torch.cuda.stream(beside if kind == WIDE else None):
             launch(
                 _attend, ((len(shares) - 1) * kv_heads,),
                 q, keys, stored, key_scales, value_scales, in_context, tables.indices, pieces, shares, tables.indptr, partials.means, partials.lse, out,
-                _LOG2E * dim**-0.5, window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
+                scale_of(dim), window, heads, kv_heads, dim, width, group, rows_of(group, kind) * group, BLOCK, PIECE,
                 _STAGES_OF_FP8 if fp8 else _STAGES[kind], kind == NARROW, fp8, LARGEST, unit, warps=_WARPS[kind], early=early,
             )  # fmt: skip
     if beside is not None and wide:
