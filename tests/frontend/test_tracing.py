@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 from textwrap import dedent
 from typing import Any
 
@@ -305,6 +307,55 @@ def test_a_state_that_unknown_code_had_is_lost_and_its_asks_may_be_read() -> Non
     assert 'unknown(%c2) {reason = "unknown code may have extended the prompt"}' in body(graph)
     planned = run_pipeline(graph)
     assert [op.attr("lazy", False) for op in planned.ops() if op.kind == "gen"] == [False, True]
+
+
+@dataclass
+class Report:
+    texts: Any
+
+
+def _asks_of_40(s: Any) -> Any:
+    forks = s.fork(40)
+    for f in forks:
+        f += lmc.gen("x")
+    return forks
+
+
+@lmc.function
+def returns_many(s: Any) -> Any:
+    return [f["x"] for f in _asks_of_40(s)]
+
+
+@lmc.function
+def returns_an_object(s: Any) -> Any:
+    return Report({f["x"]: f for f in _asks_of_40(s)[:5]})
+
+
+@lmc.function
+def joins_many(s: Any) -> None:
+    s += "".join(f["x"] for f in _asks_of_40(s))
+
+
+@lmc.function
+def reads_and_loses(s: Any) -> Any:
+    notes = [f["x"] for f in s.fork(0)]
+    for f in _asks_of_40(s):
+        notes.append(f["x"])
+    for part in json.loads(notes[0]):
+        notes.append(part)
+    return notes
+
+
+@lmc.function
+def returns_forks(s: Any) -> Any:
+    return Report([_asks_of_40(s)])
+
+
+@pytest.mark.parametrize(("program", "lazy"), [(returns_many, 0), (returns_an_object, 35), (joins_many, 0), (reads_and_loses, 0), (returns_forks, 0)])
+def test_what_is_read_has_a_reader_whatever_becomes_of_it(program: Any, lazy: int) -> None:
+    """In a long list, in an object, in what native code or a loop over unknown items loses; states that are returned in an object, too."""
+    planned = run_pipeline(graph_of(program))
+    assert [op.attr("lazy", False) for op in planned.ops() if op.kind == "gen"].count(True) == lazy
 
 
 @pytest.mark.parametrize(

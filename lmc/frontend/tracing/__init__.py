@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from lmc.frontend.capture.code import Frame, Outcome
@@ -12,8 +13,8 @@ from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing.emitter import LATER, GraphEmitter
 from lmc.frontend.tracing.regions import GraphDomain
-from lmc.ir.builder import Builder, without_unused_params
-from lmc.ir.core import Graph, Type, Value
+from lmc.ir.builder import Builder, Rewriter, rewrite, without_unused_params
+from lmc.ir.core import Graph, Op, Operand, Type, Value
 
 BUDGET = 50_000
 """Most steps of an evaluation."""
@@ -44,7 +45,21 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
     outcome = evaluation.run()
     if not builder.terminated:
         _end(evaluation, emitter, outcome)
-    return without_unused_params(builder.build()), outcome
+    return without_unused_params(_with_reads(builder.build(), emitter.read_values)), outcome
+
+
+def _with_reads(graph: Graph, read: Collection[Operand]) -> Graph:
+    """Return the graph with an op for the answers that the program reads and no op uses: their requests have a reader."""
+    used = {v for op in without_unused_params(graph).ops() for v in op.uses}
+
+    def rule(op: Op, rewriter: Rewriter) -> Sequence[Op] | None:
+        block = graph.block[rewriter.label]
+        if op is not block.terminator:
+            return None
+        unused = tuple(v for v in (*block.params, *(v for made in block.ops for v in made.results)) if v in read and v not in used)
+        return (Op("unknown", unused, (rewriter.fresh("any"),), {"reason": "read"}), op) if unused else None
+
+    return rewrite(graph, rule)
 
 
 class _GraphEvaluation(Evaluation):

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lmc.constraints import dtype_constraint
 from lmc.errors import LmcError, Loc
 from lmc.frontend.capture.code import Evaluator
+from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.unknown import Deps, Unknown
+from lmc.frontend.capture.values import Object
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored, Taken
 from lmc.frontend.expressions import GenExpr, SelectExpr
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
-from lmc.frontend.state import State
+from lmc.frontend.state import State, StateGroup
 from lmc.ir.builder import Builder
 from lmc.ir.core import Attr, Operand, Type, Value
 from lmc.parameters import fixed
@@ -57,6 +60,7 @@ class GraphEmitter:
         self.shifted: set[str] = set()  # streams whose number of requests so far is undecided
         self.adrift: set[str] = set()  # prefixes of streams whose number is undecided
         self.above: dict[str, str] = {}  # by block, the block that names it
+        self.read_values = set[Operand]()  # answers that the program reads, whatever becomes of them
         self._home: dict[Value, str] = {}
         self._leaves: dict[Value, None] = {}  # prompts that nothing extends yet
 
@@ -147,7 +151,24 @@ class GraphEmitter:
         if type(x) in (list, tuple, dict) and len(x) <= _MOST and not self._holds_itself(x, ()):
             items = [i for pair in x.items() for i in pair] if type(x) is dict else x
             return self.emit(f"py.{type(x).__name__}", [self.operand(i) for i in items])[0]
-        return self.unknown(f"of type {type(x).__name__}")
+        return self.unknown(f"of type {type(x).__name__}", [*dict.fromkeys(self._prompts(x, set()))])
+
+    def _prompts(self, x: Any, seen: set[int]) -> Iterator[Value]:
+        """Yield the prompts of the states in a value."""
+        if type(x) in ATOMS or id(x) in seen:
+            return
+        seen.add(id(x))
+        match x:
+            case State():
+                yield self.seen(x.ctx)
+            case list() | tuple() | set() | frozenset() | deque():
+                yield from (prompt for item in x for prompt in self._prompts(item, seen))
+            case dict():
+                yield from self._prompts([*x, *x.values()], seen)
+            case StateGroup() | Object():
+                yield from self._prompts(x.states if isinstance(x, StateGroup) else x.attributes, seen)
+            case _:
+                pass
 
     def _holds_itself(self, x: Any, above: tuple[int, ...]) -> bool:
         if type(x) not in (list, tuple, dict):
@@ -262,12 +283,14 @@ class GraphEmitter:
     # -- reading
 
     def read(self, answer: Answered) -> Unknown:
+        self.read_values.add(answer.value)
         return Unknown(answer.deps, answer.value)
 
     def read_part(self, answer: Answered, take: Callable[[str], str]) -> Unknown:
         return Unknown(answer.deps, self.emit("py.part", [self.operand(answer)], types=["str"])[0])
 
     def meta(self, answer: Answered) -> Unknown:
+        self.read_values.add(answer.meta)
         return Unknown(answer.deps, answer.meta)
 
     def text(self, ctx: Context, since: Context | None = None) -> Unknown:
