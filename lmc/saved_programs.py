@@ -22,19 +22,21 @@ from typing import TYPE_CHECKING, Any
 
 from lmc import codec
 from lmc.errors import LmcError, Loc, ProgramError
+from lmc.frontend import aio
 from lmc.frontend.digest import source_digest
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.interpreter import Function
 from lmc.ir import text
 from lmc.ir.core import Graph
 from lmc.ir.verifier import verify
+from lmc.runahead.profile import read_measured
 
 if TYPE_CHECKING:
     from lmc.runahead.compiled import CompiledProgram
 
 VERSION = 2
 MAGIC = "lmc-program"
-_BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, RecursionError)
+_BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 """Exceptions of reading a file that is not a saved program."""
 _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, bool)}
 
@@ -117,7 +119,7 @@ class SavedFile:
         self.opt, self.outputs, self.aggressive, self.ahead = int(compiled["opt"]), compiled["outputs"], bool(compiled["aggressive"]), str(compiled["ahead"])
         if self.opt not in (0, 1) or not (self.outputs is None or all(type(name) is str for name in self.outputs)):
             raise ValueError("unknown options of the compiler")
-        self.measured: Mapping[str, Any] = dict(data["measured"])
+        self.measured = read_measured(data["measured"])
         self.graph: Graph = text.parse("\n".join(data["graph"]), path)
         verify(self.graph)
         self.function = SavedFunction(dict(data["program"]), path)
@@ -159,13 +161,14 @@ class SavedFunction(Function[..., Any]):
         self.num_api_spec_tokens, self.is_async = data["spec_tokens"], bool(data["async"])
         self._prefix, self._found, self.is_method, self._wrapper = None, None, False, None
         self.given, self._without_options = {}, None
+        self._source = _text(data["source"])
         self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
         state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
         self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))
 
     @property
     def digest(self) -> str:
-        return _text(self.data["source"])
+        return self._source
 
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
@@ -184,7 +187,7 @@ class SavedFunction(Function[..., Any]):
                 "import it under this name, or save the program again",
                 loc=caller_loc(),
             )
-        if source_digest(found) != self.digest:
+        if source_digest(found) != self.digest or aio.is_async(found) != self.is_async:
             raise ProgramError(
                 f"{self.path!r} was saved when {name} had another source ({self.loc}): save the program again, or compile it as it is now", loc=caller_loc()
             )

@@ -1,5 +1,8 @@
 """Saved programs whose function cannot be found, or that have options of calls, say so."""
 
+import hashlib
+import json
+
 import pytest
 
 import lmc
@@ -41,3 +44,24 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
     with pytest.raises(lmc.ProgramError, match=r"cannot be written: there is no folder \S+otu"):
         lmc.compile(kept).save(tmp_path / "otu" / "kept.lmcp")
     assert not (tmp_path / "otu").exists()
+
+
+def test_a_file_that_holds_something_else_is_refused_however_sound_its_checksum(tmp_path):
+    path = tmp_path / "kept.lmcp"
+    lmc.compile(kept).save(path)
+    saved = json.loads(path.read_text().partition("\n")[2])
+    for part, name, value in [("measured", "cost", "much"), ("measured", "asked", None), ("measured", "evaluations", 1e999), ("program", "source", 5)]:
+        _write(path, {**saved, part: {**saved[part], name: value}})
+        with pytest.raises(lmc.ProgramError, match="does not hold a program"):
+            lmc.load(path)
+        _write(path, {**saved, part: {key: x for key, x in saved[part].items() if key != name}})
+        with pytest.raises(lmc.ProgramError, match=f"does not hold a program: KeyError: '{name}'"):
+            lmc.load(path)
+    _write(path, {**saved, "program": {**saved["program"], "async": True}})
+    with pytest.raises(lmc.ProgramError, match=r"was saved when .*:kept had another source"):
+        lmc.load(path, backend=lmc.Mock())()
+
+
+def _write(path, saved):
+    body = json.dumps(saved).encode()
+    path.write_bytes(f"lmc-program 2 {hashlib.blake2b(body, digest_size=12).hexdigest()}\n".encode() + body)

@@ -36,7 +36,7 @@ WRONG = 3
 KEPT = 256
 """Runs whose requests are kept for reports."""
 
-_SAVED = ("cost", "evaluations", "asked", "used", "wasted")
+_SAVED: Mapping[str, type[float] | type[int]] = {"cost": float, "evaluations": int, "asked": int, "used": int, "wasted": int}
 _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
 
@@ -130,8 +130,8 @@ class Profile:
 
     def learn(self, measured: Mapping[str, Any]) -> None:
         """Continue from the data of a saved program."""
-        for name in _SAVED:
-            setattr(self, name, type(getattr(self, name))(measured[name]))
+        for name, value in read_measured(measured).items():
+            setattr(self, name, value)
 
     def ended(self, ledger: EndedRun) -> None:
         """Record the end of a run."""
@@ -141,6 +141,11 @@ class Profile:
         self.wasted_tokens += ledger.wasted_tokens
         if ledger.records:
             self.runs.append(ledger)
+
+
+def read_measured(data: Mapping[str, Any]) -> dict[str, float]:
+    """Return what `measured` wrote. Raises KeyError, TypeError, ValueError or OverflowError for anything else."""
+    return {name: number(data[name]) for name, number in _SAVED.items()}
 
 
 def is_own(frame: FrameType) -> bool:
