@@ -14,6 +14,8 @@ end is searched (prompt lookup; cf. the suffix automata of SAM decoding, which f
 build, also without drafts). How often its continuation was right is counted for each gen, source and length of the
 occurrence, and for each token that was expected, also while nothing is drafted: so only drafts that pay are run, and they
 end where copies of this gen end, as at a line break.
+A device that runs ahead would begin the next pass before an occurrence is found, and use it a pass later: so how often one is found, and right,
+after a token that had none is counted alike, and the pass is waited for where that pays.
 Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
 is asked, so one that did not pay is asked again now and then.
 """
@@ -49,6 +51,7 @@ _SEAM = -1  # between two answers
 
 _BUCKETS = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5])  # of lengths
 _PRIOR = np.array([0.35, 0.45, 0.55, 0.7, 0.8, 0.9])
+_SELDOM = np.full(len(_PRIOR), 0.1)  # that an occurrence is found after a token, and right
 _WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
 _MEMORY = 0.98  # decay of a token's weight per later token
 _TOKENS = 512  # the most tokens with odds of their own
@@ -58,7 +61,7 @@ class Odds:
     """Frequency with which the token after an occurrence was the next one, by the length of the occurrence, and by the
     token."""
 
-    def __init__(self, prior: Odds | None = None) -> None:
+    def __init__(self, prior: Odds | np.ndarray = _PRIOR) -> None:
         self._prior = prior
         self._hits, self._tries = np.zeros(len(_PRIOR)), np.zeros(len(_PRIOR))
         self._tokens: dict[int, tuple[float, float]] = {}  # hits and tries of the tokens expected last
@@ -75,7 +78,7 @@ class Odds:
             del self._tokens[next(iter(self._tokens))]
 
     def rates(self) -> np.ndarray:
-        prior = _PRIOR if self._prior is None else self._prior.rates()
+        prior = self._prior.rates() if isinstance(self._prior, Odds) else self._prior
         return (self._hits + _WEIGHT * prior) / (self._tries + _WEIGHT)
 
     def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> np.ndarray:
@@ -162,7 +165,9 @@ class Drafts:
             return
         ids = req.ids[:end]
         self._heed(req, ids)
-        for at in range(max(req.followed, req.prompt_len), end):
+        start = max(req.followed, req.prompt_len)
+        awaited = (req.vain, int(ids[start - 1])) if not req.idle and start == end - 1 else None
+        for at in range(start, end):
             match = req.match
             if match is None:
                 break
@@ -171,12 +176,15 @@ class Drafts:
             expected = match.next(1)
             hit = len(expected) == 1 and int(expected[0]) == int(ids[at])
             self._learn(req, match, hit)
+            self._learn_found(req, hit)
             if len(expected) and (odds := self._own_odds(req, match.source)) is not None:
                 odds.learn_token(int(expected[0]), hit)
             req.match = match._replace(at=match.at + 1, length=match.length + 1) if hit and match.at + 1 < len(match.text) else None
         req.followed = end
         if req.match is None:
-            req.match = self._find(req, ids)
+            req.match, req.found_after = self._find(req, ids), awaited
+            if req.match is None:
+                self._learn_found(req, False)
 
     def _heed(self, req: Request, ids: np.ndarray) -> None:
         """Record whether the smaller model was right, as far as that is known."""
@@ -188,7 +196,7 @@ class Drafts:
             if at + i >= len(ids):
                 return
             hit = int(ids[at + i]) == token
-            for odds in (self._odds(req, _MODEL), self._every.setdefault(_MODEL, Odds())):
+            for odds in (self._odds(req, _MODEL), self._of_all(_MODEL)):
                 odds.learn(_GUESS, hit)
             if not hit:
                 return
@@ -234,14 +242,30 @@ class Drafts:
 
     def _learn(self, req: Request, match: Match, hit: bool) -> None:
         self._odds(req, match.source).learn(match.length, hit)
-        self._every.setdefault(match.source, Odds()).learn(match.length, hit)
+        self._of_all(match.source).learn(match.length, hit)
+
+    def _learn_found(self, req: Request, hit: bool) -> None:
+        """Record whether an occurrence that was not known before the last token was found then, and is right."""
+        if req.found_after is not None:
+            (vain, last), req.found_after = req.found_after, None
+            for odds in (self._odds(req, _FOUND), self._of_all(_FOUND)):
+                odds.learn(vain, hit)
+            self._odds(req, _FOUND).learn_token(last, hit)
+
+    def _chance_of_another(self, req: Request) -> float:
+        """Return the probability that another occurrence is found after the token being sampled, and the next token is as there."""
+        return float(self._odds(req, _FOUND).chances(req.vain, 1, [int(req.ids[req.length - req.awaited - 1])])[0])
 
     def _odds(self, req: Request, source: str) -> Odds:
-        return self._own_odds(req, source) or self._every.setdefault(source, Odds())
+        return self._own_odds(req, source) or self._of_all(source)
+
+    def _of_all(self, source: str) -> Odds:
+        """Return the odds of all gens."""
+        return self._every.setdefault(source, Odds(_SELDOM if source == _FOUND else _PRIOR))
 
     def _own_odds(self, req: Request, source: str) -> Odds | None:
         """Return the odds of its gen; None if that is unknown."""
-        every = self._every.setdefault(source, Odds())
+        every = self._of_all(source)
         key = _key(req)
         if key is None:
             return None
@@ -312,8 +336,14 @@ class Drafts:
         requests = list(requests)
         if len(requests) > MOST_DRAFTING:
             return False
-        guessed = {req: self._guessable(req) for req in requests if req.match is None or self._guesses_better(req)}
-        expected = [(req, guessed[req] if req in guessed else min(self._most, _room(req)), 1, req in guessed) for req in requests]
+        expected: list[tuple[Request, int, int, bool]] = []
+        for req in requests:
+            if req.match is not None and not self._guesses_better(req):
+                expected.append((req, min(self._most, _room(req)), 1, False))
+            elif n := self._guessable(req):
+                expected.append((req, n, 1, True))
+            elif self.setting == "auto" and not req.idle:  # one may be found: without the wait, a pass later
+                expected.append((req, min(1, _room(req)), 1, False))
         expected = [each for each in expected if each[1] > 0]
         if not expected or not any(self._counts(len(requests), expected, self.costs.wait)):
             return False
@@ -330,9 +360,14 @@ class Drafts:
             if model:
                 chances.append(np.cumprod(np.full(n + before, self._odds(req, _MODEL).chances(_GUESS, 1)[0]))[before:])
                 continue
-            assert req.match is not None
+            if req.match is None:
+                chances.append(np.array([self._chance_of_another(req)]))
+                continue
             expected = req.match.next(n + before).tolist()
-            chances.append(self._odds(req, req.match.source).chances(req.match.length, n + before, expected)[before:])
+            right = self._odds(req, req.match.source).chances(req.match.length, n + before, expected)
+            if before:
+                right[before] += (1 - right[0]) * self._chance_of_another(req)
+            chances.append(right[before:])
         guessed = [model for *_, model in drafts]
         counts = self.costs.worth(answers, chances, guessed)
         if any(guessed) and not any(n for n, model in zip(counts, guessed, strict=True) if model):
@@ -346,7 +381,7 @@ class Drafts:
         return counts
 
 
-_MODEL = "model"  # as a source
+_MODEL, _FOUND = "model", "found"  # as sources; the second: an occurrence that may be found after the token being sampled
 _GUESS = 6  # the length under which its odds are kept: they begin at 0.7
 _AGAIN = 32  # times that it was not asked for each that it is asked to see whether it would pay now
 _VAIN = 8  # misses in a row per token that skips the search then

@@ -166,6 +166,7 @@ class Request:
     match: Match | None = None  # where its text occurred before,
     guess_of: ModelGuess | None = None  # what a smaller model expects it to have,
     followed: int = 0  # of so many tokens
+    found_after: tuple[int, int] | None = None  # found after so many tokens without, and this one, and not verified yet,
     vain: int = 0  # tokens in a row without such a place,
     idle: int = 0  # and tokens for which none is looked for
     in_flight: int = 0  # passes with rows or samples of it that were launched and not delivered

@@ -356,6 +356,39 @@ def test_drafts_that_pay_are_not_held_back(monkeypatch, runs, row, host, togethe
     assert off[1] == on[1] and on[0] < most * off[0]
 
 
+def words_of(rng: Random) -> list[str]:
+    return ["".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", k=8)) for _ in range(12)]
+
+
+def passes_and_waits(runs, drafts, host: float, rows: list[tuple[str, str]]) -> tuple[int, int]:
+    """Of answers to one gen, one after the other, where the host takes so much of a pass."""
+    engine, core = stepped(4096, runs=runs, drafts=drafts, chunk=2048)
+    costs = core.scheduler.drafts.costs
+    costs.learn, costs.row, costs.host = lambda *_: None, 0.005, host
+    for prompt, answer in rows:
+        copied(core, prompt, answer)
+        handle = engine.submit(None, [Text((prompt,)), at(1, gen(2 * len(answer)))])
+        drain(core)
+        assert handle.results[0].output().text == answer
+    return len(core.runner.passes), core.runner.waited
+
+
+def test_a_pass_is_waited_for_where_copies_often_begin():
+    """So a device that runs ahead takes hardly more passes than one that never does."""
+    lists = [words_of(Random(seed)) for seed in range(6)]
+    rows = [(" ".join(words) + "\n", "".join(f"<{word}>" for word in words)) for words in lists]
+    off, _ = passes_and_waits(AlikeAhead, "off", 0.1, rows)
+    least, _ = passes_and_waits(Alike, "auto", 0.1, rows)
+    passes, _ = passes_and_waits(AlikeAhead, "auto", 0.1, rows)
+    assert least < 0.6 * off and passes <= 1.05 * least
+
+
+def test_no_pass_is_waited_for_where_none_begin():
+    rows = [(" ".join(words_of(Random(seed))) + "\n", "".join(words_of(Random(-1 - seed)))) for seed in range(6)]
+    passes, waits = passes_and_waits(AlikeAhead, "auto", 0.1, rows)
+    assert waits - len(rows) < 0.1 * passes
+
+
 def test_costs_are_learned():
     costs = Costs(ahead=False, row=0.5)
     for _ in range(200):
