@@ -197,7 +197,7 @@ def _status(contents: Contents, item: int) -> RunStatus:
               else "failed" if known.end else "finished")  # fmt: skip
     error = ": ".join(known.end[0]) if known.end and status == "failed" else ""
     asked = sum(not isinstance(entry, Effect) for entry in known.order)
-    return RunStatus(item, str(contents.header.get("program")), status, asked, len(known.calls), error, known.ended, waiting)
+    return RunStatus(item, str(contents.header.get("program")), status, asked, len(known.effects), error, known.ended, waiting)
 
 
 def _candidates(known: Known, what: str) -> list[Effect]:
@@ -207,7 +207,7 @@ def _candidates(known: Known, what: str) -> list[Effect]:
     doubtful = [effect for effect in known.open if effect.doubtful]
     if what == "doubt" or doubtful:
         return doubtful
-    raised = [effect for effect in known.calls.values() if effect.outcome is not None and effect.outcome[0] == "raised"]
+    raised = [effect for effect in known.effects.values() if effect.outcome is not None and effect.outcome[0] == "raised"]
     return raised[-1:] if known.end else []
 
 

@@ -1,4 +1,4 @@
-"""How a call is known in a journal: its name, a checksum of its arguments, and what people are shown of them.
+"""How a call is known in a journal: its name, checksums of its arguments, and what people are shown of them.
 
 Nothing here calls code of a program: an object that is no data is its class.
 """
@@ -6,6 +6,7 @@ Nothing here calls code of a program: an object that is no data is its class.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import types
@@ -14,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 from lmc import codec, json_data
+from lmc.durable import mutations
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.reaches import attribute
 from lmc.durable.snapshots import SharedIterator
@@ -41,12 +43,31 @@ _CALLING = frozenset({HostFunction.awaited.__code__, asyncio.to_thread.__code__}
 """Code of coroutines that call a function passed to them."""
 
 
-def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return a checksum of a call's arguments: for non-data, of the class."""
-    return crc32(json_data.to_bytes([*map(data_or_class, args), [[k, data_or_class(v)] for k, v in kwargs.items()]]))
+def arguments_digest(args: Sequence[Any], kwargs: Mapping[str, Any], changeable: list[Any]) -> int:
+    """Return a checksum of a call's arguments, but for the contents of what can change, which is added to `changeable`."""
+    return crc32(json_data.to_bytes([*[_fixed(x, changeable) for x in args], [[k, _fixed(v, changeable)] for k, v in kwargs.items()]]))
+
+
+def _fixed(x: Any, changeable: list[Any]) -> Any:
+    if json_data.is_plain(x):
+        return x
+    if mutations.can_change(x):
+        changeable.append(x)
+        return {codec.TAG: ["object", class_of(x)]}
+    if isinstance(x, tuple):
+        return [class_of(x), *[_fixed(item, changeable) for item in tuple.__iter__(x)]]
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):  # a frozen one
+        return [class_of(x), *[_fixed(value, changeable) for _, value in mutations.fields_of(x)]]
+    return data_or_class(x)
+
+
+def contents_digest(changeable: Sequence[Any]) -> int:
+    """Return a checksum of the contents of what can change; 0 for nothing."""
+    return mutations.steadily(lambda: crc32(json_data.to_bytes([*map(data_or_class, changeable)])) or 1) if changeable else 0
 
 
 def data_or_class(x: Any) -> Any:
+    """Return a value as data; for non-data, its class."""
     try:
         return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # set order is per process
     except codec.NotData:

@@ -9,6 +9,7 @@ import threading
 import types
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,14 +17,14 @@ from typing import Any
 from lmc import codec
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
-from lmc.durable.call_records import arguments_digest, name_of, shown_call
+from lmc.durable.call_records import arguments_digest, contents_digest, name_of, shown_call
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
 from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Record
 from lmc.durable.journal import JournalFile
-from lmc.durable.records import Effect, Place
-from lmc.durable.snapshots import CallSnapshot, Restored
-from lmc.durable.tasks import Coming, Tasks
+from lmc.durable.records import Call, Effect, Kind
+from lmc.durable.snapshots import MOST_SHARED, CallSnapshot, RedoneChanges
+from lmc.durable.tasks import Callbacks, Coming, Tasks, here
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
@@ -50,7 +51,11 @@ class _Held:
 class KnownEffects:
     """The known effects of one run.
 
-    counts      of calls so far;  left: effects that the program has not reached;  next: the number of the next one
+    known       effects that the program has not reached, by kind, then by contents and task;  ordered: such of them, by number
+    next        the number of the next one
+    given       objects that can change and were given to calls of tasks and threads, by id, with the task of the last one
+    under_way   what was given to calls that are being made;  redone: changes by known ones
+    reordered   whether a task was seen to make a call that another one made in an earlier execution
     idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id
     tasks       that the program began;  coming: awaitables of tasks that have not begun
     busy        running calls of host code
@@ -58,9 +63,14 @@ class KnownEffects:
     """
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str, int], int] = {}
-        self.left: dict[Place, Effect] | None = None
+        self.known: dict[Kind, dict[tuple[int, int], deque[Effect]]] | None = None
+        self.ordered: dict[int, Effect] = {}
         self.next = 0
+        self.given: dict[int, tuple[Any, int]] = {}
+        self.under_way: list[CallSnapshot] = []
+        self.redone: dict[int, RedoneChanges] = {}
+        self.callbacks = Callbacks()
+        self.reordered = False
         self.idempotent: dict[int, Any] = {}
         self.made: dict[int, tuple[Any, MadeBy]] = {}
         self.tasks = Tasks()
@@ -69,6 +79,74 @@ class KnownEffects:
         self.instances: dict[int, Callable[[], Any]] = {}
         self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
+
+    def read(self, effects: Mapping[int, Effect]) -> None:
+        """Take in the effects of earlier executions, once."""
+        if self.known is None:
+            self.known = {}
+            for effect in effects.values():
+                self.known.setdefault(effect.call.kind, {}).setdefault((effect.call.contents, effect.call.task), deque()).append(effect)
+            self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
+            self.next = max(effects, default=-1) + 1
+
+    def match(self, call: Call, *, strict: bool) -> Effect | None:
+        """Return the known effect that a call is. None: it was not made.
+
+        It is one of the same kind and contents, rather of the same task. What several tasks change has other contents when a run is resumed and they go
+        on in another order: such a call is the same task's next one of its kind, since a task makes its calls in one order; or, once tasks are seen
+        to make each other's calls (they take work from a queue), the next one of any. Raises LookupError if the same task has made a call of the
+        kind with other contents, which no other task could have changed.
+        """
+        groups = (self.known or {}).get(call.kind, {})
+        found = groups.get((call.contents, call.task))
+        if found is None and (same := [g for (contents, _), g in groups.items() if contents == call.contents]):
+            found, self.reordered = min(same, key=_number), True
+        if found is None and not strict and groups:
+            own = [g for (_, task), g in groups.items() if task == call.task]
+            of_any = [g for g in groups.values() if g[0].outcome is not None] if self.reordered else []
+            shared = [g for g in own or of_any if call.shared or g[0].call.shared or (g[0].changes and not call.ordered)]
+            found = min(shared, key=_number, default=None)
+            if found is None and own:
+                raise LookupError
+        return None if found is None else found[0]
+
+    def take(self, effect: Effect) -> None:
+        """Mark an effect as reached."""
+        assert self.known is not None
+        groups, key = self.known[effect.call.kind], (effect.call.contents, effect.call.task)
+        groups[key].remove(effect)
+        if not groups[key]:
+            del groups[key]
+        self.ordered.pop(effect.number, None)
+
+    def give_back(self, effect: Effect) -> None:
+        """Mark an effect as not reached after all."""
+        assert self.known is not None
+        self.known[effect.call.kind].setdefault((effect.call.contents, effect.call.task), deque()).appendleft(effect)
+
+    def are_shared(self, changeable: Sequence[Any], task: int) -> bool:
+        """Return whether any of what is given to a call was given to one of another task or thread, or is given to a task of host code."""
+        return any(task == _MANY_TASKS or (id(x) in self.given and self.given[id(x)][1] != task) for x in changeable)
+
+    def note_given(self, changeable: Sequence[Any], task: int) -> None:
+        """Record what a task or thread gives to a call; `_MANY_TASKS` for several of them."""
+        for x in changeable:
+            _, before = self.given.pop(id(x), (x, task))
+            self.given[id(x)] = x, task if before == task else _MANY_TASKS
+
+    @contextmanager
+    def making(self, reached: CallSnapshot) -> Generator[None]:
+        """In the block a call is made: what others change meanwhile is not its change."""
+        with self.lock:
+            for other in self.under_way:
+                other.overlapped = reached.overlapped = True
+            self.under_way.append(reached)
+            reached.begun()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.under_way.remove(reached)
 
     def keep(self, instance: Any) -> None:
         """Record that the program has made an instance."""
@@ -117,11 +195,24 @@ class _Noted:
         self._calls.sync()
 
 
+_MANY_TASKS = -1
+
+
+def _number(effects: Sequence[Effect]) -> int:
+    return effects[0].number
+
+
 _making = threading.Lock()
 
 
 class JournaledCalls(Answers):
-    """Answers and effects of one run. `thread`: that of its program, whose calls come in its order."""
+    """Answers and effects of one run.
+
+    thread    that of its program, whose calls come in its order
+    diverges  whether it is replayed with other answers than its journal's
+    """
+
+    diverges = False
 
     def __init__(self, journal: JournalFile, item: int) -> None:
         super().__init__(journal, item)
@@ -171,11 +262,12 @@ class JournaledCalls(Answers):
         self.begins_again(known)
         self.sync()
         before = 0 if by is None else by.calls
-        with self.attempts(fn, number, known), self.working():
-            outcome = make()
-        if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
-            self.effects.made[id(made)] = made, made_by(name, number)
-        self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
+        with self.effects.making(reached):
+            with self.attempts(fn, number, known), self.working():
+                outcome = make()
+            if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
+                self.effects.made[id(made)] = made, made_by(name, number)
+            self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
 
     def _is_ordered(self, fn: Any) -> bool:
@@ -192,35 +284,60 @@ class JournaledCalls(Answers):
 
     # -- intents
 
-    def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
-        """Return the number of the effect that the program has reached, and its known record; write a new one."""
-        place, known = self.come_to(stream, name, args, kwargs)
-        return (self.intend(place, args, kwargs, loc, ordered=ordered), None) if known is None else (known.number, known)
+    def begin(
+        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool, of: int | None = None
+    ) -> tuple[int, Effect | None]:
+        """Return the number of the effect that the program has reached, and its known record; write a new one.
 
-    def come_to(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Place, Effect | None]:
-        """Return the place of the effect that the program has reached, and its known record."""
-        digest = arguments_digest(args, kwargs)
+        of  number of the task that makes it; by default of the one that runs here
+        """
+        call, known = self.come_to(stream, name, args, kwargs, loc, ordered=ordered, of=of)
+        return (self.intend(call, args, kwargs, loc), None) if known is None else (known.number, known)
+
+    def come_to(
+        self,
+        stream: str,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        loc: Loc | None,
+        *,
+        ordered: bool,
+        of: int | None = None,
+        peek: bool = False,
+    ) -> tuple[Call, Effect | None]:
+        """Return the call that the program has reached, or with `peek` is about to, and its known record."""
+        changeable: list[Any] = []
+        digest, task = arguments_digest(args, kwargs, changeable), here() if of is None else of
+        by = task if of is None else _MANY_TASKS  # of host code, whose tasks have one number
         with self.effects.lock:
-            which = self.effects.counts.get((stream, name, digest), 0)
-            self.effects.counts[stream, name, digest] = which + 1
-            place: Place = stream, name, digest, which
-            if self.effects.left is None:
-                self.effects.left = {p: effect for p, effect in self.known.effects.items() if effect.ordered}
-                self.effects.next = max(self.known.calls, default=-1) + 1
-            self.effects.left.pop(place, None)
-            return place, self.known.effects.get(place)
+            self.effects.read(self.known.effects)
+            call = Call(stream, name, digest, contents_digest(changeable), task, self.effects.are_shared(changeable, by), ordered)
+            try:
+                known = self.effects.match(call, strict=self.diverges)
+            except LookupError:
+                instead = next(iter(self.effects.known[call.kind].values()))[0]  # pyright: ignore[reportOptionalSubscript]
+                raise self._differs(call, args, kwargs, instead, loc) from None
+            if known is not None and not peek:
+                self.effects.take(known)
+            if not ordered and not peek:
+                self.effects.note_given(changeable, by)
+        for key in [*self.effects.given][:-MOST_SHARED] if len(self.effects.given) > MOST_SHARED else ():
+            self.effects.given.pop(key, None)
+        return call, known
 
-    def intend(self, place: Place, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> int:
+    def intend(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
         """Write the intent of a new effect; return its number."""
-        assert self.effects.left is not None
-        shown = shown_call(args, kwargs)
         with self.effects.lock:
-            instead = next((e for e in self.effects.left.values() if e.place[0] == place[0]), None) if ordered else None
+            instead = next((e for e in self.effects.ordered.values() if e.call.stream == call.stream), None) if call.ordered and not self.diverges else None
             if instead is not None:
-                raise self.differs(f"calls {place[1]}({shown}) where the run of its journal called {instead.name}({instead.shown})", loc)
+                raise self._differs(call, args, kwargs, instead, loc)
             number, self.effects.next = self.effects.next, self.effects.next + 1
-        self.journal.put(self.item, ["i", number, *place, shown, "" if loc is None else str(loc), int(ordered)])
+        self.journal.put(self.item, ["i", number, *call[:5], int(call.shared), int(call.ordered), shown_call(args, kwargs), "" if loc is None else str(loc)])
         return number
+
+    def _differs(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
+        return self.differs(f"calls {call.name}({shown_call(args, kwargs)}) where the run of its journal called {instead.name}({instead.shown})", loc)
 
     # -- attempts
 
@@ -300,18 +417,18 @@ class JournaledCalls(Answers):
             if kind == "coroutine":  # which has not begun if nothing awaited it
                 return True, DeferredAwaitable(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
             return True, DeferredAwaitable(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
-        return self.known_result(known.outcome, known.name, args, reached)
+        return self.known_result(known, args, reached)
 
-    def known_result(
-        self, outcome: Record, name: str, args: Sequence[Any], reached: CallSnapshot | None, restored: Restored | None = None, ended: int = 0
-    ) -> tuple[bool, Any]:
-        """Return the recorded result of a call, as from `call`; redo its changes to arguments, unless a call that ended
-        later, according to `restored`, has left them otherwise."""
-        kind, data, *rest = outcome
+    def known_result(self, known: Effect, args: Sequence[Any], reached: CallSnapshot | None) -> tuple[bool, Any]:
+        """Return the recorded result of a call, as from `call`; redo its changes to arguments."""
+        assert known.outcome is not None
+        name, (kind, data, *rest) = known.name, known.outcome
         if rest and reached is not None:
             changed, taken = rest[:2]
             with self._reading(name):
-                reached.restore([(index, self.decoded(content, reached.at)) for index, content in changed], {} if restored is None else restored, ended)
+                redone = None if known.call.ordered else self.effects.redone
+                with self.effects.lock:
+                    self._note_changes(reached, reached.restore(changed, lambda x: self.decoded(x, reached.at), redone, known.ended))
                 if taken and list(map(type, taken)) != [int] * len(reached.iterators):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
@@ -326,6 +443,13 @@ class JournaledCalls(Answers):
             if kind != "value" and not isinstance(value, BaseException):
                 raise TypeError(f"it raised a {type(value).__name__}")
         return kind == "value", value
+
+    def _note_changes(self, by: CallSnapshot, changes: Iterable[tuple[Any, list[Any]]]) -> None:
+        """Note that a call has changed objects: these are no changes by others that are under way."""
+        for target, change in changes:
+            for other in self.effects.under_way:
+                if other is not by:
+                    other.changed_by_others(target, change, lambda x: codec.decode(x, by.at))
 
     @contextmanager
     def _reading(self, name: str) -> Generator[None]:
@@ -342,9 +466,14 @@ class JournaledCalls(Answers):
         return error
 
     def write_outcome(
-        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: CallSnapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
-    ) -> None:
-        """Write the outcome of a call. `programs`: how many programs, counted by the program's state, ran in it."""
+        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: CallSnapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
+        *, alone: bool = True,
+    ) -> None:  # fmt: skip
+        """Write the outcome of a call.
+
+        programs  how many programs, counted by the program's state, ran in it
+        alone     whether nothing else has changed what it was given between its steps
+        """
         ok, value = outcome
         if not ok and not isinstance(value, Exception | asyncio.CancelledError):
             return  # Ctrl-C and the like: it is not known what was done
@@ -361,7 +490,11 @@ class JournaledCalls(Answers):
                 record = ["awaitable", type(value).__name__]
             else:
                 record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
-            changed = [] if reached is None else reached.changed()
+            changed: list[list[Any]] = []
+            if reached is not None:
+                with self.effects.lock:
+                    changed = reached.changed(alone=alone)
+                    self._note_changes(reached, [(reached.values[index], change) for index, change in changed if 0 <= index < len(reached.values)])
             if changed or programs or (reached is not None and reached.iterators):
                 record += [changed, [] if reached is None else reached.taken(), *([programs] if programs else [])]
         except codec.NotData as what:

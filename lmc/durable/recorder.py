@@ -247,19 +247,19 @@ class Recorder:
             return _Constructor(self, fn)
         if not isinstance(fn, _FUNCTIONS):
             return fn
-        found = self.callee(fn)
+        found, path = self.callee(fn), self.journal.effects.callbacks.path()
         if makes_coroutine(fn):
 
             @functools.wraps(fn)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
-                with self.going_on():
+                with self.going_on(), self.journal.effects.callbacks.within(path, args, kwargs):
                     return await self.awaited(found(*args, **kwargs))
 
             return awaited
 
         @functools.wraps(fn)
         def within(*args: Any, **kwargs: Any) -> Any:
-            with self.going_on():
+            with self.going_on(), self.journal.effects.callbacks.within(path, args, kwargs):
                 return found(*args, **kwargs)
 
         return within

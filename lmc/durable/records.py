@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmc import codec, json_data
 from lmc.durable.cipher import Cipher, Key, opened_first
@@ -21,9 +21,31 @@ from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payl
 from lmc.errors import JournalError
 from lmc.gc_tuning import no_collection
 
-Place = tuple[str, str, int, int]
-"""Identity of an effect: the stream of its run, the callee, a checksum of its arguments, and its index among such
-calls."""
+Kind = tuple[str, str, int]
+"""What calls have in common that may stand for one another: the stream of their run, the callee, and a checksum of what cannot change of their arguments."""
+
+
+class Call(NamedTuple):
+    """A call of host code, as a journal knows it.
+
+    digest    checksum of its arguments, but for the contents of what can change
+    contents  checksum of those; 0 if there are none
+    task      number of the task or thread that makes it;  0: the program's first one
+    shared    whether tasks or threads share what it was given
+    ordered   whether it is made where the program makes it, not ahead of order
+    """
+
+    stream: str
+    name: str
+    digest: int
+    contents: int
+    task: int
+    shared: bool
+    ordered: bool
+
+    @property
+    def kind(self) -> Kind:
+        return self[:3]
 
 
 @dataclass(slots=True)
@@ -32,7 +54,6 @@ class Effect:
 
     number    index among the run's effects, in the order in which they began
     shown     its arguments, for people;  line  where the program calls it
-    ordered   it is made where the program makes it, not ahead of order
     ended     the place of its outcome among all
     failed    how many attempts are known to have failed, after which it may be retried
     begun     whether an attempt began whose end is not known
@@ -40,10 +61,9 @@ class Effect:
     """
 
     number: int
-    place: Place
+    call: Call
     shown: str
     line: str
-    ordered: bool
     outcome: Record | None = None
     ended: int = 0
     failed: int = 0
@@ -52,7 +72,12 @@ class Effect:
 
     @property
     def name(self) -> str:
-        return self.place[1]
+        return self.call.name
+
+    @property
+    def changes(self) -> bool:
+        """Return whether it is known to have changed what it was given."""
+        return self.outcome is not None and len(self.outcome) > 2 and bool(self.outcome[2])
 
     @property
     def doubtful(self) -> bool:
@@ -66,7 +91,7 @@ class Known:
 
     arguments  as data, or None if they are too large; then digest is of them
     answers    by place, then by the checksum of the request
-    effects    by place, and `calls` by number
+    effects    by number
     order      records of answers and effects in the order they became known
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
     ended      when that was, in seconds since 1970
@@ -76,8 +101,7 @@ class Known:
     arguments: Any = None
     digest: str | None = None
     answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
-    effects: dict[Place, Effect] = field(default_factory=dict[Place, Effect])
-    calls: dict[int, Effect] = field(default_factory=dict[int, Effect])
+    effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
@@ -86,7 +110,7 @@ class Known:
     @property
     def open(self) -> list[Effect]:
         """Return the effects that wait for a person: questions, and those in doubt."""
-        return [effect for effect in self.calls.values() if effect.outcome is None and (effect.doubtful or effect.question is not None)]
+        return [effect for effect in self.effects.values() if effect.outcome is None and (effect.doubtful or effect.question is not None)]
 
 
 @dataclass(slots=True)
@@ -244,9 +268,8 @@ def _answer(known: Known, record: Record) -> None:
 
 
 def _intent(known: Known, record: Record) -> None:
-    _, number, stream, name, digest, which, shown, line, ordered = record
-    effect = Effect(_number(number), (stream, name, digest, which), shown, line, bool(ordered))
-    known.effects[effect.place] = known.calls[number] = effect
+    _, number, *call, shown, line = record
+    known.effects[number] = effect = Effect(_number(number), Call(*call), shown, line)
     known.order.append(effect)
 
 
@@ -257,21 +280,21 @@ def _result(known: Known, record: Record) -> None:
     _, number, kind, _, *changes = record
     if not isinstance(kind, str) or len(changes) not in (0, 2, 3) or (len(changes) == 3 and type(changes[2]) is not int):
         raise ValueError(f"the result of call {number} is {record[2:]}")
-    known.calls[number].outcome, known.calls[number].ended = record[2:], next(_ENDED)
+    known.effects[number].outcome, known.effects[number].ended = record[2:], next(_ENDED)
 
 
 def _attempt_failed(known: Known, record: Record) -> None:
-    effect = known.calls[_number(record[1])]
+    effect = known.effects[_number(record[1])]
     effect.failed, effect.begun = effect.failed + 1, False
 
 
 def _attempt(known: Known, record: Record) -> None:
-    known.calls[_number(record[1])].begun = True
+    known.effects[_number(record[1])].begun = True
 
 
 def _question(known: Known, record: Record) -> None:
     _, number, question, schema, when = record
-    known.calls[_number(number)].question = str(question), str(schema), _number(when)
+    known.effects[_number(number)].question = str(question), str(schema), _number(when)
 
 
 def _deleted(known: Known, record: Record) -> None:
@@ -280,9 +303,7 @@ def _deleted(known: Known, record: Record) -> None:
 
 def _undo(known: Known, record: Record) -> None:
     """Take back a call that was not made after all."""
-    effect = known.calls.pop(_number(record[1]))
-    del known.effects[effect.place]
-    known.order.remove(effect)
+    known.order.remove(known.effects.pop(_number(record[1])))
 
 
 def _end(known: Known, record: Record) -> None:

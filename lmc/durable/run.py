@@ -11,15 +11,15 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc import observing
-from lmc.durable.call_records import arguments_digest, awaited_call
+from lmc.durable.call_records import awaited_call
 from lmc.durable.calls import JournaledCalls, warn
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.effects import AWAITED_AGAIN, WAITING
 from lmc.durable.groups import WELL
 from lmc.durable.reaches import attribute
-from lmc.durable.records import Effect, Place
-from lmc.durable.snapshots import CallSnapshot, Restored
-from lmc.durable.tasks import Coming
+from lmc.durable.records import Effect
+from lmc.durable.snapshots import CallSnapshot
+from lmc.durable.tasks import Coming, of_host
 from lmc.errors import Interrupted, JournalError, Loc, message_of
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, numbering
@@ -37,8 +37,6 @@ class RunJournal(JournaledCalls):
 
     deciding = False
     progress = 0
-    _restored: tuple[int, Restored] = -1, {}
-    """What awaited calls have changed, since the program's last step."""
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
         """Ignore the outcome of a test. It is not in the journal: it is computed again."""
@@ -51,7 +49,7 @@ class RunJournal(JournaledCalls):
         """Return the result of a call that begins tasks, or gathers them; None for any other call."""
 
         def wait(awaitable: Any) -> tuple[Coroutine[Any, Any, Any], Callable[[], None]]:
-            self.effects.coming.append(coming := Coming(stream, awaitable, loc))
+            self.effects.coming.append(coming := Coming(stream, awaitable, loc, of_host()))
             return self.wait(stream, awaitable, loc, coming), lambda: self._gone(coming)
 
         return self.effects.tasks.begun(fn, args, kwargs, is_own, wait)
@@ -69,7 +67,7 @@ class RunJournal(JournaledCalls):
             begun = None if coming is None else self._begin_together(coming)
             synced = begun is not None
             if begun is None and call is not None:
-                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(self._next_place(stream, *call)):
+                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(stream, call, loc, None):
                     await self._after_doubts()
                 begun = self.begin(stream, *call, loc, ordered=False)  # tasks may await in any order
         except BaseException:
@@ -88,9 +86,7 @@ class RunJournal(JournaledCalls):
             reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
             drop(awaitable)
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
-            if self._restored[0] != self.progress:
-                self._restored = self.progress, {}
-            ok, value = self.known_result(known.outcome, known.name, handed, reached, self._restored[1], known.ended)
+            ok, value = self.known_result(known, handed, reached)
             if not ok:
                 raise value
             return value
@@ -113,20 +109,23 @@ class RunJournal(JournaledCalls):
         before, handed = by.calls, _handed(inner, call)
         reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
-        try:
-            with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
-                outcome = True, await awaitable
-        except asyncio.CancelledError as error:
-            if aio.being_cancelled():
-                raise
-            outcome = False, error
-        except Exception as error:
-            outcome = False, error
-        alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still; others of its calls may have ended
-        if not alone and reached.is_changed():
-            warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and a "
-                 "resumed run does not repeat it. Let the function return what it found, or await it alone", loc)  # fmt: skip
-        self.write_outcome(number, inner, name, handed, reached if alone else None, outcome, loc, by.calls - before)
+        with self.effects.making(reached):
+            try:
+                with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
+                    outcome = True, await reached.steps(awaitable)
+            except asyncio.CancelledError as error:
+                if aio.being_cancelled():
+                    raise
+                outcome = False, error
+            except Exception as error:
+                outcome = False, error
+            alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still
+            on_thread = attribute(inner, "cr_code") is _TO_THREAD
+            if on_thread and not alone and reached.has_changes():
+                warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and "
+                     "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
+            alone = on_thread or (alone and not reached.overlapped)
+            self.write_outcome(number, inner, name, handed, reached, outcome, loc, by.calls - before, alone=alone)
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
@@ -135,14 +134,14 @@ class RunJournal(JournaledCalls):
         """Await `asyncio.wait_for` of a task of the run. Its timeout is an effect, since otherwise the task's progress
         would be unknown."""
         what, args, given = awaited_call(inner_of(awaitable))
-        place, known = self.come_to(stream, f"await {what}", args, given)
+        call, known = self.come_to(stream, f"await {what}", args, given, loc, ordered=False)
         if known is not None and known.outcome is not None:
             drop(awaitable)
-            raise self.known_result(known.outcome, known.name, (), None)[1]
+            raise self.known_result(known, (), None)[1]
         try:
             return await awaitable
         except TimeoutError as error:
-            self.write_outcome(self.intend(place, args, given, loc, ordered=False), None, place[1], (), None, (False, error), loc)
+            self.write_outcome(self.intend(call, args, given, loc), None, call.name, (), None, (False, error), loc)
             raise
 
     def waits_for_program(self, x: Any) -> bool:
@@ -178,8 +177,8 @@ class RunJournal(JournaledCalls):
         found = False
         for coming in self.effects.coming:
             call = self._awaited(coming.awaitable) if coming.begun is None else None
-            if call is not None and not self._is_behind_doubts(place := self._next_place(coming.stream, *call)):
-                coming.place, coming.begun = place, self.begin(coming.stream, *call, coming.loc, ordered=False)
+            if call is not None and not self._is_behind_doubts(coming.stream, call, coming.loc, coming.task):
+                coming.begun = self.begin(coming.stream, *call, coming.loc, ordered=False, of=coming.task)
                 found = found or coming.begun[1] is None
         return found
 
@@ -188,22 +187,18 @@ class RunJournal(JournaledCalls):
         if coming in self.effects.coming:
             self.effects.coming.remove(coming)
             if coming.begun is not None:
-                (stream, name, digest, which), (number, known) = coming.place, coming.begun
-                if self.effects.counts[stream, name, digest] == which + 1:  # the next one is this one
-                    self.effects.counts[stream, name, digest] = which
+                number, known = coming.begun
                 if known is None:
                     self.journal.put(self.item, ["u", number])
+                else:
+                    self.effects.give_back(known)
         drop(coming.awaitable)
 
-    def _is_behind_doubts(self, place: Place) -> bool:
+    def _is_behind_doubts(self, stream: str, call: tuple[str, Sequence[Any], Mapping[str, Any]], loc: Loc | None, of: int | None) -> bool:
         """Return whether an effect did not begin in an earlier execution of the run, while another one did and is in
         doubt."""
-        return self.resumed and place not in self.known.effects and any(effect.doubtful for effect in self.known.effects.values())
-
-    def _next_place(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Place:
-        """Return the place of an effect that the program is about to reach."""
-        digest = arguments_digest(args, kwargs)
-        return stream, name, digest, self.effects.counts.get((stream, name, digest), 0)
+        doubts = self.resumed and any(effect.doubtful for effect in self.known.effects.values())
+        return doubts and self.come_to(stream, *call, loc, ordered=False, of=of, peek=True)[1] is None
 
     async def _after_doubts(self) -> None:
         """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
@@ -250,7 +245,7 @@ class RunJournal(JournaledCalls):
         self.go_on()
         number, known = self.begin(stream, QUESTION, (question,), {}, loc, ordered=False)
         if known is not None and known.outcome is not None:
-            return self.known_result(known.outcome, QUESTION, (), None)[1]
+            return self.known_result(known, (), None)[1]
         if known is None or known.question is None:  # it ended between the two
             self.journal.put(self.item, ["q", number, question, schema, int(time.time())])
             self.sync()

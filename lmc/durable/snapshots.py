@@ -13,8 +13,9 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from operator import is_, length_hint
 from typing import Any, cast
 
@@ -73,48 +74,130 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 """Python's iterators of containers, which know how many items are left."""
 
 
-Restored = dict[int, tuple[Any, int]]
-"""Objects that are as they were behind a call, by id, with the place of its end among all."""
+@dataclass(eq=False, slots=True)
+class _Other:
+    """Stands for an object by its place."""
+
+    place: list[Any]
+
+
+@dataclass(slots=True)
+class _Found:
+    """Objects that a call has found: as data, their items if they are lists, the containers in them, the state of those of Python, and prompts of states."""
+
+    data: list[Any]
+    items: list[list[Any]]
+    held: list[set[int]]
+    looks: list[Any]
+    prompts: list[Any]
 
 
 class CallSnapshot:
     """The run's objects that a call can change: containers and objects among its arguments, the fields of instances
     that the program has made (`instances`, by id), and closure variables of functions among them.
 
-    `contents` has them by number; those from `cells` on are variables, which a function may rebind. Buffers in memory have negative numbers.
+    They are numbered; those behind the objects are variables, which a function may rebind. Buffers in memory have negative numbers.
+
+    overlapped  whether other calls were under way meanwhile
     """
+
+    overlapped = False
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, Callable[[], Any]] = {}) -> None:
         values = [*args, *kwargs.values()]
         self.hidden = next((f"the class {x.__qualname__}" for x in values if isinstance(x, type) and "<locals>" in x.__qualname__), None)
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
-        self.values: list[Any] = [x for x in (*values, *owners) if mutations.can_change(x)]
+        self.values = list[Any]()
+        self._places = dict[int, list[Any]]()
+        self._add(x for x in (*values, *owners) if mutations.can_change(x))
         near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
         self.states = [x for x in near if isinstance(x, State)]
         files: tuple[Any, ...] = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
-        self._watched = [(x, look, look(x)) for x in (*near, *files) if (look := _look(x, instances))]
-        self._prompts = [state.ctx for state in self.states]
+        self._watched = [(x, look) for x in (*near, *files) if (look := _look(x, instances))]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
-        for fields in map(vars, _instances((fn, *values), instances) if instances else ()):
-            self.values.append(fields)
+        for x in _instances((fn, *values), instances) if instances else ():
+            if mutations.is_object(x) and not isinstance(_snapshot(x, self._of_states), _OpaqueValue):
+                self._add([x])
+                continue
+            self._add([fields := vars(x)])
             if isinstance(_snapshot(fields, self._of_states), _OpaqueValue):  # what data is among them is looked at by itself
-                self.values += [x for x in fields.values() if mutations.can_change(x)]
+                self._add(x for x in fields.values() if mutations.can_change(x))
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
-        self.values += [x.__dict__ for x in functions if "<locals>" in x.__qualname__]  # attributes of the program's own
-        self.values += [x.__dict__ for x in values if isinstance(x, BaseException)]  # notes and other attributes
+        self._add(x.__dict__ for x in functions if "<locals>" in x.__qualname__)  # attributes of the program's own
+        self._add(x.__dict__ for x in values if isinstance(x, BaseException))  # notes and other attributes
         while functions:
             for cell in functions.pop().__closure__ or ():
                 if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
                     continue
                 self.variables.append(cell)
+                self._add([content] if mutations.can_change(content) else ())
                 if isinstance(content, types.FunctionType) and content.__closure__:
                     functions.append(content)
         self.iterators = [x for x in values if isinstance(x, (SharedIterator, *ITERATORS))]
         self._left = [0 if isinstance(x, SharedIterator) else length_hint(x) for x in self.iterators]
-        self._before = self._snapshots()
-        self._items = [list(x) if type(x) is list else [] for x in self.values]
-        self._held = [_containers(x) for x in self.values]
+        self._changes: list[list[Any]] = []
+        self._not_data: codec.NotData | None = None
+        self._first: _Found | None = None
+
+    def _add(self, values: Iterable[Any]) -> None:
+        for x in values:
+            if id(x) not in self._places:
+                self._places[id(x)] = [len(self.values)]
+                self.values.append(x)
+
+    def _held(self, x: Any) -> dict[int, list[Any]]:
+        """Return the places of states and of the other objects, which are looked at by themselves."""
+        return {**self._of_states, **{key: place for key, place in self._places.items() if key != id(x)}}
+
+    def begun(self) -> None:
+        """Look at what the call finds."""
+        self._first = self._found = self._look()
+
+    def _look(self) -> _Found:
+        items = [list(x) if type(x) is list else [] for x in self.values]
+        looks = [look(x) for x, look in self._watched]
+        return _Found(self._snapshots(), items, [_containers(x) for x in self.values], looks, [state.ctx for state in self.states])
+
+    def goes_on(self) -> None:
+        """Take what the objects are now for what the call has left: others may have changed them."""
+        self._found = self._look()
+
+    def pauses(self) -> None:
+        """Note what the call has changed since it went on."""
+        try:
+            self._changes += self._changed()
+        except codec.NotData as error:
+            self._not_data = error
+
+    def changed_by_others(self, target: Any, change: list[Any], decode: Callable[[Any], Any]) -> None:
+        """Take an object for one that the call found changed so."""
+        (at,) = self._places.get(id(target), [-1])
+        if self._first is None or at < 0 or isinstance(before := self._first.data[at], _OpaqueValue):
+            return
+        with suppress(codec.BadData, codec.NotData, AttributeError):  # of an object within, which is looked at by itself
+            others = dict[str, Any]()
+            found = mutations.apply(codec.decode(before, lambda place: others.setdefault(str(place), _Other(place))), change, decode)
+            self._first.data[at] = codec.encode(found, {**self._held(target), **{id(x): x.place for x in others.values()}})
+
+    @types.coroutine
+    def steps(self, awaitable: Any) -> Generator[Any, Any, Any]:
+        """Await something, and note what its own steps change: between them the program and others go on."""
+        if not (self.values or self.variables or self._watched or self.states):
+            return (yield from awaitable.__await__())
+        steps, value, error = awaitable.__await__(), None, None
+        while True:
+            self.goes_on()
+            try:
+                given = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.pauses()
+            try:
+                value, error = (yield given), None
+            except BaseException as raised:  # raised in what is awaited
+                error = raised
 
     def part(self, value: Any) -> list[Any] | None:
         """Return the position of a returned container within the arguments: [number, key, …]."""
@@ -158,75 +241,128 @@ class CallSnapshot:
                 deque(itertools.islice(items, count), maxlen=0)
 
     def _snapshots(self) -> list[Any]:
-        return [_snapshot(x, self._of_states) for x in (*self.values, *map(_content, self.variables))] if self.values or self.variables else []
+        return [_snapshot(x, self._held(x)) for x in self.values] + [_snapshot(_content(cell), self._held(None)) for cell in self.variables]
 
-    def changed(self) -> list[list[Any]]:
-        """Return the changed objects: [number, content as data]. Raises NotData."""
+    def changed(self, *, alone: bool) -> list[list[Any]]:
+        """Return the changes of the call: [number of the object, change as data]. Raises NotData.
+
+        alone  whether nothing else has changed the objects between its steps
+        """
+        if self._first is None:
+            return []  # it was not made
+        if alone:
+            self._found = self._first
+            return self._changed()
+        if self._not_data is not None:
+            raise self._not_data
+        return self._changes
+
+    def has_changes(self) -> bool:
+        try:
+            return bool(self.changed(alone=True))
+        except codec.NotData:
+            return True
+
+    def _changed(self) -> list[list[Any]]:
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
-        if not all(state.ctx is prompt for state, prompt in zip(self.states, self._prompts, strict=True)):
+        if not all(state.ctx is prompt for state, prompt in zip(self.states, self._found.prompts, strict=True)):
             raise codec.NotData("what it appended to a state")
         written: list[list[Any]] = []
-        for n, (x, look, before) in enumerate(self._watched):
-            if look(x) == before:
+        for n, (x, look) in enumerate(self._watched):
+            if look(x) == self._found.looks[n]:
                 continue
             if type(x) not in _BUFFERS or x.closed:
                 raise codec.NotData(f"what it did to a {type(x).__name__}")
-            written.append([-1 - n, codec.encode([x.getvalue(), x.tell()])])
-        found = [(i, after) for i, (before, after) in enumerate(zip(self._before, self._snapshots(), strict=True)) if not _same(before, after)]
+            written.append([-1 - n, ["=", codec.encode([x.getvalue(), x.tell()])]])
+        befores, held_before = self._found.data, self._found.held
+        found = [(i, after) for i, (before, after) in enumerate(zip(befores, self._snapshots(), strict=True)) if not _same(before, after)]
         for index, after in found:
             if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
-            new = _containers(self.values[index]) - self._held[index] if index < len(self.values) else set[int]()
-            if any(new & held for held in self._held) or '["=",' in json_data.dumps(after):  # would be read as a copy
+            new = _containers(self.values[index]) - held_before[index] - self._places.keys() if index < len(self.values) else set[int]()
+            if any(new & held for held in held_before) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
-        return written + [[i, self._rearranged(i) or after] for i, after in found]
-
-    def is_changed(self) -> bool:
-        try:
-            return bool(self.changed())
-        except codec.NotData:
-            return True
+        moved = [self._rearranged(i) for i, _ in found]
+        return written + [[i, mutations.change_of(befores[i], after, apart=not self.overlapped) if items is None else ["=", items]]
+                          for (i, after), items in zip(found, moved, strict=True)]  # fmt: skip
 
     def _rearranged(self, index: int) -> list[Any] | None:
         """Return a list's items if containers in it changed position: these by their position. Raises NotData."""
         if index >= len(self.values) or type(self.values[index]) is not list:
             return None
         now: list[Any] = self.values[index]
-        were, before = {id(x): k for k, x in enumerate(self._items[index]) if mutations.can_change(x)}, self._before[index]
+        were, before = {id(x): k for k, x in enumerate(self._found.items[index]) if mutations.can_change(x)}, self._found.data[index]
         if all(were.get(id(x), k) == k for k, x in enumerate(now)):
             return None
         data: list[Any] = []
         for x in now:
             place = were.get(id(x))
-            data.append(codec.encode(x, self._of_states) if place is None else {codec.TAG: ["held", [index, place]]})
-            if place is not None and codec.encode(x, self._of_states) != before[place]:
+            data.append(codec.encode(x, self._held(now)) if place is None else {codec.TAG: ["held", [index, place]]})
+            if place is not None and codec.encode(x, self._held(now)) != before[place]:
                 raise codec.NotData("that it moved a container of the program and changed it")
         return data
 
-    def restore(self, contents: list[tuple[int, Any]], restored: Restored, ended: int) -> None:
-        """Make the objects what they were behind a call that ended at that place, unless a later one has made them so."""
-        for index, content in contents:
-            target = self._watched[-1 - index][0] if index < 0 else [*self.values, *self.variables][index]
-            if restored.get(id(target), (None, -1))[1] > ended:
-                continue
-            restored[id(target)] = target, ended
+    def restore(
+        self, changes: list[list[Any]], decode: Callable[[Any], Any], redone: dict[int, RedoneChanges] | None, ended: int
+    ) -> list[tuple[Any, list[Any]]]:
+        """Change the objects as a call did that ended at that place; return them, with the change of each.
+
+        redone  what was redone to objects by calls at the same time, by id: changes by those that ended later come behind. None: no others do
+        """
+        targets: list[tuple[Any, list[Any]]] = []
+        for index, change in changes:
             if index < 0:
-                buffer, (text, at) = target, content
+                buffer, (text, at) = self._watched[-1 - index][0], decode(change[1])
                 buffer.seek(0)
                 buffer.truncate()
                 buffer.write(text)
                 buffer.seek(at)
                 continue
-            if index < len(self.values):
-                mutations.restore(self.values[index], content)
+            if index >= len(self.values):
+                cell = self.variables[index - len(self.values)]
+                cell.cell_contents = decode(change[1]) if change[0] == "=" else mutations.apply(cell.cell_contents, change, decode)
                 continue
-            cell = self.variables[index - len(self.values)]
-            if mutations.can_change(cell.cell_contents) and type(cell.cell_contents) is type(content):
-                mutations.restore(cell.cell_contents, content)
-            else:
-                cell.cell_contents = content
+            targets.append((target := self.values[index], change))
+            if redone is None:
+                mutations.apply(target, change, decode)
+                continue
+            known = redone.pop(id(target), None) or RedoneChanges(target, self._held(target), self.at)
+            redone[id(target)] = known  # the last one
+            known.redo(change, decode, ended)
+            if len(redone) > MOST_SHARED:
+                del redone[next(iter(redone))]
+        return targets
+
+
+MOST_SHARED = 256
+"""Objects that are remembered as given to calls."""
+
+
+class RedoneChanges:
+    """The changes to an object that were redone in a resumed run, in the order in which calls have ended, whatever the one in which they are reached.
+
+    They are put in order while nothing else has changed the object.
+    """
+
+    def __init__(self, target: Any, held: Mapping[int, list[Any]], at: Callable[[list[Any]], Any]) -> None:
+        self._target, self._held, self._at = target, held, at
+        self._changes = list[tuple[int, list[Any], Callable[[Any], Any]]]()
+        self._first = self._now = _snapshot(target, held)
+
+    def redo(self, change: list[Any], decode: Callable[[Any], Any], ended: int) -> None:
+        if isinstance(self._now, _OpaqueValue) or _snapshot(self._target, self._held) != self._now:
+            self.__init__(self._target, self._held, self._at)
+        self._changes.append((ended, change, decode))
+        left = self._changes[-1:]
+        if len(self._changes) > 1 and self._changes[-2][0] > ended:
+            self._changes.sort(key=lambda known: known[0])
+            mutations.restore(self._target, codec.decode(self._first, self._at))
+            left = self._changes
+        for _, done, decoded in left:
+            mutations.apply(self._target, done, decoded)
+        self._now = _snapshot(self._target, self._held)
 
 
 _BUFFERS = (io.StringIO, io.BytesIO)
@@ -348,7 +484,7 @@ def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     if type(x) is dict and "__builtins__" in x:  # added by `eval`
         x = {name: value for name, value in x.items() if name != "__builtins__"}
     try:
-        return codec.encode(x, held)
+        return mutations.steadily(lambda: codec.encode(x, held))
     except codec.NotData:
         return _OpaqueValue(x)
 

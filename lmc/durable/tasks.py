@@ -11,15 +11,19 @@ import contextlib
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
+from lmc.durable.call_records import arguments_digest
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.reaches import attribute
-from lmc.durable.records import Effect, Place
+from lmc.durable.records import Effect
 from lmc.errors import Loc
-from lmc.frontend.active import waiting_for_task
+from lmc.frontend.active import TASK, waiting_for_task
 from lmc.frontend.host import RECORDING
 
 
@@ -27,15 +31,52 @@ from lmc.frontend.host import RECORDING
 class Coming:
     """An awaitable of host code that a task awaits, from when the task is made until it has begun.
 
+    task   number of the tasks of host code that the same task has made
     begun  number of its effect, and its known record, once its intent is written: when the first of such tasks begins
-    place  of the effect, then
     """
 
     stream: str
     awaitable: Any
     loc: Loc | None
+    task: int
     begun: tuple[int, Effect | None] | None = None
-    place: Place = "", "", 0, 0
+
+
+_THREAD: ContextVar[str] = ContextVar("lmc_journaled_thread", default="")
+"""The path of callbacks by which a library runs the program here, on whatever thread."""
+
+
+def here() -> int:
+    """Return the number of the task or thread of the program that runs here: of the path by which the program has begun it, so that it has the same
+    one when the run is resumed; 0 outside of any."""
+    task = TASK.get()
+    return crc32(f"{_THREAD.get()}{'' if task is None else task.label}".encode())
+
+
+def of_host() -> int:
+    """Return the number of the tasks of host code that are made here, which begin in one order."""
+    return crc32(b"host", here())
+
+
+class Callbacks:
+    """Numbers the functions of a run that it passes to libraries."""
+
+    def __init__(self) -> None:
+        self._made = Counter[int]()
+
+    def path(self) -> str:
+        """Return the path of a function that is passed on here."""
+        self._made[by := here()] += 1
+        return f"{by}|{self._made[by]}|"
+
+    @contextlib.contextmanager
+    def within(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[None]:
+        """In the block, a library calls a function with this path: with what it is given, since it may call it on several threads."""
+        token = _THREAD.set(f"{path}{arguments_digest(args, kwargs, [])}")
+        try:
+            yield
+        finally:
+            _THREAD.reset(token)
 
 
 Wait = Callable[[Any], tuple[Coroutine[Any, Any, Any], Callable[[], None]]]

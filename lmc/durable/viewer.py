@@ -108,8 +108,7 @@ class View(RunJournal):
         self.steps: list[RunStep] = []
         self.decided_first: list[TakenBranch] = []
         self.answers: list[tuple[RunStep, Result]] = []
-        if change is not None:
-            self.effects.left = {}
+        self.diverges = change is not None
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
         into = self.steps[-1].decided if self.steps else self.decided_first
@@ -164,8 +163,10 @@ class View(RunJournal):
         result.finish(replace(old, texts=(text, *old.texts[1:]), ids=()))
         return Prompt(before, (), result, before.handle, (*before.tail, Given(text)))
 
-    def begin(self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool) -> tuple[int, Effect | None]:
-        number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered)
+    def begin(
+        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool, of: int | None = None
+    ) -> tuple[int, Effect | None]:
+        number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered, of=of)
         shown = call_records.shown_call(args, kwargs)
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
             raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
@@ -182,8 +183,9 @@ class View(RunJournal):
         return number, known
 
     def write_outcome(
-        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0
-    ) -> None:
+        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
+        *, alone: bool = True,
+    ) -> None:  # fmt: skip
         """Record a call that was made now."""
         ok, value = outcome
         step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == name and s.source == "now")

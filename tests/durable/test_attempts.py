@@ -147,7 +147,7 @@ def test_failed_attempts_are_known_wherever_the_run_is_cut_off(program: Any, way
     for data in prefixes(tmp_path / "j"):
         lay(tmp_path / "cut", data)
         kinds.add(kind := _last(data, tmp_path / "j"))
-        known = records.read(tmp_path / "cut").runs[0].calls.get(0)
+        known = records.read(tmp_path / "cut").runs[0].effects.get(0)
         left = 2 - (known.failed if known is not None else 0)
         WORLD.clear()
         if kind in ("i", "g"):
@@ -210,7 +210,7 @@ def test_late_attempts_are_made_again() -> None:
 def test_a_retried_function_within_another_has_attempts_of_its_own(tmp_path: Path) -> None:
     FAILS[:] = [ConnectionError("inner"), ConnectionError("inner")]
     assert nests.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == "paid x"
-    (effect,) = records.read(tmp_path / "j").runs[0].calls.values()
+    (effect,) = records.read(tmp_path / "j").runs[0].effects.values()
     assert effect.failed == 0
 
 

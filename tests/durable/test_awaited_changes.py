@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,22 +69,40 @@ async def changes_objects(s: Any) -> Any:
     return memory.items, memory.last, found
 
 
-@pytest.mark.parametrize("program", [changes_lists, changes_objects], ids=lambda p: p.name)
-def test_changes_by_awaited_calls_are_made_again(program: Any, tmp_path: Path) -> None:
-    resumes_anywhere(program, {}, tmp_path)
-
-
 @lmc.function
 async def goes_on_meanwhile(s: Any) -> Any:
+    """What the program does to the list between the tool's steps is its own."""
     found: list[Any] = []
     task = asyncio.create_task(fill(found, "task", 3))
     await asyncio.sleep(0)
     found.append("own")
     await task
     s += lmc.gen("a", max_tokens=2)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("program", [changes_lists, changes_objects, goes_on_meanwhile], ids=lambda p: p.name)
+def test_changes_by_awaited_calls_are_made_again(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path)
+
+
+def put(into: list[Any], x: str, go_on: threading.Event) -> None:
+    into.append(x)
+    go_on.wait(60)
+
+
+@lmc.function
+async def goes_on_beside_a_thread(s: Any, go_on: threading.Event) -> Any:
+    found: list[Any] = []
+    task = asyncio.create_task(asyncio.to_thread(put, found, "task", go_on))
+    await asyncio.sleep(0)
+    found.append("own")
+    go_on.set()
+    await task
+    s += lmc.gen("a", max_tokens=2)
     return found
 
 
-def test_a_change_during_which_the_program_goes_on_warns(tmp_path: Path) -> None:
-    with pytest.warns(lmc.JournalWarning, match=r"fill\(\) was given what has changed .* Let the function return what it found, or await it alone"):
-        goes_on_meanwhile.run(backend=lmc.Mock(), journal=tmp_path / "j")
+def test_a_change_on_a_thread_during_which_the_program_goes_on_warns(tmp_path: Path) -> None:
+    with pytest.warns(lmc.JournalWarning, match=r"put\(\) was given what has changed .* Let the function return what it found, or await it alone"):
+        goes_on_beside_a_thread.run(threading.Event(), backend=lmc.Mock(), journal=tmp_path / "j")

@@ -215,7 +215,7 @@ def test_a_compacted_journal_is_resumed_behind_every_record(tmp_path: Path) -> N
         known = journal.read().known(0)
         mock = lmc.Mock()
         assert run(journal, mock=mock) == expected
-        assert len(mock.call_log) == 2 - len(known.answers) and len(CALLS) == 1 - len(known.calls)
+        assert len(mock.call_log) == 2 - len(known.answers) and len(CALLS) == 1 - len(known.effects)
 
 
 def test_a_dropped_tail_is_said_with_its_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -301,7 +301,7 @@ def test_results_are_written_before_the_program_goes_on(tmp_path: Path) -> None:
     """So that a process that is killed right behind an effect leaves no doubt."""
 
     def known() -> list[bool]:
-        return [effect.outcome is not None for effect in records.read(tmp_path / "j").runs[0].calls.values()]
+        return [effect.outcome is not None for effect in records.read(tmp_path / "j").runs[0].effects.values()]
 
     look = lmc.pure(lambda n: known())
 
