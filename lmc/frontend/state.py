@@ -161,6 +161,8 @@ class State(AnswersByName, Generic[R]):
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or name in State.__slots__:
                 raise AttributeError(f"'State' object has no attribute {name!r}")
+            if isinstance(found := getattr(State, name, None), property):  # which raised an AttributeError: the program's own
+                return found.__get__(self)
             held = name in self.variables
             near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_")], 1)
             variable = _MEANT.get(name) or (

@@ -344,3 +344,15 @@ def test_a_stream_with_stream_true_is_the_same() -> None:
     fast = lmc.compile(scoped)
     state = fast(q="Why?", backend=mock(), seed=3, stream=True)
     assert "".join(state.text_iter()) == fast(q="Why?", backend=mock(), seed=3).text()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_attribute_error_of_the_program_is_raised_as_it_is(compiled):
+    @lmc.function
+    def program(s, q):
+        s += q + lmc.gen("x", max_tokens=2)
+        return object().nothing
+
+    state = lmc.compile(program).stream("a", backend=mock()) if compiled else program.run("a", backend=mock(), stream=True)
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'nothing'"):
+        state.ret_value  # noqa: B018
