@@ -34,12 +34,10 @@ from lmc.errors import (
 )
 from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
-from tests.conformance import test_programs
-from tests.conformance.harness import cases, differences_through
+from tests.conformance.harness import differences_through
+from tests.conformance.table import CARRIED
 from tests.searching import size, some
 from tests.waiting import until
-
-CASES = cases(vars(test_programs))
 
 
 @contextmanager
@@ -63,7 +61,7 @@ def gen(most: int = 4, **how: Any) -> Gen:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name", CASES, 10)
+@some("name", CARRIED, 10)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
@@ -71,7 +69,7 @@ def test_programs_mean_the_same(name, compiled):
         with piped(served) as (client, _):
             yield client
 
-    found = differences_through(CASES[name], by_pipe, compiled=compiled)
+    found = differences_through(CARRIED[name], by_pipe, compiled=compiled)
     assert not any(found), found
 
 

@@ -27,13 +27,11 @@ from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
 from lmc.segments import Constraint, Gen, Image, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
-from tests.conformance import test_programs
-from tests.conformance.harness import cases, differences_through
+from tests.conformance.harness import differences_through
+from tests.conformance.table import CARRIED
 from tests.pictures import png
 from tests.searching import some
 from tests.waiting import until
-
-CASES = cases(vars(test_programs))
 
 
 class Here:
@@ -86,7 +84,7 @@ def requests(backend: Replicas) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name", CASES, 10)
+@some("name", CARRIED, 10)
 @pytest.mark.parametrize("compiled", (False, True))
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
@@ -94,7 +92,7 @@ def test_programs_mean_the_same(name, compiled):
         with replicated(engine, engine) as (backend, _):
             yield backend
 
-    found = differences_through(CASES[name], by_two, compiled=compiled)
+    found = differences_through(CARRIED[name], by_two, compiled=compiled)
     assert not any(found), found
 
 

@@ -20,8 +20,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .programs import source
-from .search import Failure, Setting, examined, look_at, problem
+from tests.conformance.programs import source
+from tests.conformance.search import Failure, Setting, examined, look_at, problem
 
 
 def main(argv: Sequence[str] | None = None) -> int:

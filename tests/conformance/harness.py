@@ -31,23 +31,36 @@ def effect(*what: Any) -> None:
 
 
 class Case:
-    """A program with what it is run on; `check` holds for it what `conform` says."""
+    """A program with what it is run on, in one variant or several; `check` holds for each what `conform` says."""
 
     def __init__(self, program: Any, items: Sequence[dict[str, Any]], options: dict[str, Any]) -> None:
-        self.program, self.items, self.options = program, items, options
+        self.program, self.variants = program, [(items, options)]
+        self.tags = frozenset[str]()
 
     def check(self) -> Program:
-        return conform(self.program, self.items, **self.options)
+        return [conform(self.program, items, **options) for items, options in self.variants][0]
 
 
-def case(items: Sequence[dict[str, Any]] | None = None, **options: Any) -> Callable[[Callable[..., Any]], Case]:
-    """Makes a function that takes `q` (or what the items name) a program and a case of a table of tests."""
-    return lambda fn: Case(lmc.function(fn), items or [{"q": "a"}, {"q": "b"}, {"q": "c"}], options)
+def case(items: Sequence[dict[str, Any]] | None = None, **options: Any) -> Callable[[Any], Case]:
+    """Makes a function that takes `q` (or what the items name) a program and a case of a table of tests; of a case, a variant more."""
+    given = items or [{"q": "a"}, {"q": "b"}, {"q": "c"}]
+
+    def made(fn: Any) -> Case:
+        if not isinstance(fn, Case):
+            return Case(lmc.function(fn), given, options)
+        fn.variants.insert(0, (given, options))
+        return fn
+
+    return made
 
 
 def cases(names: dict[str, Any]) -> dict[str, Case]:
-    """The cases of a module by name."""
-    return {name: value for name, value in names.items() if isinstance(value, Case)}
+    """The cases of a module by name, those in its dictionaries, too."""
+    found: dict[str, Case] = {}
+    for name, value in names.items():
+        inside = value.items() if isinstance(value, dict) and not name.startswith("__") else ((name, value),)
+        found |= {key: kept for key, kept in inside if isinstance(kept, Case)}
+    return found
 
 
 def scripted(**answers: Any) -> Callable[[], Mock]:
@@ -128,19 +141,25 @@ def differences(seen: Seen, expected: Seen) -> str:
 
 def differences_through(case: Case, through: Callable[[Any], AbstractContextManager[Any]], *, compiled: bool) -> list[str]:
     """Of each item, what a backend says otherwise than by itself where it is asked `through` another; "" where nothing."""
-    options: dict[str, Any] = dict(case.options)
-    make, outside = options.pop("backend", Mock), options.pop("outside", lambda: None)
-    reset, _ = options.pop("reset", lambda: None), options.pop("batch", None)
     found: list[str] = []
-    for item in case.items:
-        reset()
-        expected = run(case.program.run, item, outside, {**options, "backend": make(), "seed": 3})
-        reset()
-        again = make()
-        with through(again) as backend:
-            call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
-            found.append(differences(run(call, item, outside, {**options, "backend": backend, "seed": 3}), expected))
+    for items, given in case.variants:
+        options: dict[str, Any] = {"seed": 3, **given}
+        make, outside = options.pop("backend", Mock), options.pop("outside", lambda: None)
+        reset = options.pop("reset", lambda: None)
+        options = {k: v for k, v in options.items() if k not in MODES}
+        for item in items:
+            reset()
+            expected = run(case.program.run, item, outside, {**options, "backend": make()})
+            reset()
+            again = make()
+            with through(again) as backend:
+                call = lmc.compile(case.program, ahead="off" if again.answers_in_order else "certain") if compiled else case.program.run
+                found.append(differences(run(call, item, outside, {**options, "backend": backend}), expected))
     return found
+
+
+MODES = ("batch", "ahead", "journal")
+"""Options of a case that leave out executions."""
 
 
 def conform(
@@ -152,6 +171,7 @@ def conform(
     outside: Callable[[], Any] = lambda: None,
     batch: bool = True,
     ahead: bool = True,
+    journal: bool | str = True,
     **options: Any,
 ) -> Program:
     """Assert that every item gives the same in each execution; return the compiled program for a look at its statistics.
@@ -160,6 +180,7 @@ def conform(
     outside  what the program may have changed outside
     batch    whether items are independent of one another, so that they may run in a batch
     ahead    whether it means the same however long answers take, so that it may be asked ahead
+    journal  whether a run that is resumed gives the same (ways.py): not where the outside has changed without the journal; "refused" if it says so
     """
     options.setdefault("seed", 7)
     reference: list[tuple[Seen, Counter[Any]]] = []
@@ -172,7 +193,7 @@ def conform(
         _evaluate(program, item, {**options, "backend": backend()})
     compiled = lmc.compile(program)
     executions: list[tuple[str, Callable[..., Any]]] = [("compiled", compiled)]
-    if ahead and not _scripted_in_order(backend()):
+    if ahead and not scripted_in_order(backend()):
         executions += [("compiled again", compiled), *_ahead(compiled, items)]
     for how, call in executions:
         for item, (expected, log) in zip(items, reference, strict=True):
@@ -205,7 +226,7 @@ def late(mock: Mock) -> None:
         mock._instant, mock._latency = False, lambda *_: LATE
 
 
-def _scripted_in_order(mock: Mock) -> bool:
+def scripted_in_order(mock: Mock) -> bool:
     """Whether what a mock answers depends on the order of its calls, or on how many there are."""
     return mock.answers_in_order or mock._fault is not None
 

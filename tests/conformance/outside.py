@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import lmc
-
-from .harness import effect
+from tests.conformance.harness import effect
 
 LIMIT = 3
 MODE = "a"

@@ -18,9 +18,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 import lmc
-
-from . import outside
-from .harness import effect
+from tests.conformance import outside
+from tests.conformance.harness import effect
 
 HELPERS = {
     "child": '''

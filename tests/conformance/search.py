@@ -23,9 +23,8 @@ from typing import Any
 import lmc
 from lmc.backend.mock import Mock
 from lmc.errors import BackendError
-
-from .harness import EFFECTS, Seen, asked, eager, lying, observe, run
-from .programs import compiled, source
+from tests.conformance.harness import EFFECTS, Seen, asked, eager, lying, observe, run
+from tests.conformance.programs import compiled, source
 
 ITEMS: list[dict[str, Any]] = [{"q": "a", "xs": ["u"]}, {"q": "bee gee", "xs": ["oh", "a b"], "flag": True}, {"q": "c", "xs": ["u"]}]
 HANG = 120

@@ -5,14 +5,17 @@ PYTEST_DONT_REWRITE: an `assert` of a program says what it says.
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc import gen
 from lmc.backend.mock import Mock
-from tests.conformance.harness import case, cases, effect
+from tests.conformance.harness import effect
+from tests.conformance.table.errors import attributes_that_a_state_lacks, group_joined_inside_of_a_later_message, varied
 
 # ruff: noqa: TRY301, TRY203, B904, RUF100
 
@@ -37,22 +40,6 @@ def tool(x: str) -> str:
     if "e" in x:
         raise ToolError(x, code=1)
     return x.upper()
-
-
-WORDS = ("cake", "pie", "jam", "oops", "12", " 7", "egg", "fig")
-
-
-def answers(prompt: str, _: Any) -> str:
-    """A word that depends on the prompt."""
-    return WORDS[sum(map(ord, prompt)) % len(WORDS)]
-
-
-def varied() -> Mock:
-    return Mock(answers={name: answers for name in "xyzn"})
-
-
-ITEMS = [{"q": c} for c in ("a", "bc", "d", "ef", "g", "hij", "k", "lm")]
-compiled = lambda **options: case(ITEMS, backend=varied, **options)  # noqa: E731
 
 
 # -- tracebacks --------------------------------------------------------------------------------------------------------------
@@ -96,35 +83,12 @@ def _traceback(call: Any, **options: Any) -> list[list[tuple[str, int | None, st
 # -- what a program finds out by asking for it
 
 
-@compiled()
-def attributes_that_a_state_lacks(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=3)
-    if hasattr(s, "join"):
-        s.join()
-    try:
-        s.forks(2)
-    except AttributeError as error:
-        s += str(error).splitlines()[0][-20:] + lmc.gen("y", max_tokens=3)
-    return getattr(s, "z", None)
-
-
 def test_a_program_that_handles_a_missing_attribute_has_a_graph() -> None:
     case_of: Any = attributes_that_a_state_lacks
     assert lmc.compile(case_of.program).dump_ir().count("gen(") == 2
 
 
 # -- messages that are open while forks are joined
-
-
-@compiled()
-def group_joined_inside_of_a_later_message(s: Any, q: str) -> Any:
-    s += q
-    forks = s.fork(2)
-    with s.user():
-        forks += lmc.gen("f", max_tokens=3)
-        forks.join("concate_and_append")
-        s += "!"
-    s += lmc.assistant(lmc.gen("x", max_tokens=3))
 
 
 def test_a_group_joined_inside_of_a_message_leaves_it_open() -> None:
@@ -134,9 +98,42 @@ def test_a_group_joined_inside_of_a_message_leaves_it_open() -> None:
     assert messages[-2]["content"].endswith("!")
 
 
-ALL = cases(globals())
+# -- exceptions that are returned, and those of awaited programs
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_means_the_same_in_every_execution(name: str) -> None:
-    ALL[name].check()
+@lmc.function
+def gives_its_exceptions(s, q):
+    s += q + gen("x", max_tokens=2)
+    kept = []
+    for text in (s["x"], q):
+        try:
+            int(text)
+        except ValueError as error:
+            kept.append(error)
+    return kept
+
+
+def test_exceptions_that_a_program_returns_have_their_places():
+    def lines(error: BaseException) -> list[int | None]:
+        return [entry.lineno for entry in traceback.extract_tb(error.__traceback__)]
+
+    expected = [lines(error) for error in gives_its_exceptions.run(q="a", backend=Mock(), seed=7).ret_value]
+    compiled = lmc.compile(gives_its_exceptions)
+    assert [lines(error) for error in compiled(q="a", backend=Mock(), seed=7).ret_value] == expected
+
+
+async def refuses(x: str) -> str:
+    await asyncio.sleep(0)
+    raise LookupError(x)
+
+
+@lmc.function
+async def asks_one_that_refuses(s, q):
+    s += q
+    return await refuses(q)
+
+
+def test_an_async_program_raises_in_no_other_exceptions_context():
+    with pytest.raises(LookupError) as raised:
+        asks_one_that_refuses.run(q="a", backend=Mock())
+    assert raised.value.__context__ is None

@@ -2,249 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import types
-from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import pytest
 
 import lmc
 from lmc import gen
-from tests.searching import some
-
-from .harness import Case, case, cases, conform, effect
-
-CONFIG: dict[str, Any] = {}
-KW: dict[str, Any] = {}
-NAMES: list[str] = []
-TAGS: set[str] = set()
-VIEW = types.MappingProxyType(CONFIG)
-runs = 0
-
-
-def reset() -> None:
-    """Puts the outside back, another way for each run: what an earlier run saw must not be what a later one does."""
-    global runs
-    runs += 1
-    CONFIG.clear()
-    CONFIG.update(style="short", n=2)
-    KW.clear()
-    KW.update(max_tokens=3, stop="\n")
-    NAMES[:] = ["ann", "bob"]
-    TAGS.clear()
-    TAGS.update({"x"})
-    os.environ["LMC_TEST_STYLE"] = "plain"
-
-
-def look() -> Any:
-    return dict(CONFIG), dict(KW), list(NAMES), sorted(TAGS), os.environ.get("LMC_TEST_STYLE")
-
-
-def change(**more: Any) -> None:
-    """A tool that changes the outside while a program runs."""
-    effect("change", more)
-    CONFIG.update(more)
-    KW["max_tokens"] = 5
-    NAMES.append("carol")
-    TAGS.add("y")
-    os.environ["LMC_TEST_STYLE"] = "bold"
-
-
-OUTSIDE = {"reset": reset, "outside": look, "batch": False}
-
+from tests.conformance import outside
+from tests.conformance.harness import scripted
+from tests.conformance.table import TABLE as ALL
+from tests.conformance.table.outside import CONFIG, KW, NAMES, VIEW, reset
 
 # -- what a loop has seen
-
-
-def found(s: Any, q: str, name: str = "x") -> list[str]:
-    """Names in an answer, of which some come again."""
-    s += q + gen(name, max_tokens=3)
-    return [w[:1] for w in s[name].split()] + list("ab")
-
-
-def collects(make: Any, is_new: Any, add: Any) -> Any:
-    """A loop that skips what it has seen: `make` makes what it has seen, `add` adds to it."""
-
-    def program(s: Any, q: str) -> Any:
-        seen, order = make(), []
-        for i in range(3):
-            new = [x for x in found(s, f"{q}{i}") if is_new(x, seen)]
-            for x in new:
-                add(seen, x, i)
-                order.append(x)
-            s += f" new {','.join(new)}"
-        return order, sorted(map(str, seen)), s.text()
-
-    return program
-
-
-class Seen:
-    def __init__(self) -> None:
-        self.items: list[str] = []
-
-    def __contains__(self, x: str) -> bool:
-        return x in self.items
-
-    def __iter__(self) -> Any:
-        return iter(self.items)
-
-    def __ior__(self, more: Any) -> Seen:
-        self.items.extend(m for m in more if m not in self.items)
-        return self
-
-
-def set_or(seen: Any, x: str, i: int) -> None:
-    seen |= {x}
-
-
-def dict_or(seen: Any, x: str, i: int) -> None:
-    seen |= {x: i}
-
-
-def store(seen: Any, x: str, i: int) -> None:
-    seen[x] = i
-
-
-def count(seen: Any, x: str, i: int) -> None:
-    seen[x] += 1
-
-
-def not_in(x: str, seen: Any) -> bool:
-    return x not in seen
-
-
-SEEN: dict[str, Any] = {
-    "set.add": (set, not_in, lambda seen, x, i: seen.add(x)),
-    "set |=": (set, not_in, set_or),
-    "set.update": (set, not_in, lambda seen, x, i: seen.update([x])),
-    "dict[]": (dict, not_in, store),
-    "dict |=": (dict, not_in, dict_or),
-    "dict.setdefault": (dict, lambda x, seen: seen.get(x) is None, lambda seen, x, i: seen.setdefault(x, str(i))),
-    "list.append": (list, not_in, lambda seen, x, i: seen.append(x)),
-    "deque.appendleft": (deque, not_in, lambda seen, x, i: seen.appendleft(x)),
-    "Counter": (Counter, lambda x, seen: seen[x] < 2, count),
-    "defaultdict": (lambda: defaultdict(int), not_in, count),
-    "OrderedDict": (OrderedDict, not_in, store),
-    "own class |=": (Seen, not_in, set_or),
-}
-
-
-@some("name", SEEN, 6)
-def test_what_a_loop_has_seen(name: str):
-    conform(lmc.function(collects(*SEEN[name])), [{"q": q} for q in "abc"])
-
-
-@case()
-def seen_rebound_by_or(s, q):
-    seen = set()
-    for i in range(3):
-        new = [x for x in found(s, q) if x not in seen]
-        seen |= {*new}
-        s += f"{len(new)}{i}"
-    return sorted(seen)
-
-
-@case()
-def seen_kept_in_a_closure(s, q):
-    kb = {}
-
-    def learn(hop):
-        fresh = {x: hop for x in found(s, f"{q}{hop}") if x not in kb}
-        kb.update(fresh)
-        return len(fresh)
-
-    return [learn(hop) for hop in range(3)], kb
-
-
-@case(**OUTSIDE)
-def seen_outside(s, q):
-    for i in range(3):
-        for x in [x for x in found(s, f"{q}{i}") if x not in TAGS]:
-            TAGS.add(x)
-            s += x
-    return len(TAGS)
-
-
-# -- copies of the outside
-
-
-@case(**OUTSIDE)
-def dict_of_a_global(s, q):
-    own = dict(CONFIG)
-    s += f"{own['style']} {q}" + gen("x", max_tokens=3)
-    own["n"] += len(s["x"])
-    change(style="long")
-    return own, dict(CONFIG), {**CONFIG}, CONFIG | {"z": 1}
-
-
-@case(**OUTSIDE)
-def parameters_of_a_global(s, q):
-    s += q + gen("x", **dict(KW))
-    change()
-    s += s["x"] + gen("y", **dict(KW))
-    s += s["y"] + gen("z", **{**KW, "stop": "b"})
-    return s["z"]
-
-
-@case(**OUTSIDE)
-def dict_of_a_mapping_proxy(s, q):
-    before = dict(VIEW)
-    s += f"{before}{q}" + gen("x", max_tokens=3)
-    change(n=len(s["x"]))
-    s += f"{dict(VIEW)}{VIEW['n']}" + gen("y", max_tokens=3)
-    return before, dict(VIEW), dict(types.MappingProxyType({"k": s["y"]}))
-
-
-@case(**OUTSIDE)
-def dict_of_the_environment(s, q):
-    before = dict(os.environ)["LMC_TEST_STYLE"]
-    s += before + q + gen("x", max_tokens=3)
-    change()
-    s += os.environ["LMC_TEST_STYLE"] + os.getenv("LMC_TEST_STYLE", "") + gen("y", max_tokens=3)
-    return before, dict(os.environ)["LMC_TEST_STYLE"]
-
-
-@case(**OUTSIDE)
-def slice_replaced_by_a_global(s, q):
-    names = ["zoe", "yan", "xi"]
-    names[1:2] = NAMES
-    s += " ".join(names) + q + gen("x", max_tokens=3)
-    change()
-    names[:1] = NAMES
-    names[len(names) :] = s["x"]
-    s += " ".join(names) + gen("y", max_tokens=3)
-    return names, NAMES
-
-
-@case(**OUTSIDE)
-def the_same_kind_as_a_global(s, q):
-    copies = type(NAMES)(NAMES), type(CONFIG)(CONFIG), Counter(NAMES), sorted(TAGS), NAMES[:], [*NAMES], ChainMap({}, CONFIG)
-    s += f"{copies[:5]}{q}" + gen("x", max_tokens=3)
-    change(n=1)
-    s += f"{copies[:5]}{copies[6]['n']}" + gen("y", max_tokens=3)
-    return copies[:6], copies[6]["n"]
-
-
-@case(**OUTSIDE)
-def a_global_that_the_program_changes(s, q):
-    for name in list(NAMES):
-        s += name + q + gen("x", max_tokens=2)
-        NAMES.append(s["x"])
-        NAMES.remove(name)
-        CONFIG["n"] += 1
-    KW.pop("stop")
-    s += f"{NAMES}{CONFIG}" + gen("y", **KW)
-    return NAMES
-
-
-TABLE = cases(globals())
-
-
-@some("name", TABLE, 2)
-def test_means_the_same(name: str):
-    found: Case = TABLE[name]
-    found.check()
 
 
 def test_what_is_outside_is_read_anew_for_each_call():
@@ -263,6 +34,80 @@ def test_what_is_outside_is_read_anew_for_each_call():
     NAMES.append("dan")
     state = fast()
     assert state.text().startswith("epic|epic|loud|a,ann,bob,dan") and state.usage.completion_tokens <= 1
+
+
+# -- from call to call -------------------------------------------------------------------------------------------------
+
+COUNT = 0
+
+
+@lmc.function
+def counts(s: Any, q: str) -> int:
+    global COUNT
+    COUNT += 1
+    s += f"{COUNT}" + gen("x", max_tokens=5)
+    COUNT = COUNT + len(s["x"])
+    return COUNT
+
+
+def test_a_global_that_each_run_counts_up():
+    global COUNT
+    fast, found = lmc.compile(counts, backend=lmc.Mock()), []
+    for run in (lambda **given: counts.run(**given, backend=lmc.Mock()), fast, fast):
+        COUNT = 0
+        found.append([run(q="a", seed=1).ret_value, COUNT])
+    assert found[0] == found[1] == found[2]
+    assert fast(q="a", seed=1).ret_value > found[0][0]
+
+
+@lmc.function
+def default_mutable(s: Any, q: str, seen: list[str] = []) -> int:  # noqa: B006
+    seen.append(q)
+    s += q + gen("x", max_tokens=3)
+    return len(seen)
+
+
+def test_a_mutable_default_is_one_object():
+    fast = lmc.compile(default_mutable, backend=lmc.Mock())
+    n = default_mutable.run(q="a", backend=lmc.Mock()).ret_value
+    assert fast(q="a").ret_value == n + 1
+    assert fast(q="b").ret_value == n + 2
+
+
+def test_a_generator_goes_on_where_the_run_before_left_it():
+    numbers = itertools.count()
+
+    @lmc.function
+    def program(s: Any, q: str) -> Any:
+        first = next(numbers)
+        s += q + gen("x", max_tokens=3)
+        return first, next(numbers)
+
+    fast = lmc.compile(program, backend=lmc.Mock())
+    assert [fast(q="a").ret_value for _ in range(3)] == [(0, 1), (2, 3), (4, 5)]
+
+
+def test_attributes_of_classes_and_functions():
+    program = ALL["attributes_of_functions_and_classes"].program
+    fast = lmc.compile(program)
+    for level in (1, 5, 1):
+        seen = []
+        for run in (program.run, fast, fast):
+            outside.reset()
+            outside.Settings.level, outside.counted.calls = level, level
+            seen.append(run(q="a", backend=lmc.Mock(), seed=1).ret_value)
+        assert seen[0] == seen[1] == seen[2]
+
+
+def test_an_arm_that_is_new_reads_what_the_run_began_with():
+    program = ALL["global_changed_then_new_arm"].program
+    fast = lmc.compile(program)
+    for answer in ("a", "rare", "seldom", "a"):
+        outside.reset()
+        want = program.run(q="q", backend=scripted(x=answer)()).text()
+        for _ in range(2):
+            outside.reset()
+            assert fast(q="q", backend=scripted(x=answer)()).text() == want
 
 
 @pytest.fixture(autouse=True)

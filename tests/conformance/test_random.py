@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conformance.programs import source, sources
+from tests.conformance.search import Setting, problem
 from tests.searching import search
-
-from .programs import source, sources
-from .search import Setting, problem
 
 PROGRAMS = 500
 """Looked at for every change: by `make conformance`, on all cores."""

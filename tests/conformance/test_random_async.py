@@ -9,11 +9,10 @@ from typing import Any
 
 from hypothesis import given
 
+from tests.conformance.harness import conform
+from tests.conformance.programs import compiled, sources
+from tests.conformance.search import ITEMS
 from tests.searching import search
-
-from .harness import conform
-from .programs import compiled, sources
-from .search import ITEMS
 
 
 async def lifted(fn: Callable[..., Any], *args: Any) -> Any:

@@ -10,11 +10,10 @@ from hypothesis import given
 
 import lmc
 from lmc.backend.mock import Mock
+from tests.conformance.harness import EFFECTS, observe
+from tests.conformance.programs import compiled, sources
+from tests.conformance.search import ITEMS
 from tests.searching import search
-
-from .harness import EFFECTS, observe
-from .programs import compiled, sources
-from .search import ITEMS
 
 
 def watched(run: Any, item: dict[str, Any], look: Callable[[], Any]) -> tuple[Any, ...]:

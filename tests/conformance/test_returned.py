@@ -7,50 +7,8 @@ from typing import Any
 import pytest
 
 import lmc
-from lmc import Mock, gen, select, user
-from tests.conformance.harness import Case, case, cases
-
-
-@case()
-def a_fork(s, q):
-    s += q + gen("x", max_tokens=2)
-    forks = s.fork(3)
-    for i, f in enumerate(forks):
-        f += str(i) + gen("y", max_tokens=3)
-    return max(forks, key=lambda f: len(f["y"]))
-
-
-@case()
-def a_fork_with_an_open_role(s, q):
-    f = s.fork(1)[0]
-    f += user(q) + lmc.assistant_begin() + gen("y", n=2, max_tokens=2)
-    f["z"] = 3
-    return f
-
-
-@lmc.function
-def child(s, tip):
-    s += tip + gen("x", max_tokens=2)
-    return s, tip
-
-
-@case()
-def of_a_sub_program(s, q):
-    s += q
-    return child(tip=q + "!")
-
-
-@case()
-def some_in_a_tuple(s, q):
-    s += q + select("w", ["a", "b"])
-    f = s.fork(2)
-    f += gen("y", max_tokens=2)
-    return (f[0], s, f[1]["y"]) if s["w"] == "a" else (s, (1, f[1]["y"]))
-
-
-@pytest.mark.parametrize("name", ["a_fork", "a_fork_with_an_open_role", "of_a_sub_program"])
-def test_states_are_returned(name):
-    found: Case = globals()[name]
+from lmc import Mock, gen
+from tests.conformance.table import tagged
 
 
 def look(state: Any) -> Any:
@@ -65,7 +23,7 @@ def look(state: Any) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("program", [v.program for v in cases(globals()).values()], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [case.program for case in tagged("returned").values()], ids=lambda p: p.name)
 def test_they_can_be_read_and_gone_on_with(program):
     expected = look(program.run(q="b", backend=Mock(), seed=3))
     compiled = lmc.compile(program, opt=0)

@@ -15,8 +15,7 @@ from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import LiveEmitter
-
-from .recording import Asked, Recording
+from tests.frontend.capture.recording import Asked, Recording
 
 
 @dataclass

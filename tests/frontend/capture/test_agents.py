@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from benchmarks import ahead_programs
-
-from . import agents
-from .comparing import run_evaluation, run_python
-from .recording import evaluate
+from tests.frontend.capture import agents
+from tests.frontend.capture.comparing import run_evaluation, run_python
+from tests.frontend.capture.recording import evaluate
 
 CASES: dict[str, tuple[Any, dict[str, Any], Any]] = {
     **{w.name: (w.program, w.arguments, ahead_programs.answers) for w in ahead_programs.WORKLOADS},

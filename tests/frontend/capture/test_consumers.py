@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 import lmc
-
-from .recording import Asked, evaluate
+from tests.frontend.capture.recording import Asked, evaluate
 
 ITEMS = ["a", "b", "c", "d"]
 

@@ -8,8 +8,7 @@ import lmc
 from lmc.frontend.capture.domain import Domain
 from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.unknown import Unknown
-
-from .recording import evaluate
+from tests.frontend.capture.recording import evaluate
 
 
 class Regions(Domain):

@@ -12,10 +12,9 @@ import pytest
 
 import lmc
 from tests.conformance.programs import compiled, source
+from tests.frontend.capture.comparing import evaluation, run_python
+from tests.frontend.capture.recording import evaluate
 from tests.searching import size
-
-from .comparing import evaluation, run_python
-from .recording import evaluate
 
 PROGRAMS = size(8, 300)
 """Random programs that are looked at."""

@@ -20,9 +20,8 @@ import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
 from lmc.runahead.frames import frames
-
-from .comparing import run_evaluation, run_python
-from .recording import evaluate
+from tests.frontend.capture.comparing import run_evaluation, run_python
+from tests.frontend.capture.recording import evaluate
 
 SEEN: list[str] = []
 

@@ -12,10 +12,9 @@ from collections import deque
 from typing import Any, NamedTuple
 
 import lmc
+from tests.frontend.capture.comparing import run_python
+from tests.frontend.capture.recording import evaluate
 from tests.searching import some
-
-from .comparing import run_python
-from .recording import evaluate
 
 NUMBER: Any = 3
 TEXT: Any = "a"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import lmc
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
-
-from .recording import Recording, evaluate
+from tests.frontend.capture.recording import Recording, evaluate
 
 
 @lmc.function

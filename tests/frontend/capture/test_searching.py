@@ -13,9 +13,8 @@ import lmc
 from lmc.frontend.capture import searching
 from lmc.frontend.capture.searching import search
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown
+from tests.frontend.capture.recording import evaluate
 from tests.searching import some
-
-from .recording import evaluate
 
 pytestmark = pytest.mark.unit
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import pytest
-
-import lmc
 from lmc import gen
-from tests.conformance.harness import conform, effect
-from tests.searching import some
+from tests.conformance.harness import Case, case, effect
 
 HERE = sys.modules[__name__]
 
@@ -71,7 +67,7 @@ def rebind(when: Any = True) -> None:
         note, search, Node, table = new_note, new_search, NewNode, ["new"]
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def helper_of_the_module(s, q):
     s += note(s, q)
     tool("first")
@@ -81,7 +77,7 @@ def helper_of_the_module(s, q):
     s += note(s, s["x"])
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def rebound_at_times(s, q):
     tool(q)
     s += note(s, q)
@@ -92,7 +88,7 @@ def rebound_at_times(s, q):
     return s["x"]
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def a_tool_is_rebound(s, q):
     s += search(q) + gen("x", max_tokens=3)
     rebind(s["x"] < "m")
@@ -100,7 +96,7 @@ def a_tool_is_rebound(s, q):
     s += search("again")
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def a_class_is_rebound(s, q):
     tool(q)
     Node(s).go()
@@ -109,7 +105,7 @@ def a_class_is_rebound(s, q):
     return s["x"]
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def an_object_is_rebound(s, q):
     tool(q)
     s += "".join(table) + gen("x", max_tokens=2)
@@ -121,7 +117,7 @@ def an_object_is_rebound(s, q):
     return table
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def rebound_in_a_helper_on_a_branch(s, q):
     def step(i):
         tool(i)
@@ -135,7 +131,7 @@ def rebound_in_a_helper_on_a_branch(s, q):
     return s["x"]
 
 
-@lmc.function
+@case(reset=reset, batch=False)
 def by_the_program_itself(s, q):
     global note
     tool(q)
@@ -144,21 +140,7 @@ def by_the_program_itself(s, q):
     s += note(s, q)
 
 
-PROGRAMS = {name: x for name, x in vars(HERE).items() if isinstance(x, lmc.frontend.interpreter.Function)}
-
-
-@some("name", PROGRAMS, 2)
-def test_what_a_tool_defines_anew_is_what_runs(name: str):
-    conform(PROGRAMS[name], [{"q": "a"}, {"q": "b"}, {"q": "c"}], reset=reset, batch=False)
-
-
-@pytest.fixture(autouse=True)
-def put_back():
-    yield
-    reset()
-
-
-def test_a_closure_variable_that_a_tool_stores():
+def stored_in_a_closure() -> Case:
     def first(s: Any) -> Any:
         s += "first" + gen("x", max_tokens=2)
 
@@ -176,7 +158,7 @@ def test_a_closure_variable_that_a_tool_stores():
         nonlocal helper
         helper = first
 
-    @lmc.function
+    @case([{"q": "a"}, {"q": "b"}], reset=put_back, batch=False)
     def program(s, q):
         tool(q)
         helper(s)
@@ -184,6 +166,7 @@ def test_a_closure_variable_that_a_tool_stores():
         helper(s)
         helper(s)
 
-    conform(program, [{"q": "a"}, {"q": "b"}], reset=put_back, batch=False)
+    return program
 
 
+a_closure_variable_that_a_tool_stores = stored_in_a_closure()

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import lmc
-from tests.conformance.harness import Case, case, cases, effect, opaque, scripted
-from tests.searching import some
+from tests.conformance.harness import case, effect, opaque, scripted
 
 
 class Session:
@@ -219,9 +218,3 @@ async def of_its_own_then_left(s: Any, q: str) -> Any:
                 raise KeyError(b)
         s += lmc.gen("b", max_tokens=2)
     return one.log
-
-
-@some("name", cases(globals()), 2)
-def test_means_the_same_in_every_execution(name: str) -> None:
-    one: Case = cases(globals())[name]
-    one.check()

@@ -1,0 +1,28 @@
+"""Fixtures of programs in every execution."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from tests.waiting import until
+
+
+@pytest.fixture
+def leaves_nothing() -> Iterator[None]:
+    """No thread, task or un-awaited coroutine is left."""
+    before = _threads()
+    gc.freeze()  # what other tests left need not be walked
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # such as "coroutine … was never awaited"
+        yield
+        gc.collect()
+    until(lambda: not _threads() - before, "a thread is left")
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name not in ("tqdm_monitor", "lmc-mock")}  # one for all, as long as Python runs

@@ -1,0 +1,522 @@
+"""Async programs: tools, tasks, gathered helpers, limits and cancellation, whatever is awaited and however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import lmc
+from tests.conformance.harness import case, effect, opaque, scripted
+
+TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+
+
+async def search(q: str) -> str:
+    effect("search", q)
+    await asyncio.sleep(0)
+    return f"found {q}"
+
+
+async def broken(q: str) -> str:
+    effect("broken", q)
+    await asyncio.sleep(0)
+    raise ValueError(f"no {q}")
+
+
+async def numbers(n: int) -> AsyncIterator[int]:
+    for i in range(n):
+        await asyncio.sleep(0)
+        effect("number", i)
+        yield i
+
+
+async def pairs(n: int) -> AsyncIterator[tuple[str, int]]:
+    for i in range(n):
+        yield f"p{i}", i
+
+
+@contextlib.asynccontextmanager
+async def session(name: str) -> AsyncIterator[str]:
+    effect("open", name)
+    try:
+        yield f"session {name}"
+    finally:
+        effect("close", name)
+
+
+def plain(q: str) -> str:
+    effect("plain", q)
+    return q.upper()
+
+
+@case()
+async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
+    async def steps(n: int) -> AsyncIterator[Any]:
+        for i in range(n):
+            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
+            yield s["x"].split() + [i], i
+
+    out = []
+    async for (*words, last), i in steps(2):
+        out.append((words, last, i))
+    return out, [x async for x, i in steps(2) if i], {i: x async for x, i in steps(1)}
+
+
+@case()
+async def unpacks_what_its_own_generator_gives_then_left(s: Any, q: str) -> Any:
+    async def steps(n: int) -> AsyncIterator[Any]:
+        for i in range(n):
+            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
+            yield (row := [s["x"], plain(q)])
+            row.append("more")
+
+    out = [(x, y) async for x, y in steps(2)]
+    opaque(s)
+    try:
+        async for _, _, _ in steps(1):
+            out.append("never")
+    except ValueError as error:
+        out.append(str(error))
+    return out
+
+
+@case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), batch=False)
+async def react_with_awaited_tools(s: Any, q: str) -> Any:
+    seen = []
+    for _ in range(3):
+        s += q + lmc.select("action", ["Search", "Finish"])
+        if s["action"] == "Finish":
+            break
+        s += await search(q)
+        seen.append(s["action"])
+    return seen
+
+
+async def turn(s: Any, text: str) -> str:
+    s += text + lmc.gen("t", max_tokens=6)
+    effect("turn", s["t"])
+    return await search(s["t"])
+
+
+@case()
+async def helpers_are_traced_through(s: Any, q: str) -> Any:
+    first = await turn(s, q)
+    forks = s.fork(2)
+    rest = [await turn(f, str(i)) for i, f in enumerate(forks)]
+    return first, rest
+
+
+@case()
+async def gathers_tools(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    found = await asyncio.gather(search(q), search(s["a"]), asyncio.sleep(0, "slept"))
+    s += " ".join(found)
+    return found
+
+
+@case()
+async def tasks_of_tools(s: Any, q: str) -> Any:
+    task = asyncio.create_task(search(q))
+    s += lmc.gen("a", max_tokens=4)
+    s += await task
+    return await asyncio.wait_for(search(s["a"]), timeout=60)
+
+
+@case()
+async def async_for(s: Any, q: str) -> Any:
+    total = 0
+    async for i in numbers(3):
+        s += f"{q}{i} "
+        total += i
+    async for name, i in pairs(2):
+        s += f"{name}={i}"
+    else:
+        s += "."
+    return total
+
+
+@case()
+async def async_comprehensions(s: Any, q: str) -> Any:
+    squares = [i * i async for i in numbers(3) if i != 1]
+    texts = {k: await search(v) for k, v in (("x", q), ("y", "z"))}
+    s += "".join([await search(str(i)) async for i in numbers(2)]) + texts["y"]
+    return squares, sorted({len(t) async for t in named(2)})
+
+
+async def named(n: int) -> AsyncIterator[str]:
+    for i in range(n):
+        yield "n" * i
+
+
+async def asked(s: Any, n: int) -> AsyncIterator[str]:
+    for i in range(n):
+        s += f"{i}:" + lmc.gen("x", max_tokens=3)
+        yield s["x"]
+
+
+@case()
+async def async_generator_of_the_program(s: Any, q: str) -> Any:
+    s += q
+    return [x async for x in asked(s, 2)]
+
+
+@lmc.function
+async def inner(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return await search(s["x"])
+
+
+@lmc.function
+def inner_sync(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return s["x"]
+
+
+@case()
+async def awaited_sub_programs(s: Any, q: str) -> Any:
+    child = await inner.arun(tip=q, temperature=0.4)
+    other = inner_sync(tip=q)
+    s += child["x"] + other["x"]
+    return child.ret_value, other.ret_value
+
+
+@case()
+async def nested_async_function(s: Any, q: str) -> Any:
+    log = []
+
+    async def ask(text: str) -> None:
+        nonlocal s
+        s += text + lmc.gen("x", max_tokens=4)
+        log.append(await search(s["x"]))
+
+    await ask(q)
+    await ask("again")
+    return log
+
+
+class Tools:
+    async def look(self, q: str) -> str:
+        effect("look", q)
+        await asyncio.sleep(0)
+        return q[::-1]
+
+
+TOOLS = Tools()
+
+
+@case()
+async def methods_and_roles(s: Any, q: str) -> Any:
+    with s.user():
+        s += q
+        s += await TOOLS.look(q)
+    with s.assistant():
+        s += lmc.gen("a", max_tokens=4)
+    found = f"{await search(s['a'])!r:>30}"
+    return found, s.messages()[0]["content"], s.get_meta_info("a")["finish_reason"]
+
+
+@case()
+async def awaits_on_one_side_of_or(s: Any, q: str) -> Any:
+    s += q
+    return (q == "a" and await search("x")) or await search("y"), 1 < len(await search(q)) < 100
+
+
+async def steps(name: str) -> str:
+    effect("first", name)
+    await asyncio.sleep(0)
+    effect("second", name)
+    return name
+
+
+@case()
+async def tasks_take_turns_where_the_program_awaits(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    task = asyncio.create_task(steps(s["a"]))
+    effect("the task has not begun")
+    s += await steps(q) + await task + lmc.gen("b", max_tokens=2)
+    later = asyncio.gather(steps("one"), steps(s["b"]))
+    effect("nor have these", len(s["b"]))
+    s += "".join(await later)
+
+
+@case()
+async def cancels_what_has_not_begun(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    task = asyncio.create_task(steps(s["a"]))
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    s += type(outcome).__name__
+
+
+async def judges(s: Any, name: str) -> str:
+    s += f"judge {name}:" + lmc.gen("v", max_tokens=4)
+    return s["v"].strip().upper()
+
+
+async def branches(s: Any, n: int) -> str:
+    s += f"{n}" + lmc.gen("v", max_tokens=4)
+    loaded = json.loads(f"[{n}]")
+    if "a" in s["v"]:
+        s += " more" + lmc.gen("w", max_tokens=3)
+        effect("more", n, s["w"])
+    return f"{s['v']}{loaded}"
+
+
+async def counts(s: Any, seen: list[str]) -> int:
+    s += lmc.gen("n", max_tokens=3)
+    seen.append(s["n"])
+    return len(json.loads(f"[{len(seen)}, 2]"))
+
+
+async def nothing_to_ask(q: str) -> None:
+    pass
+
+
+@case()
+async def gathers_helpers_that_only_ask(s: Any, q: str) -> Any:
+    s += q
+    forks = s.fork(3)
+    verdicts = await asyncio.gather(*[judges(f, str(i)) for i, f in enumerate(forks)])
+    first, second = await asyncio.gather(judges(s, "a"), judges(s, verdicts[0]))
+    s += " ".join(verdicts) + first + second
+    verdicts.append("own")
+    return verdicts, await search(q)
+
+
+@case()
+async def gathers_helpers_between_tools(s: Any, q: str) -> Any:
+    """The task of a tool goes on while the helpers are gathered, and what is done after them comes after its turns."""
+    s += await search(q)
+    seen: list[str] = []
+
+    async def asks(text: str) -> str:
+        nonlocal s
+        s += text + lmc.gen("t", max_tokens=3)
+        return s["t"]
+
+    task = asyncio.create_task(steps("beside"))
+    found = await asyncio.gather(asks("x"), counts(s, seen), asks("y"), return_exceptions=True)
+    effect("after", len(found))
+    s += await task + await search(s["t"])
+    return found, seen
+
+
+@lmc.function
+async def inner_asks(s: Any, tip: str) -> Any:
+    s += "tip " + tip + lmc.gen("x", max_tokens=5)
+    return s["x"]
+
+
+@case()
+async def gathers_sub_programs(s: Any, q: str) -> Any:
+    children = await asyncio.gather(*[inner_asks.arun(tip=q + str(i)) for i in range(3)])
+    s += "|".join(c["x"] for c in children) + lmc.gen("z", max_tokens=2)
+    return [c.ret_value for c in children]
+
+
+@case()
+async def leaves_after_gathering(s: Any, q: str) -> Any:
+    """The interpreter goes on after, and within, what was gathered: nothing is done twice."""
+    s += q + await search(q)
+    seen: list[str] = []
+    found = await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
+    effect("gathered", found)
+    opaque(q)
+    found += await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
+    return found, seen, await search("end")
+
+
+@case()
+async def fails_while_gathering(s: Any, q: str) -> Any:
+    async def fails(f: Any, i: int) -> Any:
+        f += f"{i}" + lmc.gen("n", max_tokens=3)
+        loaded = json.loads(f"[{i}]")
+        loaded.append({"a": len, "b": int}[q](f["n"] + "x"))
+        return loaded
+
+    forks = s.fork(3)
+    both = await asyncio.gather(fails(forks[0], 1), judges(forks[1], "1"), return_exceptions=True)
+    s += str(both[1])
+    try:
+        return await asyncio.gather(judges(forks[0], "2"), fails(forks[1], 2), fails(forks[2], 3)), len(both)
+    except ValueError as error:
+        s += f"{error}"[:12] + "".join(f.text() for f in forks)
+    return await asyncio.gather(fails(s, 4))
+
+
+@case()
+async def raises_what_is_awaited(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=4)
+    await search(q)
+    await broken(s["a"])
+
+
+@case()
+async def catches_what_is_awaited(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=4)
+    try:
+        await search("before")
+        await broken(q)
+    except ValueError as error:
+        s += str(error)
+    finally:
+        effect("finally")
+    return await search("after")
+
+
+@case()
+async def gather_raises(s: Any, q: str) -> Any:
+    s += q
+    found = await asyncio.gather(search(q), broken(q), return_exceptions=True)
+    s += lmc.gen("a", max_tokens=3)
+    return found[0], str(found[1])
+
+
+@case()
+async def gather_of_helpers(s: Any, q: str) -> Any:
+    """Tasks of the program itself: their order is asyncio's."""
+    s += q
+    forks = s.fork(3)
+    return await asyncio.gather(*[turn(f, str(i)) for i, f in enumerate(forks)])
+
+
+async def notes(s: Any, q: str) -> str:
+    s += lmc.gen("a", max_tokens=3)
+    effect("note", s["a"])
+    TENANT.set(q)
+    return TENANT.get()
+
+
+@case()
+async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
+    """They come in the tasks' order, and context variables are each task's own."""
+    s += q + await search(q)
+    found = await asyncio.gather(*[notes(f, q + str(i)) for i, f in enumerate(s.fork(2))])
+    return found, TENANT.get(), await search("x")
+
+
+@case()
+async def gather_of_helpers_that_branch(s: Any, q: str) -> Any:
+    s += q
+    found = await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(4))])
+    return found, await search("x")
+
+
+@case()
+async def gathers_inside_of_try(s: Any, q: str) -> Any:
+    s += q
+    try:
+        return await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(3))])
+    except ValueError:
+        return await search("x")
+
+
+@case()
+async def gathers_and_awaits_later(s: Any, q: str) -> Any:
+    s += q + await search(q)
+    later = asyncio.gather(judges(s, "a"), judges(s, "b"))
+    s += "before"
+    return await search(s.text()), await later
+
+
+@case()
+async def gathers_helpers_and_tools(s: Any, q: str) -> Any:
+    s += q
+    return await asyncio.gather(judges(s, q), search(q), nothing_to_ask(q))
+
+
+@case()
+async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
+    """One after the other, they would wait for ever."""
+    ready = asyncio.Event()
+
+    async def first() -> str:
+        await ready.wait()
+        s.set_var("first", "done")
+        return "first"
+
+    async def second() -> str:
+        await search(q)
+        s.set_var("second", "done")
+        ready.set()
+        return "second"
+
+    return await asyncio.wait_for(asyncio.gather(first(), second()), 60)
+
+
+@case()
+async def host_async_with(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=3)
+    async with session(q) as name:
+        s += name + await search(q)
+        s += lmc.gen("b", max_tokens=3)
+    return s["b"]
+
+
+@case()
+async def times_out(s: Any, q: str) -> Any:
+    s += lmc.gen("a", max_tokens=3)
+    try:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(30)
+    except TimeoutError:
+        s += "late"
+    try:
+        await asyncio.wait_for(asyncio.sleep(30), timeout=0.01)
+    except TimeoutError:
+        s += " again"
+    return await search(q)
+
+
+@case()
+async def task_group(s: Any, q: str) -> Any:
+    async with asyncio.TaskGroup() as group:
+        one = group.create_task(search(q))
+        two = group.create_task(turn(s, q))
+    return one.result(), two.result()
+
+
+@case()
+async def cancels_its_own_tool(s: Any, q: str) -> Any:
+    task = asyncio.create_task(asyncio.sleep(30))
+    await asyncio.sleep(0)
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        s += "cancelled"
+    return q
+
+
+@case()
+async def is_cancelled_by_its_own_tool(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    if q != "b":
+        task = asyncio.create_task(asyncio.sleep(30))
+        await asyncio.sleep(0)
+        task.cancel("by the program")
+        await task
+    return s["a"]
+
+
+@case()
+async def forgets_to_await(s: Any, q: str) -> Any:
+    inner.run(tip=q)
+
+
+@case()
+async def forgets_to_await_later(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    await search(s["a"])
+    inner(tip=q)
+
+
+@case()
+async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
+    s += q + lmc.gen("a", max_tokens=3)
+    await search(s["a"])
+    s += (await inner_sync.arun(tip=q))["x"]

@@ -1,0 +1,190 @@
+"""Lists, dicts, sets and heaps of answers and states; what is one object and what is another."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import json
+import statistics
+from typing import Any
+
+import lmc
+from lmc import gen, user
+from tests.conformance.harness import case, scripted
+from tests.conformance.shared import WORDS, by_name, child, number_of
+
+
+@case()  # so many decisions that they use up a tree's credit (growth.py)
+def builtins_on_values(s: Any, q: str) -> Any:
+    forks = s.fork(3)
+    forks += lambda i: f"{i}{q}" + lmc.gen("v", max_tokens=5)
+    vs = [f["v"] for f in forks]
+    lengths = list(map(len, vs))
+    s += "|".join(sorted(vs)) + min(vs) + max(vs, key=len)
+    s += "".join(reversed(vs[0])) + str(sum(lengths)) + str(any("a" in v for v in vs)) + str(all(vs))
+    longest = [v for v, n in zip(vs, lengths) if n == max(lengths)]
+    return longest, list(filter(lambda v: "e" in v, vs)), sorted(vs, key=lambda v: (len(v), v)), [*enumerate(vs, 1)]
+
+
+@case()
+def lists_that_reading_makes(s, q):
+    s += user(q) + gen("x", max_tokens=2, n=2, temperature=0.9)
+    a, b = s.fork(2)
+    a["x"].append("a")
+    b["x"].append("b")
+    s["x"].reverse()
+    metas, messages = s.get_meta_info("x"), s.messages()
+    metas.append({})
+    messages.append("more")
+    messages[0]["role"] = "other"
+    s += f"{len(s.get_meta_info('x'))} {s.messages()} {s['x'] is s.get_var('x')}"
+    return a["x"], b["x"], s["x"], metas, messages
+
+
+@case()
+def sample_list_changes(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=3, n=2)
+    xs = s["x"]
+    xs.append("mine")
+    s["k"] = xs
+    xs.append("more")
+    return s["x"], s["k"], len(s["x"]), s["x"] is xs
+
+
+@case()
+def statistics_of_forks(s: Any, q: str) -> Any:
+    forks = s.fork(3)
+    forks += lambda i: q + str(i) + lmc.gen("x", regex="[0-9]")
+    most = statistics.multimode(f["x"] for f in forks)
+    most.append("k")
+    return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
+
+
+def fill(x: str, out: list[Any]) -> int:
+    out.append(x)
+    return len(out)
+
+
+@case()  # while it is found out which lists are objects of the run
+def lists_made_by_operators(s: Any, q: str) -> Any:
+    counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]")
+        counts[int(f["x"])] += 1
+    n = fill(s["y"] if "y" in s else q, seen)
+    both[0].append(n)
+    seen = seen + [str(c) for c in counts]
+    return counts, seen, both, both[0] is both[1], counts is not [0] * 3
+
+
+@case()
+def groups_by_an_answer(s: Any, q: str) -> Any:
+    groups: dict[str, list[str]] = {"0": [], "1": []}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[01]") + lmc.gen("y", max_tokens=2)
+        groups[f["x"]].append(f["y"])
+    s += "; ".join(f"{k}: {', '.join(v)}" for k, v in groups.items())
+    return groups
+
+
+@case()
+def cells_by_answers(s: Any, q: str) -> Any:
+    rows, kept = [[0] * 3 for _ in range(2)], {"0": {"n": 0}, "1": {"n": 1}}
+    for f in s.fork(3):
+        f += q + lmc.gen("x", regex="[0-2]") + lmc.gen("y", regex="[01]")
+        rows[int(f["y"])][int(f["x"])] += 1
+        kept[f["y"]]["n"] += int(f["x"])
+    pair = ([q], ["k"])
+    pair[int(f["y"])].append(f["x"])
+    return rows, kept, pair, [r for r in rows if sum(r) > 1]
+
+
+@case([{"q": q} for q in "abc"])
+def values_in_containers(s: Any, q: str) -> Any:
+    forks = s.fork(2)
+    for f in forks:
+        f += q + lmc.gen("v", max_tokens=2)
+    vs = [f["v"] for f in forks]
+    v, w = vs
+    out = [hash(v) == hash(str(v)), vs.count("no"), "%s" % (v,), "{}".format(v), {v: 1}.get(w), v in {w}, v is None, isinstance(v, str)]
+    match v:
+        case "aa":
+            out.append("aa")
+        case str() as other:
+            out.append(other + "?")
+    try:
+        out.append({v: 1}[w + "?"])
+    except KeyError as error:
+        out.append(str(error))
+    out.append(id(v) == id(w))
+    return out
+
+
+@case([{"q": "a"}], backend=scripted(x="[1]"))
+def mutable_result(s: Any, q: str) -> Any:
+    s += q + lmc.gen("x", max_tokens=4)
+    r = json.loads(s["x"])
+    r2 = json.loads(s["x"])
+    r.append(1)
+    s += str(len(r)) + str(len(r2))
+    return r is r2, r
+
+
+@case()
+def ranks_states(s: Any, q: str) -> Any:
+    forks = s.fork(4)
+    forks += lambda i: f"{i}" + lmc.gen("v", regex="[0-9][0-9]")
+    ranked = sorted(zip([f["v"] for f in forks], range(4), forks), reverse=True)
+    score, _, worst = min((f["v"], i, f) for i, f in enumerate(forks))
+    heap = [(f["v"], i, f) for i, f in enumerate(forks)]
+    heapq.heapify(heap)
+    s += ranked[0][2]["v"] + worst["v"]
+    return score, [i for _, i, _ in heap], [f["v"] for f in heapq.nlargest(2, forks, key=lambda f: f["v"])], heapq.nsmallest(1, heap)[0][1]
+
+
+@case()
+def orders_states(s: Any, q: str) -> Any:
+    """A state has no place before another one, and Python says so only when it comes to that."""
+    forks = s.fork(3)
+    forks += lmc.gen("v", regex="[01]")
+    try:
+        return [score for score, _ in sorted((f["v"], f) for f in forks)]
+    except TypeError as error:
+        return str(error)
+
+
+@case(backend=by_name)
+def answers_in_what_takes_them_all(s, q):
+    total = sum(number_of(q + w) for w in WORDS)
+    best = max(WORDS, key=lambda w: number_of(f"how good is {w}{q}"))
+    ranked = sorted(WORDS, key=lambda w: (-number_of(f"rank {w}{q}"), w))
+    lowest = min((number_of(f"price of {w}{q}"), w) for w in WORDS)
+    votes = collections.Counter(child(f"{w}{q}", "vote").ret_value for w in WORDS)
+    kinds = {child(f"kind of {w}{q}", "label").ret_value for w in WORDS}
+    mean = statistics.fmean(map(number_of, [f"{q}1", f"{q}2"]))
+    two = heapq.nlargest(2, WORDS, key=lambda w: number_of(f"size of {w}{q}"))
+    s += f"{total} {best} {ranked} {lowest} {votes.most_common()} {sorted(kinds)} {mean} {two}" + gen("z", max_tokens=3)
+    return s["z"]
+
+
+@case(backend=by_name)
+def answers_that_keep_items(s, q):
+    kept = [w for w in WORDS if number_of(q + w) > 4]
+    named = [n for w in WORDS if (n := child(w + q, "label").ret_value) != "mixed"]
+    flat = [x for w in WORDS[:2] for x in child(f"list {w}{q}", "names").ret_value.split(", ") if x]
+    table = {child(f"key of {w}{q}", "label").ret_value: w for w in WORDS}
+    odd = list(filter(lambda w: number_of(f"odd {w}{q}") % 2, WORDS))
+    many = sum(1 for w in WORDS if number_of(f"count {w}{q}") > 3)
+    s += f"{kept} {named} {flat} {table} {odd} {many}" + gen("z", max_tokens=3)
+    return kept, s["z"]
+
+
+@case(backend=by_name)
+def answers_that_end_a_search(s, q):
+    some = any(number_of(f"any {w}{q}") > 7 for w in WORDS)
+    every = all(number_of(f"all {w}{q}") > 1 for w in WORDS)
+    first = next((w for w in WORDS if number_of(f"first {w}{q}") > 5), "none")
+    taken = list(itertools.takewhile(lambda w: number_of(f"while {w}{q}") > 2, WORDS))
+    s += f"{some} {every} {first} {taken}" + gen("z", max_tokens=3)
+    return child(f"after {first}").ret_value, s["z"]

@@ -1,0 +1,56 @@
+"""Every program of the table means the same in every execution, and nothing that is certain to be asked is asked in vain."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+
+import lmc
+from lmc.backend.mock import Mock
+from tests.conformance.harness import MODES, eager, late, scripted_in_order
+from tests.conformance.table import TABLE, tagged
+from tests.conformance.ways import check_ways
+from tests.searching import some
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+@some("name", TABLE, 8)
+def test_means_the_same(name: str, tmp_path: Path):
+    compiled = TABLE[name].check()
+    check_ways(TABLE[name], compiled, tmp_path)
+
+
+@some("name", {name: case for name, case in TABLE.items() if name not in tagged("errors")}, 12)
+def test_ends_and_nothing_certain_is_wasted(name: str):
+    """A program that raises on whatever it is run on shows no more than its first lines."""
+    ended = 0
+    for items, given in TABLE[name].variants:
+        options = {k: v for k, v in given.items() if k not in (*MODES, "outside", "reset", "backend")}
+        program, reset = eager(lmc.compile(TABLE[name].program)), given.get("reset", lambda: None)
+        for item in items:
+            reset()
+            backend = given.get("backend", Mock)()
+            if scripted_in_order(backend):
+                program = lmc.compile(TABLE[name].program)
+            else:
+                late(backend)
+            try:
+                state = program(**copy.deepcopy(item), backend=backend, **{"seed": 7, **options})
+                state.sync()
+                ended += state.failure is None
+            except Exception:  # compared by the test above
+                program = eager(lmc.compile(TABLE[name].program))  # a request behind what raises was certain, but for that
+            else:
+                assert program.profile.wasted == 0, item
+            finally:
+                backend.close()
+    assert ended
+
+
+@pytest.mark.parametrize("name", tagged("libraries"))
+def test_what_a_library_makes_is_new_in_each_run(name: str):
+    program = TABLE[name].program
+    fast, want = lmc.compile(program), program.run(q="a", seed=7, backend=Mock()).ret_value
+    assert [fast(q="a", seed=7, backend=Mock()).ret_value for _ in range(2)] == [want, want]
