@@ -25,7 +25,7 @@ from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttenti
 from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix
 from lmc.backend.engine.attention.split import SplitAttention
 from lmc.backend.engine.attention.tiled import FIXED_PIECE, TiledAttention, put
-from lmc.backend.engine.attention.tiles import BLOCK, PIECE, Plan, Shared
+from lmc.backend.engine.attention.tiles import BLOCK, HEADER, PIECE, Plan, Shared
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.gemm_tuning import TunedGemm
@@ -296,7 +296,8 @@ class CudaRunner(ModelRunner):
             stage.array(name, rows)[:] = value
         for name in ("narrow_shares", "wide_shares", "indptr"):
             stage.array(name, stage.capacity(name))[:] = 0
-        stage.send(0)
+        stage.array("indices", HEADER)[:] = 0
+        stage.send(HEADER)
         attend = self._tiled.over(stage, self._partials, rows, wide=wide, widened=self._tiled.widens(rows))
 
         def forward() -> Callable[[int], Tensor]:

@@ -23,7 +23,7 @@ import numpy as np
 PIECE = 8  # int32 of a piece: first row, rows, first block, block after the last, position of the first slot, part, slots, 0
 BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
-_HEADER = 2  # of indices: how many blocks are widened, and where they begin
+HEADER = 2  # of indices: how many blocks are widened, and where they begin
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
@@ -111,7 +111,7 @@ class Tiler:
         if widen:
             before = int(blocks[:behind].sum())
             begins[:behind] += indices[1] - before
-            begins[behind:] += _HEADER - before
+            begins[behind:] += HEADER - before
         low_at, high_at = begins[alone:behind], begins[len(slots) + len(low) :]
         whole[:alone, 2], whole[alone:, 2] = begins[:alone], begins[behind : len(slots) + len(low)]
         narrow, wide = whole[:alone], _sliced(whole[alone:], many)
@@ -277,9 +277,9 @@ def _widened(runs: Sequence[np.ndarray], sizes: np.ndarray, blocks: np.ndarray, 
     if total:
         last[(ends - many).repeat(whole) + _counting(whole)] = np.concatenate([run[BLOCK - 1 :: BLOCK] for run in runs[behind:]])
     _, once, which = np.unique(last, return_index=True, return_inverse=True)
-    header = np.zeros(-(-(_HEADER + total) // BLOCK) * BLOCK, np.int32)
+    header = np.zeros(-(-(HEADER + total) // BLOCK) * BLOCK, np.int32)
     before = int(blocks[:behind].sum())
-    header[0], header[1], header[_HEADER : _HEADER + total] = len(once), len(header) // BLOCK + before, which
+    header[0], header[1], header[HEADER : HEADER + total] = len(once), len(header) // BLOCK + before, which
     slots = _padded(runs, sizes, blocks).reshape(-1, BLOCK)
     return np.concatenate((header, slots[:before].reshape(-1), slots[before:][once].reshape(-1))), len(once)
 
