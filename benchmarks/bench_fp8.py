@@ -4,7 +4,9 @@
 
 Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16; FP8, with a scale a row and an
 output, by lmc's kernel for few rows, by torch without and with fast accumulation, and by what was measured to be fastest (gemm_tuning.py); and the
-quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm.
+quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm. `--mlp`: norm, gate and up,
+activation and down of a layer behind those of another, where launches overlap, matrix by matrix and with the activation inside the first product; *error* is
+then that of the rows' quantization, too.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import torch.nn.functional as F
 
 from benchmarks.bench_programs import where
 from lmc.backend.engine.gemm_tuning import TunedGemm
-from lmc.backend.engine.kernels.few_rows import MOST, Cut, FewRows
+from lmc.backend.engine.kernels.activation import silu_mul_quantized, silu_mul_reference
+from lmc.backend.engine.kernels.few_rows import MOST, Cut, FewRows, can_gate
+from lmc.backend.engine.kernels.norm import add_rms_norm_quantized
 from lmc.backend.engine.kernels.quantize import quantize
 from lmc.backend.engine.models.fp8 import Fp8, Quantized, fp8
 
@@ -73,21 +77,64 @@ def cuts(x: torch.Tensor, small: Sequence[Fp8]) -> list[str]:
     return [f"{times[c]:.1f} µs {c.outputs}·{c.columns} stages {c.stages} split {c.split} warps {c.warps}" for c in sorted(times, key=times.__getitem__)[:8]]
 
 
+def mlps(x: torch.Tensor, pairs: Sequence[tuple[Fp8, Fp8]], tuned: TunedGemm) -> list[str]:
+    """Return cells: µs a layer apart and in blocks, and both errors."""
+    weight, residual, dtype = torch.ones_like(x[0]), x.clone(), x.dtype
+
+    def apart(gate_up: Fp8, down: Fp8, rows: Quantized) -> torch.Tensor:
+        return tuned(down, Quantized(*silu_mul_quantized(tuned(gate_up, rows)), dtype))
+
+    def chained(product: Callable[[Fp8, Fp8, Quantized], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        def work() -> torch.Tensor:
+            y = x
+            for gate_up, down in pairs:
+                y = product(gate_up, down, Quantized(*add_rms_norm_quantized(y, residual, weight, 1e-5), dtype))
+            return y
+
+        return work
+
+    times = [f"{microseconds(chained(product), len(pairs)):.1f}" for product in (apart, tuned.mlp)]
+    (gate_up, down), rows = pairs[0], Quantized(*quantize(x), dtype)
+    both = rows.rows.float() * rows.scales @ (gate_up.weight.float() * gate_up.scale.t()).t()
+    right = silu_mul_reference(both) @ (down.weight.float() * down.scale.t()).t()
+    return times + [f"{float((product(gate_up, down, rows).float() - right).norm() / right.norm()):.1e}" for product in (apart, tuned.mlp)]
+
+
+def time_mlps(hidden: int, inner: int, sizes: Sequence[int]) -> None:
+    tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16, fp8=True)
+    assert tuned is not None
+    count = max(2, min(16, _CACHE // (3 * hidden * inner) + 1))
+    made = [[fp8(torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5) for _ in range(count)] for n, k in ((2 * inner, hidden), (hidden, inner))]
+    pairs = [(gate_up, down) for gate_up, down in zip(*made, strict=True) if gate_up is not None and down is not None]
+    tuned.measure([matrix for pair in pairs for matrix in pair], sizes)
+    print(f"| rows | apart µs | in blocks µs | error apart | error in blocks |\n{'|---' * 5}|")
+    for rows in sizes:
+        if not can_gate(pairs[0][0], rows):
+            print(f"| {rows} | – | – | – | – |")
+            continue
+        x = torch.randn(rows, hidden, device="cuda", dtype=torch.bfloat16)
+        print(f"| {rows} | {' | '.join(mlps(x, pairs, tuned))} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("hidden", 4096), ("intermediate", 14336), ("q", 0), ("kv", 1024)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--rows", default="1,8,64,256,2048")
     parser.add_argument("--cuts", action="store_true", help="instead, how lmc's kernel for few rows is best cut: the fastest eight of each size")
+    parser.add_argument("--mlp", action="store_true", help="instead, gate, up, activation and down in a chain of layers, both ways")
     options = parser.parse_args()
     hidden, inner, q = options.hidden, options.intermediate, options.q or options.hidden
     shapes = {"qkv": (q + 2 * options.kv, hidden), "o": (hidden, q), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
     print("  ".join(f"{k}: {v}" for k, v in (where() | {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}).items()))
+    sizes = [int(rows) for rows in options.rows.split(",")]
+    if options.mlp:
+        time_mlps(hidden, inner, sizes)
+        return
     titles, errors = ("bf16", "few", "torch", "fast", "tuned", "quantize"), ("few", "torch", "fast", "tuned")
     print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | {' | '.join(f'error {t}' for t in errors)} |\n{'|---' * 12}|")
     tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16, fp8=True)
     assert tuned is not None
-    sizes = [int(rows) for rows in options.rows.split(",")]
     for name, (n, k) in shapes.items():
         count = max(2, min(16, _CACHE // (n * k) + 1))
         dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]

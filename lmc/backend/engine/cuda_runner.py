@@ -109,7 +109,7 @@ class CudaRunner(ModelRunner):
         c, self.buckets = model.config, BUCKETS if buckets is None else buckets
         fixed = isinstance(model.head, FixedProduct)  # a row's bits must not depend on the rest of its pass
         self._products = None if fixed else TunedGemm.of(model.device, model.dtype, fp8=isinstance(local(model.layers[0].qkv), Fp8))
-        self._fused, self._pool = FusedLlama(model, self._products) if self._products else FusedLlama(model), kv
+        self._fused, self._pool = FusedLlama(model, self._products, self._products.mlp) if self._products else FusedLlama(model), kv
         room = None if fixed else _room(model, kv)
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device, FIXED_PIECE if fixed else None, room)
         shape = AttentionShape(c.num_heads, c.num_kv_heads, c.head_dim, model.dtype, c.sliding_window)

@@ -151,13 +151,20 @@ class TunedGemm:
         if isinstance(matrix, Fp8):
             x = matrix.quantized(x) if isinstance(x, Tensor) else x
             y = None if self._in_fp8 is None else self._in_fp8.product(matrix.weight, x, matrix.scale)
-            return self._default(matrix, x) if y is None else y if matrix.bias is None else y + matrix.bias
+            return self._default(matrix, x) if y is None else _biased(y, matrix)
         assert isinstance(x, Tensor)
         if isinstance(matrix, Dense) and matrix.bias is None:
             y = self._algorithms.product(matrix.weight, x)
             if y is not None:
                 return y
         return matrix(x)
+
+    def mlp(self, gate_up: Fp8, down: Fp8, x: Tensor | Quantized) -> Tensor:
+        """Return few rows times `gate_up`, gated, times `down`, where `few_rows.can_gate`."""
+        x = gate_up.quantized(x) if isinstance(x, Tensor) else x
+        few = self._few_rows(x)
+        inner = few.gate(x.rows, x.scales, gate_up.weight, gate_up.scale, x.dtype)
+        return _biased(few.multiply_blocks(inner, down.weight, down.scale), down)
 
     def measure(self, matrices: Sequence[Linear], sizes: Sequence[int]) -> None:
         """Find the algorithms for GEMMs of so many rows by these matrices, unless they are known."""
@@ -169,13 +176,21 @@ class TunedGemm:
             self._in_fp8.measure(given, sizes, self._default, lambda rows: _GAIN if rows > MOST else _GAIN_OF_FEW)
 
     def _default(self, matrix: Fp8, x: Quantized) -> Tensor:
-        from lmc.backend.engine.kernels.few_rows import MOST, FewRows
+        from lmc.backend.engine.kernels.few_rows import MOST
 
         if len(x) > MOST:
             return matrix.multiply(x)
+        return _biased(self._few_rows(x).multiply(x.rows, x.scales, matrix.weight, matrix.scale, x.dtype), matrix)
+
+    def _few_rows(self, x: Quantized) -> FewRows:
+        from lmc.backend.engine.kernels.few_rows import FewRows
+
         self._few = self._few or FewRows(x.rows.device)
-        y = self._few.multiply(x.rows, x.scales, matrix.weight, matrix.scale, x.dtype)
-        return y if matrix.bias is None else y + matrix.bias
+        return self._few
+
+
+def _biased(y: Tensor, matrix: Fp8) -> Tensor:
+    return y if matrix.bias is None else y + matrix.bias
 
 
 def _captured(work: Callable[[], object]) -> torch.cuda.CUDAGraph:

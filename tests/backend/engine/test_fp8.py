@@ -88,6 +88,110 @@ def test_products_of_few_rows_equal_the_reference(f8, rows, outputs, columns, sp
     assert few.multiply(*f8.quantize_reference(x[:0]), matrix.weight, matrix.scale, torch.float32).shape == (0, outputs)
 
 
+def gated_apart(f8, few, x, matrix):
+    """By the kernels that `FewRows.gate` is in place of."""
+    from lmc.backend.engine.kernels.activation import silu_mul
+    from lmc.backend.engine.kernels.quantize import quantize
+
+    rows, scales = quantize(silu_mul(few.multiply(x.rows, x.scales, matrix.weight, matrix.scale, x.dtype)).view(-1, f8.BLOCK))
+    return f8.BlockQuantized(rows.view(len(x), -1), scales.view(len(x), -1).t().contiguous(), x.dtype)
+
+
+def check_gated(f8, rows, inner, columns, dtype, cuts=(None,)):
+    from lmc.backend.engine.kernels.activation import silu_mul_reference
+    from lmc.backend.engine.kernels.few_rows import FewRows
+
+    few = FewRows(torch.device(f8.device))
+    matrix = f8.fp8(noise(2 * inner, columns, seed=1).to(f8.device) * columns**-0.5)
+    for seed in (2, 3):  # counters are 0 again after each product
+        x = f8.Quantized(*f8.quantize_reference((noise(rows, columns, seed=seed) * 3).to(f8.device)), dtype)
+        apart = gated_apart(f8, few, x, matrix)
+        both = x.rows.float() * x.scales @ (matrix.weight.float() * matrix.scale.t()).t()
+        right = silu_mul_reference(both)
+        for cut in cuts:
+            found = few.gate(x.rows, x.scales, matrix.weight, matrix.scale, dtype, cut)
+            assert found.rows.shape == (rows, inner) and found.block_scales.shape == (inner // f8.BLOCK, rows) and found.dtype == dtype
+            torch.testing.assert_close(found.block_scales, apart.block_scales, atol=0, rtol=1e-5 if cut is None and dtype == torch.float32 else 1e-2)
+            error = float((found.dequantized() - right).norm() / right.norm())
+            assert error < (0.03 if f8.device == "cuda" else 0.07), "four bits of significand; the interpreter forgets carries, see above"
+            differs = (found.rows.view(torch.uint8) != apart.rows.view(torch.uint8)).float().mean()
+            assert float(differs) < (1e-2 if dtype == torch.float32 else 0.1), "sums in another order round few of them to their neighbours"
+    assert few.gate(x.rows[:0], x.scales[:0], matrix.weight, matrix.scale, dtype).rows.shape == (0, inner)
+
+
+def check_blocks(f8, rows, outputs, columns, cuts=(None,)):
+    from lmc.backend.engine.kernels.few_rows import FewRows
+
+    few = FewRows(torch.device(f8.device))
+    matrix = f8.fp8(noise(outputs, columns, seed=1).to(f8.device))
+    for seed in (2, 3):
+        sizes = 10.0 ** torch.randint(-1, 2, (rows, columns // f8.BLOCK), generator=torch.Generator().manual_seed(seed))  # of blocks, far apart
+        x = f8.BlockQuantized.reference((noise(rows, columns, seed=seed) * sizes.repeat_interleave(f8.BLOCK, 1)).to(f8.device))
+        right = x.dequantized() @ (matrix.weight.float() * matrix.scale.t()).t()
+        for cut in cuts:
+            found = few.multiply_blocks(x, matrix.weight, matrix.scale, cut)
+            assert float((found - right).norm() / right.norm()) < (1e-3 if f8.device == "cuda" else 1e-5), "tensor cores add with 14 bits"
+    assert few.multiply_blocks(f8.BlockQuantized.reference(noise(0, columns).to(f8.device)), matrix.weight, matrix.scale).shape == (0, outputs)
+
+
+@pytest.mark.model
+def test_blocks_of_rows_are_quantized_by_their_own_largest(f8):
+    x = torch.cat((noise(3, 256) * torch.tensor((1.0, 1e4)).repeat_interleave(128), torch.zeros(1, 256)))
+    found = f8.BlockQuantized.reference(x)
+    assert found.block_scales.shape == (2, 4) and found.rows.float().view(4, 2, 128).abs().amax(2).tolist() == [[448.0] * 2] * 3 + [[0.0] * 2]
+    error = (found.dequantized() - x).abs().view(4, 2, 128) / x.abs().view(4, 2, 128).amax(2, keepdim=True).clamp_min(1e-30)
+    assert float(error.max()) <= 1 / 28 + 1e-6
+    rows, scales = f8.quantize_reference(x[:, 128:])
+    assert torch.equal(found.rows[:, 128:].float(), rows.float()) and torch.equal(found.block_scales[1], scales[:, 0])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 128, 512), (5, 256, 528), (17, 384, 272)])
+def test_gates_of_few_rows_equal_the_kernels_they_replace(f8, rows, inner, columns):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.few_rows import Cut
+
+    check_gated(f8, rows, inner, columns, torch.float32, (None, Cut(128, 128, 3, 1, 8), Cut(128, 128, 4, 2, 8)))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 64, 512), (5, 160, 640), (17, 96, 1152)])
+def test_products_of_blocks_equal_the_reference(f8, rows, outputs, columns):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.few_rows import Cut
+
+    check_blocks(f8, rows, outputs, columns, (None, Cut(64, 128, 3, 1), Cut(64, 128, 3, 4)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("hidden", "inner"), [(4096, 14336), (576, 1536)], ids=["8B", "SmolLM2"])
+@pytest.mark.parametrize("rows", [1, 7, 40, 64, 128])
+def test_whole_gates_and_blocks_equal_the_reference(f8, rows, hidden, inner):
+    check_gated(f8, rows, inner, hidden, torch.bfloat16)
+    check_gated(f8, rows, inner, hidden, torch.float32)
+    check_blocks(f8, rows, hidden, inner)
+
+
+@pytest.mark.model
+def test_an_mlp_of_few_rows_is_near_its_matrices_one_by_one(f8):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.gemm_tuning import Algorithms, TunedGemm
+    from lmc.backend.engine.kernels.activation import silu_mul
+    from lmc.backend.engine.kernels.few_rows import MOST, can_gate
+
+    weights = [noise(*shape, seed=i).to(f8.device) * shape[1] ** -0.5 for i, shape in enumerate(((512, 96), (96, 256)))]
+    bias = noise(96).to(f8.device)
+    gate_up, down = f8.fp8(weights[0]), f8.fp8(weights[1], None, bias)
+    x = f8.Quantized(*f8.quantize_reference((noise(9, 96, seed=2) * 3).to(f8.device)), torch.bfloat16)
+    times: Any = TunedGemm(Algorithms(SimpleNamespace(), None))  # pyright: ignore[reportArgumentType]
+    found = times.mlp(gate_up, down, x).float()
+    both = times(gate_up, x)
+    right = silu_mul(both).float() @ (down.weight.float() * down.scale.t()).t() + bias
+    assert found.shape == (9, 96) and float((found - right).norm() / right.norm()) < (0.04 if f8.device == "cuda" else 0.08)
+    assert can_gate(gate_up, MOST) and not can_gate(gate_up, MOST + 1)
+    assert not can_gate(f8.fp8(weights[0], None, noise(512)), 1) and not can_gate(f8.fp8(weights[0][:192]), 1)
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rows_are_quantized_as_they_would_be_stored(f8, dtype):

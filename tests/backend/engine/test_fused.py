@@ -71,9 +71,13 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     assert len(fused.matrices) == config.num_layers * (2 if config.num_experts else 4)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
+@pytest.mark.parametrize(("name", "inner"), [("llama", 96), ("qwen3", 96), ("llama", 256)], ids=["llama", "qwen3", "llama-blocks"])
+def test_layers_in_fp8_give_the_references_numbers(name, inner, monkeypatch):
+    """With MLPs in blocks where those are whole."""
     pytest.importorskip("triton")
+    from dataclasses import replace
+
+    from lmc.backend.engine.kernels.activation import silu_mul_reference
     from lmc.backend.engine.models import fp8
     from lmc.backend.engine.models import fused as module
     from lmc.backend.engine.models.fused import FusedLlama
@@ -81,7 +85,7 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
     if DEVICE == "cpu":  # the interpreter's conversion is wrong for some numbers (test_fp8.py)
         monkeypatch.setattr(module, "add_rms_norm_quantized", lambda *given: fp8.quantize_reference(module.add_rms_norm(*given)))
         monkeypatch.setattr(module, "silu_mul_quantized", lambda x: fp8.quantize_reference(module.silu_mul(x)))
-    config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
+    config, generator = replace(CONFIGS[name], intermediate_size=inner), torch.Generator().manual_seed(0)
     weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
     small = lambda n, m: m if n == "head" else fp8.fp8(m.weight)
     model = llama.build(weights, config, wrap=small)
@@ -95,17 +99,28 @@ def test_layers_in_fp8_give_the_references_numbers(name, monkeypatch):
             return F.linear(x.rows.float() * x.scales, matrix.weight.float() * matrix.scale.t())
         return matrix(x)
 
+    def multiply_blocks(matrix, x):
+        return F.linear(fp8.BlockQuantized.reference(x).dequantized(), matrix.weight.float() * matrix.scale.t())
+
+    def mlp(gate_up, down, x):
+        inner = silu_mul_reference(multiply(gate_up, x))
+        multiplied.append(2 * len(inner))
+        return multiply_blocks(down, inner)
+
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
     ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))
     ids, at = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
+    def reference(matrix, x):
+        return matrix.reference(x) if matrix.weight.shape[1] != 256 else multiply_blocks(matrix, x)
+
     with monkeypatch.context() as patch:
-        patch.setattr(fp8.Fp8, "__call__", fp8.Fp8.reference)
+        patch.setattr(fp8.Fp8, "__call__", reference)
         expected = model.forward(ForwardBatch(ids, at, at, (Span(0, rows, at),), at), theirs)
-    fused = FusedLlama(model, multiply)
+    fused = FusedLlama(model, multiply, mlp)
     with torch.inference_mode():
         found = fused.logits(fused.hidden((ids.int(), at.int(), at.int()), torch.zeros(1, dtype=torch.int32, device=DEVICE), ours, causal))
     assert float((found - expected).norm() / expected.norm()) < 0.03, "e4m3 rounds sums of other orders apart"
-    assert len(multiplied) == 4 * config.num_layers
+    assert multiplied == [rows, rows, rows, 2 * rows if inner == 256 else rows] * config.num_layers
     assert len(quantized) == config.num_layers, "of the outputs of attention; the others by the norm and the activation before"
 
 

@@ -22,12 +22,18 @@ def silu_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _gated(gate_up, row, at, width):
+def gated(gate, up):
+    """Return silu(gate) · up of float32."""
+    return gate * tl.sigmoid(gate) * up
+
+
+@triton.jit
+def _gated_row(gate_up, row, at, width):
     """Return silu(gate) · up of columns `at` of a row, in float32; 0 beyond `width`."""
     inside = at < width
     gate = tl.load(gate_up + row * 2 * width + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + at, mask=inside, other=0.0).to(tl.float32)
-    return gate * tl.sigmoid(gate) * up
+    return gated(gate, up)
 
 
 @triton.jit
@@ -36,7 +42,7 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
         after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + row * width + at, _gated(gate_up, row, at, width).to(out.dtype.element_ty), mask=at < width)
+    tl.store(out + row * width + at, _gated_row(gate_up, row, at, width).to(out.dtype.element_ty), mask=at < width)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -54,7 +60,7 @@ def _silu_mul_quantized(gate_up, out, scales, width, LARGEST: tl.constexpr, SMAL
         after()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    values = _gated(gate_up, row, at, width).to(gate_up.dtype.element_ty)  # rounded as `silu_mul` stores it
+    values = _gated_row(gate_up, row, at, width).to(gate_up.dtype.element_ty)  # rounded as `silu_mul` stores it
     quantize_row(values, out, scales, row, at, width, LARGEST, SMALLEST)
 
 

@@ -6,11 +6,15 @@ Tensor cores want 64 rows on their left, so the matrix is on the left and the fe
 which leaves registers and issue slots to the rest. The columns of a tile of outputs are split over programs, so that all multiprocessors read; the
 last program of a tile to end adds their parts in order, so the bits are the same each time. Tensor cores add e4m3 with 14 bits: their sums are added
 in float32 every 128 columns.
+
+The first product of a gated MLP ends in silu(gate) · up, in FP8 again: a program has the gates and the ups of 128 outputs, and quantizes them with a scale
+for each row, since others have the rest of the row. The second product multiplies its sums of those columns by that scale, before they are added.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +22,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from lmc.backend.engine.kernels.activation import gated
 from lmc.backend.engine.kernels.dependent_launch import after, launch
+from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
+from lmc.backend.engine.models.fp8 import BLOCK, BlockQuantized, Fp8
 
 MOST = 128
 """Rows, at most."""
@@ -27,19 +34,45 @@ _PRECISE = 128  # columns whose sum tensor cores may keep
 
 
 @triton.jit
-def _scale(summed, scales, scale, y, row, out, rows, outputs):
-    """Write sums [OUTPUTS, ROWS], scaled, to y [rows, outputs]."""
-    is_row, is_output = row < rows, out < outputs
-    summed *= tl.load(scales + row, mask=is_row, other=0.0)[None, :] * tl.load(scale + out, mask=is_output, other=0.0)[:, None]
-    tl.store(y + row[None, :] * outputs + out[:, None], summed.to(y.dtype.element_ty), mask=is_output[:, None] & is_row[None, :])
+def _scaled(summed, scales, scale, row, out, rows, outputs, BLOCKS: tl.constexpr):
+    """Return sums [OUTPUTS, ROWS] times the scales of outputs, and of rows unless those are BLOCKS'."""
+    by = tl.load(scale + out, mask=out < outputs, other=0.0)[:, None]
+    if not BLOCKS:
+        by = tl.load(scales + row, mask=row < rows, other=0.0)[None, :] * by
+    return summed * by
+
+
+@triton.jit
+def _store(y, values, row, out, rows, outputs):
+    tl.store(y + row[None, :] * outputs + out[:, None], values.to(y.dtype.element_ty), mask=(out < outputs)[:, None] & (row < rows)[None, :])
+
+
+@triton.jit
+def _is_last(ended, tile, SPLIT: tl.constexpr):
+    """Count a program of a tile, whose part is stored; return whether the parts are complete."""
+    tl.debug_barrier()  # all of it is written before this program is counted
+    last = tl.atomic_add(ended + tile, 1, sem="acq_rel") == SPLIT - 1
+    if last:
+        tl.store(ended + tile, 0)  # for the next product
+    return last
+
+
+@triton.jit
+def _added(parts, SIZE: tl.constexpr, SPLIT: tl.constexpr):
+    """Return the sum of parts that are SIZE apart, in order."""
+    summed = tl.load(parts, cache_modifier=".cg")
+    for i in tl.static_range(1, SPLIT):  # pyright: ignore[reportGeneralTypeIssues]
+        summed += tl.load(parts + i * SIZE, cache_modifier=".cg")
+    return summed
 
 
 @triton.jit
 def _multiply_few(
-    p, scales, q, scale, y, parts, ended, rows, outputs, columns,
+    p, scales, q, scale, y, parts, ended, rows, outputs, columns, BLOCKS: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]."""
+    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]. `scales`: of BLOCKS of COLUMNS,
+    [blocks, rows], else [rows]."""
     if EARLY:
         after()
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -50,21 +83,65 @@ def _multiply_few(
     summed = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         a, b = q.load([tile * OUTPUTS, k]), p.load([0, k])
-        summed = tl.dot(a, b.T, summed, max_num_imprecise_acc=PRECISE)
+        if BLOCKS:
+            by = tl.load(scales + k // COLUMNS * rows + row, mask=row < rows, other=0.0)
+            summed += tl.dot(a, b.T) * by[None, :]
+        else:
+            summed = tl.dot(a, b.T, summed, max_num_imprecise_acc=PRECISE)
     if SPLIT == 1:
-        _scale(summed, scales, scale, y, row, out, rows, outputs)
+        _store(y, _scaled(summed, scales, scale, row, out, rows, outputs, BLOCKS), row, out, rows, outputs)
     else:
-        mine = parts + (tile * SPLIT + part).to(tl.int64) * OUTPUTS * ROWS
         within = tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
-        tl.store(mine + within, summed)
-        tl.debug_barrier()  # all of it is written before this program is counted
-        if tl.atomic_add(ended + tile, 1, sem="acq_rel") == SPLIT - 1:
-            tl.store(ended + tile, 0)  # for the next product
-            every = parts + tile.to(tl.int64) * SPLIT * OUTPUTS * ROWS + within
-            summed = tl.load(every, cache_modifier=".cg")
-            for i in tl.static_range(1, SPLIT):  # pyright: ignore[reportGeneralTypeIssues]
-                summed += tl.load(every + i * OUTPUTS * ROWS, cache_modifier=".cg")
-            _scale(summed, scales, scale, y, row, out, rows, outputs)
+        every = parts + tile.to(tl.int64) * SPLIT * OUTPUTS * ROWS + within
+        tl.store(every + part * OUTPUTS * ROWS, summed)
+        if _is_last(ended, tile, SPLIT):
+            _store(y, _scaled(_added(every, OUTPUTS * ROWS, SPLIT), scales, scale, row, out, rows, outputs, BLOCKS), row, out, rows, outputs)
+
+
+@triton.jit
+def _store_gated(
+    gate, up, scales, scale, y, block_scales, tile, row, rows, inner,
+    OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+):  # fmt: skip
+    """Write silu(gate) · up of sums [OUTPUTS, ROWS], rounded to DTYPE as it would be stored, quantized; and its scales."""
+    out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    gate = _scaled(gate, scales, scale, row, out, rows, inner, BLOCKS=False).to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    up = _scaled(up, scales, scale + inner, row, out, rows, inner, BLOCKS=False).to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    values = gated(gate, up).to(DTYPE).to(tl.float32)
+    of_block = tl.maximum(tl.max(tl.abs(values), 0) / LARGEST, SMALLEST)
+    tl.store(block_scales + tile * rows + row, of_block, mask=row < rows)
+    _store(y, values / of_block[None, :], row, out, rows, inner)
+
+
+@triton.jit
+def _gate_few(
+    p, scales, q, scale, y, block_scales, parts, ended, rows, inner, columns, DTYPE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [2 · inner, columns] by [OUTPUTS, COLUMNS], gates before ups; `inner`: in a
+    multiple of OUTPUTS."""
+    if EARLY:
+        after()
+    tile, part = tl.program_id(0), tl.program_id(1)
+    row = tl.arange(0, ROWS)
+    each = tl.cdiv(tl.cdiv(columns, COLUMNS), SPLIT) * COLUMNS
+    first = part * each
+    gate = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    up = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+        a, b, c = q.load([tile * OUTPUTS, k]), p.load([0, k]), q.load([inner + tile * OUTPUTS, k])
+        gate = tl.dot(a, b.T, gate, max_num_imprecise_acc=PRECISE)
+        up = tl.dot(c, b.T, up, max_num_imprecise_acc=PRECISE)
+    if SPLIT == 1:
+        _store_gated(gate, up, scales, scale, y, block_scales, tile, row, rows, inner, OUTPUTS, DTYPE, LARGEST, SMALLEST)
+    else:
+        SIZE: tl.constexpr = OUTPUTS * ROWS
+        gates = parts + tile.to(tl.int64) * SPLIT * 2 * SIZE + tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
+        tl.store(gates + part * 2 * SIZE, gate)
+        tl.store(gates + part * 2 * SIZE + SIZE, up)
+        if _is_last(ended, tile, SPLIT):
+            every_gate, every_up = _added(gates, 2 * SIZE, SPLIT), _added(gates + SIZE, 2 * SIZE, SPLIT)
+            _store_gated(every_gate, every_up, scales, scale, y, block_scales, tile, row, rows, inner, OUTPUTS, DTYPE, LARGEST, SMALLEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +160,24 @@ def cut_of(outputs: int) -> Cut:
     programs as keep its 132 multiprocessors reading."""
     if outputs >= 256 * 96:
         return Cut(256, 128, 4, 1, 8)
+    return Cut(64, 128, 8, _split(triton.cdiv(outputs, 64)))
+
+
+def gated_cut_of(inner: int) -> Cut:
+    """Return the same for gates and ups of so many outputs: each tile has twice its outputs in rows of the matrix."""
+    return Cut(BLOCK, 128, 4, _split(triton.cdiv(inner, BLOCK)), 8)
+
+
+def can_gate(gate_up: Fp8, rows: int) -> bool:
+    """Return whether `FewRows.gate` takes a matrix of gates and ups and so many rows."""
+    return rows <= MOST and gate_up.bias is None and gate_up.weight.shape[0] % (2 * BLOCK) == 0
+
+
+def _split(tiles: int) -> int:
     split = 1
-    while triton.cdiv(outputs, 64) * split < 96 and split < 8:
+    while tiles * split < 96 and split < 8:
         split *= 2
-    return Cut(64, 128, 8, split)
+    return split
 
 
 class FewRows:
@@ -104,19 +195,43 @@ class FewRows:
         scales, scale  [T, 1] and [1, out] float32
         cut            None: see `cut_of`
         """
+        return self._product(p, scales, q, scale, dtype, cut or cut_of(len(q)), blocks=False)
+
+    def multiply_blocks(self, x: BlockQuantized, q: Tensor, scale: Tensor, cut: Cut | None = None) -> Tensor:
+        """Return the same of rows whose blocks have scales."""
+        cut = cut or cut_of(len(q))
+        assert cut.columns == BLOCK
+        return self._product(x.rows, x.block_scales, q, scale, x.dtype, cut, blocks=True)
+
+    def gate(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut | None = None) -> BlockQuantized:
+        """Return silu(gate) · up [T, I] of the products with q [2 · I, in], gates before ups, as if they were stored in `dtype`; I a multiple of BLOCK."""
+        (rows, columns), inner = p.shape, len(q) // 2
+        assert rows <= MOST and inner % BLOCK == 0
+        y, block_scales = torch.empty(rows, inner, dtype=p.dtype, device=p.device), scales.new_empty(inner // BLOCK, rows)
+        if rows:
+            cut = cut or gated_cut_of(inner)
+            assert cut.outputs == BLOCK
+            constants = getattr(tl, str(dtype).removeprefix("torch.")), LARGEST, SMALLEST
+            self._launch(_gate_few, cut, 2, (p, scales, q, scale), (y, block_scales), rows, inner, columns, *constants)
+        return BlockQuantized(y, block_scales, dtype)
+
+    def _product(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut, *, blocks: bool) -> Tensor:
         (rows, columns), outputs = p.shape, len(q)
         assert rows <= MOST
         y = torch.empty(rows, outputs, dtype=dtype, device=p.device)
         if rows:
-            cut = cut or cut_of(outputs)
-            block, tiles = max(16, triton.next_power_of_2(rows)), triton.cdiv(outputs, cut.outputs)
-            if cut.split > 1:
-                self._grow(tiles, tiles * cut.split * cut.outputs * block)
-            constants = block, cut.outputs, cut.columns, cut.split, _PRECISE, cut.stages
-            read, matrix = TensorDescriptor.from_tensor(p, [block, cut.columns]), TensorDescriptor.from_tensor(q, [cut.outputs, cut.columns])
-            given = read, scales, matrix, scale, y, self._parts, self._ended, rows, outputs, columns
-            launch(_multiply_few, (tiles, cut.split), *given, *constants, warps=cut.warps)
+            self._launch(_multiply_few, cut, 1, (p, scales, q, scale), (y,), rows, outputs, columns, blocks)
         return y
+
+    def _launch(self, kernel: Any, cut: Cut, sums: int, given: tuple[Tensor, Tensor, Tensor, Tensor], written: tuple[Tensor, ...], *sizes: Any) -> None:
+        """Launch a kernel whose programs have so many sums of each row and output."""
+        p, scales, q, scale = given
+        block, tiles = max(16, triton.next_power_of_2(len(p))), triton.cdiv(len(q), sums * cut.outputs)
+        if cut.split > 1:
+            self._grow(tiles, tiles * cut.split * sums * cut.outputs * block)
+        read, matrix = TensorDescriptor.from_tensor(p, [block, cut.columns]), TensorDescriptor.from_tensor(q, [cut.outputs, cut.columns])
+        constants = block, cut.outputs, cut.columns, cut.split, _PRECISE, cut.stages
+        launch(kernel, (tiles, cut.split), read, scales, matrix, scale, *written, self._parts, self._ended, *sizes, *constants, warps=cut.warps)
 
     def _grow(self, tiles: int, parts: int) -> None:
         if parts > len(self._parts):

@@ -1,7 +1,7 @@
 """Matrices in FP8 (e4m3): half of bfloat16's bytes, which is what decoding reads.
 
     w[o, i] ≈ q[o, i] · scale[o]           each output by the largest of its row, at load
-    x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, at run time
+    x[t, i] ≈ p[t, i] · s[t]               each row of a pass by its own largest, at run time; inside an MLP of few rows, each 128 of its columns
     y[t, o] = s[t] · scale[o] · Σ p q      products of FP8, summed in float32
 
 On a GPU (Hopper or newer) by cuBLAS and CUTLASS, through torch; few rows by a kernel of lmc's (gemm_tuning.py, kernels/few_rows.py). On a CPU
@@ -22,6 +22,7 @@ from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
 from lmc.errors import ModelLoadError
 
 E4M3 = torch.float8_e4m3fn
+BLOCK = 128  # columns of a row with a scale of their own, where a row has several
 _STEP = 16  # rows and columns of a matrix come in so many
 
 
@@ -42,6 +43,25 @@ class Quantized:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockQuantized:
+    """Rows in FP8 with a scale for each BLOCK of columns: e4m3 [T, in], block_scales [in / BLOCK, T] float32. Only the kernel for few rows multiplies them."""
+
+    rows: Tensor
+    block_scales: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    def reference(cls, x: Tensor) -> BlockQuantized:
+        """Quantize x [T, in]."""
+        rows, scales = quantize_reference(x.reshape(-1, BLOCK))
+        return cls(rows.view(x.shape), scales.view(len(x), x.shape[1] // BLOCK).t().contiguous(), x.dtype)
+
+    def dequantized(self) -> Tensor:
+        """Return what the rows stand for, in float32."""
+        return self.rows.float() * self.block_scales.t().repeat_interleave(BLOCK, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

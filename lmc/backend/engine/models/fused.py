@@ -1,4 +1,4 @@
-"""The Llama family on a GPU: the layers of llama.py through fused kernels, nine launches a layer, capturable.
+"""The Llama family on a GPU: the layers of llama.py through fused kernels, at most nine launches a layer, capturable.
 
 Same weights, same layout; `LlamaModel.forward` is the reference.
 """
@@ -16,6 +16,7 @@ from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.distributed.peer_memory import PartialSum
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
+from lmc.backend.engine.kernels.few_rows import can_gate
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.kv_fp8 import Stored
@@ -34,11 +35,15 @@ class FusedLlama:
     """The fused model. Holds no state of its own but the table of rotations.
 
     multiply    x [rows, in] times a matrix (gemm_tuning.py); None: as the matrix does
+    mlp         few rows through an MLP in FP8, as `TunedGemm.mlp`; None: matrix by matrix
     """
 
-    def __init__(self, model: LlamaModel, multiply: Callable[[Linear, Tensor | Quantized], Tensor] | None = None) -> None:
+    def __init__(
+        self, model: LlamaModel, multiply: Callable[[Linear, Tensor | Quantized], Tensor] | None = None,
+        mlp: Callable[[Fp8, Fp8, Tensor | Quantized], Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
-        self._model, self._multiply = model, multiply or _plain
+        self._model, self._multiply, self._few_mlp = model, multiply or _plain, mlp
         self._experts = [None if layer.experts is None else self._grouped(layer.experts) for layer in model.layers]
         self.adapters = None if model.adapters is None else model.adapters.stacked()
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
@@ -131,6 +136,9 @@ class FusedLlama:
     def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | PartialSum:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
+            few, part = self._few_mlp, local(down)
+            if few is not None and mask is None and isinstance(gate_up, Fp8) and isinstance(part, Fp8) and can_gate(gate_up, len(x)):
+                return down.product(x, lambda _, x: few(gate_up, part, x)) if isinstance(down, Summed) else few(gate_up, part, x)
             both = self._times(index, "gate_up", gate_up, x, mask)
             inner = Quantized(*silu_mul_quantized(both), both.dtype) if mask is None and _in_fp8(down) else silu_mul(both)
             return self._summed(index, "down", down, inner, mask)
