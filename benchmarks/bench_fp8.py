@@ -3,7 +3,7 @@
     python -m benchmarks.bench_fp8                      # the shapes of Llama-3.1-8B; --hidden 576 --intermediate 1536 --kv 192: SmolLM2
 
 Each shape's products in a CUDA graph over as many matrices as do not fit the cache, µs a product: torch's bfloat16; FP8, with a scale a row and an
-output, by lmc's kernel for few rows, by torch without and with fast accumulation, and by what was measured to be fastest (gemm_tuning.py); and the
+output, by lmc's kernel for few rows, and by torch without and with fast accumulation; and the
 quantization of the rows alone. *error* is FP8's distance from float32 products of the same e4m3 numbers, over their norm. `--mlp`: norm, gate and up,
 activation and down of a layer behind those of another, where launches overlap, matrix by matrix and with the activation inside the first product; *error* is
 then that of the rows' quantization, too.
@@ -56,9 +56,9 @@ def microseconds(work: Callable[[], object], products: int, reps: int = 7) -> fl
     return statistics.median(times[1:])
 
 
-def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8], tuned: TunedGemm) -> dict[str, Callable[[], list[torch.Tensor]]]:
+def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8]) -> dict[str, Callable[[], list[torch.Tensor]]]:
     rows, scales = quantize(x)
-    quantized, few = Quantized(rows, scales, x.dtype), FewRows(x.device)
+    few = FewRows(x.device)
 
     def by_torch(fast: bool) -> Callable[[], list[torch.Tensor]]:
         return lambda: [torch._scaled_mm(rows, m.weight.t(), scale_a=scales, scale_b=m.scale, out_dtype=x.dtype, use_fast_accum=fast) for m in small]
@@ -66,7 +66,7 @@ def ways(x: torch.Tensor, dense: Sequence[torch.Tensor], small: Sequence[Fp8], t
     by_few = {"few": lambda: [few.multiply(rows, scales, m.weight, m.scale, x.dtype) for m in small]} if len(x) <= MOST else {}
     return by_few | {
         "bf16": lambda: [F.linear(x, w) for w in dense], "torch": by_torch(False), "fast": by_torch(True),
-        "tuned": lambda: [tuned(m, quantized) for m in small], "quantize": lambda: [quantize(x)[0] for _ in small],
+        "quantize": lambda: [quantize(x)[0] for _ in small],
     }  # fmt: skip
 
 
@@ -101,12 +101,11 @@ def mlps(x: torch.Tensor, pairs: Sequence[tuple[Fp8, Fp8]], tuned: TunedGemm) ->
 
 
 def time_mlps(hidden: int, inner: int, sizes: Sequence[int]) -> None:
-    tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16, fp8=True)
+    tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16)
     assert tuned is not None
     count = max(2, min(16, _CACHE // (3 * hidden * inner) + 1))
     made = [[fp8(torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5) for _ in range(count)] for n, k in ((2 * inner, hidden), (hidden, inner))]
     pairs = [(gate_up, down) for gate_up, down in zip(*made, strict=True) if gate_up is not None and down is not None]
-    tuned.measure([matrix for pair in pairs for matrix in pair], sizes)
     print(f"| rows | apart µs | in blocks µs | error apart | error in blocks |\n{'|---' * 5}|")
     for rows in sizes:
         if not can_gate(pairs[0][0], rows):
@@ -131,24 +130,20 @@ def main() -> None:
     if options.mlp:
         time_mlps(hidden, inner, sizes)
         return
-    titles, errors = ("bf16", "few", "torch", "fast", "tuned", "quantize"), ("few", "torch", "fast", "tuned")
-    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | {' | '.join(f'error {t}' for t in errors)} |\n{'|---' * 12}|")
-    tuned = TunedGemm.of(torch.device("cuda"), torch.bfloat16, fp8=True)
-    assert tuned is not None
+    titles, errors = ("bf16", "few", "torch", "fast", "quantize"), ("few", "torch", "fast")
+    print(f"| matrix | rows | {' | '.join(f'{t} µs' for t in titles)} | {' | '.join(f'error {t}' for t in errors)} |\n{'|---' * 10}|")
     for name, (n, k) in shapes.items():
         count = max(2, min(16, _CACHE // (n * k) + 1))
         dense = [torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(count)]
         small = [m for w in dense if (m := fp8(w)) is not None]
-        if not options.cuts:
-            tuned.measure(small, sizes)
         for rows in sizes:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
             if options.cuts:
                 print(f"{name} {n} × {k}, {rows} rows: {'; '.join(cuts(x, small))}", flush=True)
                 continue
-            found = {way: f"{microseconds(work, count):.1f}" for way, work in ways(x, dense, small, tuned).items()}
+            found = {way: f"{microseconds(work, count):.1f}" for way, work in ways(x, dense, small).items()}
             right = small[0].reference(x.float())
-            once = ways(x, dense[:1], small[:1], tuned)
+            once = ways(x, dense[:1], small[:1])
             wrong = {way: f"{float((once[way]()[0].float() - right).norm() / right.norm()):.1e}" for way in errors if way in once}
             cells = [found.get(t, "–") for t in titles] + [wrong.get(t, "–") for t in errors]
             print(f"| {name} {n} × {k} | {rows} | {' | '.join(cells)} |", flush=True)

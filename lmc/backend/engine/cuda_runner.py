@@ -37,7 +37,6 @@ from lmc.backend.engine.logprobs import Logprobs
 from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
-from lmc.backend.engine.models.linear import local
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.runner import Flight, PassOutput
@@ -108,7 +107,7 @@ class CudaRunner(ModelRunner):
         super().__init__(model, kv, sampler, str(model.device), eyes)
         c, self.buckets = model.config, BUCKETS if buckets is None else buckets
         fixed = isinstance(model.head, FixedProduct)  # a row's bits must not depend on the rest of its pass
-        self._products = None if fixed else TunedGemm.of(model.device, model.dtype, fp8=isinstance(local(model.layers[0].qkv), Fp8))
+        self._products = None if fixed else TunedGemm.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products, self._products.mlp) if self._products else FusedLlama(model), kv
         room = None if fixed else _room(model, kv)
         self._tiled = TiledAttention(c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, model.device, FIXED_PIECE if fixed else None, room)
@@ -130,7 +129,7 @@ class CudaRunner(ModelRunner):
     def capture(self) -> None:
         """Capture all graphs, some 40 ms each, and compile what sampling needs, so that no pass has to wait for one."""
         if self._products is not None:
-            self._products.measure(self._fused.matrices, self.buckets)
+            self._products.measure(self._fused.matrices, BUCKETS)
         for rows in self.buckets:
             for wide in (False, True) if rows <= _SMALL[-1] and not self._tiled.only_wide else (True,):
                 for adapted in (False, True) if self._fused.adapters is not None else (False,):

@@ -12,8 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 from lmc.backend.engine import gemm_tuning  # noqa: E402
-from lmc.backend.engine.gemm_tuning import Algorithms, TunedGemm  # noqa: E402
-from lmc.backend.engine.models.fp8 import E4M3, fp8, quantize_reference  # noqa: E402
+from lmc.backend.engine.gemm_tuning import TunedGemm  # noqa: E402
 from lmc.backend.engine.models.linear import Dense  # noqa: E402
 
 WAY = bytes(range(64))
@@ -25,8 +24,8 @@ class Recorded:
     def __init__(self) -> None:
         self.asked = []
 
-    def multiply(self, way, x, w, y, scales=None):
-        self.asked.append((way, len(x), tuple(w.shape), *(() if scales is None else map(len, scales))))
+    def multiply(self, way, x, w, y):
+        self.asked.append((way, len(x), tuple(w.shape)))
         y.fill_(1.0)
 
 
@@ -37,7 +36,7 @@ def kept(path, *rows, form=gemm_tuning._FORMAT):
 
 def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
     cublas, w = Recorded(), torch.randn(6, 4)
-    times = TunedGemm(Algorithms(cublas, kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()], [2, 6, 4, None])))
+    times = TunedGemm(cublas, kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()], [2, 6, 4, None]))
     x = torch.randn(3, 4)
     assert (times(Dense(w), x) == 1).all() and cublas.asked == [(WAY, 3, (6, 4))]
     bias = torch.randn(6)
@@ -53,7 +52,9 @@ def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
     assert len(cublas.asked) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "ways": [[1, 2]]}', '{"format": 1, "ways": [[1, 2, 3, "ab"]]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "ways": [[1, 2]]}', '{"format": 1, "ways": [[1, 2, 3, "ab"]]}']
+)
 def test_what_is_damaged_is_measured_again(tmp_path, text, caplog):
     path = tmp_path / "ways.json"
     path.write_text(text)
@@ -77,39 +78,26 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, caplog):
     assert "cannot keep measurements" in caplog.text
 
 
-def test_a_matrix_in_fp8_is_multiplied_with_its_scales_and_given_its_bias(tmp_path):
-    cublas, bias = Recorded(), torch.randn(32)
-    matrix = fp8(torch.randn(32, 16), bias=bias)
-    rows = torch.randn(3, 16)
-    times = TunedGemm(Algorithms(Recorded(), None), Algorithms(cublas, kept(tmp_path / "ways.json", [3, 32, 16, WAY.hex()])))
-    x = gemm_tuning.Quantized(*quantize_reference(rows), rows.dtype)
-    assert torch.equal(times(matrix, x), 1 + bias.expand(3, -1)) and cublas.asked == [(WAY, 3, (32, 16), 3, 1)]
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("operands", [None, E4M3], ids=["bfloat16", "fp8"])
-def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch, operands):
+def test_every_way_gives_torchs_products_and_is_found_once(tmp_path, monkeypatch):
     from lmc.backend.engine.kernels.cublas import Cublas
 
     device, dtype = torch.device("cuda"), torch.bfloat16
     matrices = [Dense(torch.randn(n, k, device=device).to(dtype)) for n, k in ((256, 512), (768, 128)) for _ in range(3)]
-    given = matrices if operands is None else [fp8(m.weight) for m in matrices]
-    for name in ("_GAIN", "_GAIN_OF_FEW"):
-        monkeypatch.setattr(gemm_tuning, name, 1e9)  # the default is never kept
-    made = Algorithms(Cublas(device, dtype, operands), tmp_path / "ways.json")
-    times = TunedGemm(made) if operands is None else TunedGemm(Algorithms.of(device, dtype), made)
-    times.measure(given, (1, 8, 40, 200))
-    assert all(made.ways.values()) and len(made.ways) == 8
-    for matrix, one in zip(matrices, given, strict=True):
+    path = tmp_path / "ways.json"
+    monkeypatch.setattr(gemm_tuning, "_GAIN", 1e9)  # torch's own is never kept
+    times = TunedGemm(Cublas(device, dtype), path)
+    times.measure(matrices, (1, 8, 40, 200))
+    assert all(times._ways.values()) and len(times._ways) == 8
+    for matrix in matrices:
         for rows in (1, 8, 40, 200, 3):
             x = torch.randn(rows, matrix.weight.shape[1], device=device).to(dtype)
-            found = times(one, x).double()
-            expected = x.double() @ matrix.weight.double().T if operands is None else one.reference(x).double()
+            found, expected = times(matrix, x).double(), x.double() @ matrix.weight.double().T
             assert (found - expected).norm() <= 5e-3 * expected.norm(), (rows, matrix.weight.shape)
-    again = Algorithms(Cublas(device, dtype, operands), tmp_path / "ways.json")
-    monkeypatch.setattr(Algorithms, "_fastest", None)  # would raise
-    again.measure(given, (1, 8, 40, 200), Dense.__call__)
-    assert again.ways == made.ways
+    again = TunedGemm(Cublas(device, dtype), path)
+    monkeypatch.setattr(TunedGemm, "_fastest", None)  # would raise
+    again.measure(matrices, (1, 8, 40, 200))
+    assert again._ways == times._ways
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ size, is some per cent faster; which one must be measured (gemm_tuning.py).
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_float, c_int, c_int8, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
 
 import torch
@@ -19,12 +19,9 @@ WORKSPACE = 32 << 20  # bytes for partial products
 _PROPOSALS = 32
 
 # constants of library_types.h, cublas_api.h and cublasLt.h
-_TYPES = {torch.bfloat16: 14, torch.float16: 2, torch.float8_e4m3fn: 28}
+_TYPES = {torch.bfloat16: 14, torch.float16: 2}
 _FLOAT32, _COMPUTE_FLOAT32 = 0, 68
 _TRANSPOSES_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
-_SCALES_OF_A, _SCALES_OF_B = 17, 18  # ..._A_SCALE_POINTER, ..._B_SCALE_POINTER
-_FAST_ACCUMULATION = 25  # ..._FAST_ACCUM
-_KIND_OF_A, _KIND_OF_B, _BY_ROW = 31, 32, 3  # ..._A_SCALE_MODE, ..._B_SCALE_MODE; CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
 _MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
 _Proposed = tuple[bytes, int]  # an algorithm, and the bytes of workspace that it needs
@@ -47,17 +44,14 @@ class CublasError(Exception):
 class Cublas:
     """y [rows, n] = x [rows, k] · wᵀ, w [n, k]; all of one dtype and contiguous, sums in float32. Not thread-safe.
 
-    operands    the dtype of x and w: None as y's; e4m3 with scales of their rows. Then sums are those of tensor cores, of 14 bits, which change
-                a result by a thirtieth of what rounding its operands to e4m3 does (`benchmarks.bench_fp8`) and save a tenth of the time
-
     A *way* (an algorithm with its settings) is 64 bytes, with the same meaning in every process with the same GPU and
     version.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, operands: torch.dtype | None = None) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         if dtype not in _TYPES:
             raise CublasError(f"no products of {dtype}")
-        self.dtype, self._lib, self._type, self._operands = dtype, _library(), _TYPES[dtype], _TYPES[operands or dtype]
+        self._lib, self._type = _library(), _TYPES[dtype]
         self.version: int = self._lib.cublasLtGetVersion()
         self._handle = c_void_p()
         self._call("Create", byref(self._handle))
@@ -90,14 +84,9 @@ class Cublas:
         )  # fmt: skip
         return not refused and found.state == 0 and found.workspace <= WORKSPACE
 
-    def multiply(self, way: bytes, x: Tensor, w: Tensor, y: Tensor, scales: tuple[Tensor, Tensor] | None = None) -> None:
-        """Multiply on the current stream; products on several streams at once would share the workspace.
-
-        scales  of the rows of x and of w, float32, if they are e4m3
-        """
+    def multiply(self, way: bytes, x: Tensor, w: Tensor, y: Tensor) -> None:
+        """Multiply on the current stream; products on several streams at once would share the workspace."""
         product, of_w, of_x, of_y = self._shape(len(x), *w.shape)
-        if scales is not None:
-            self._scale(product, scales[1].data_ptr(), scales[0].data_ptr())
         stream = torch.cuda.current_stream(x.device).cuda_stream
         self._call(
             "Matmul", self._handle, product, byref(self._one), c_void_p(w.data_ptr()), of_w, c_void_p(x.data_ptr()), of_x,
@@ -109,27 +98,15 @@ class Cublas:
         """Return the product, and the layouts of w, x and y, which the library sees column by column: yᵀ = w · xᵀ."""
         if (known := self._shapes.get((rows, n, k))) is not None:
             return known
-        product = c_void_p()
+        product, transposed = c_void_p(), c_int32(1)
         self._call("MatmulDescCreate", byref(product), _COMPUTE_FLOAT32, _FLOAT32)
-        self._set(product, _TRANSPOSES_A, c_int32(1))
-        if self._operands == _TYPES[torch.float8_e4m3fn]:
-            self._set(product, _FAST_ACCUMULATION, c_int8(1))
-            self._set(product, _KIND_OF_A, c_int32(_BY_ROW))
-            self._set(product, _KIND_OF_B, c_int32(_BY_ROW))
-            self._scale(product, self._workspace.data_ptr(), self._workspace.data_ptr())  # there is no proposal without any
-        made = product, self._layout(self._operands, k, n), self._layout(self._operands, k, rows), self._layout(self._type, n, rows)
+        self._call("MatmulDescSetAttribute", product, _TRANSPOSES_A, byref(transposed), c_size_t(4))
+        made = product, self._layout(k, n), self._layout(k, rows), self._layout(n, rows)
         return self._shapes.setdefault((rows, n, k), made)
 
-    def _scale(self, product: c_void_p, of_w: int, of_x: int) -> None:
-        self._set(product, _SCALES_OF_A, c_void_p(of_w))
-        self._set(product, _SCALES_OF_B, c_void_p(of_x))
-
-    def _set(self, product: c_void_p, attribute: int, value: c_int8 | c_int32 | c_void_p) -> None:
-        self._call("MatmulDescSetAttribute", product, attribute, byref(value), c_size_t(ctypes.sizeof(value)))
-
-    def _layout(self, kind: int, rows: int, columns: int) -> c_void_p:
+    def _layout(self, rows: int, columns: int) -> c_void_p:
         layout = c_void_p()
-        self._call("MatrixLayoutCreate", byref(layout), kind, c_uint64(rows), c_uint64(columns), c_int64(rows))
+        self._call("MatrixLayoutCreate", byref(layout), self._type, c_uint64(rows), c_uint64(columns), c_int64(rows))
         return layout
 
     def _call(self, name: str, *args: object) -> None:
