@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from lmc.backend.engine.kernels.activation import gated
 from lmc.backend.engine.kernels.dependent_launch import after, launch
 from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
-from lmc.backend.engine.models.fp8 import BLOCK, BlockQuantized, Fp8
+from lmc.backend.engine.models.fp8 import BLOCK, BlockQuantized, Fp8, padded
 
 MOST = 128
 """Rows, at most."""
@@ -66,13 +66,13 @@ def _added(parts, SIZE: tl.constexpr, SPLIT: tl.constexpr):
     return summed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])  # or the first pass whose rows are no multiple of 16 would wait for a compiler
 def _multiply_few(
     p, scales, q, scale, y, parts, ended, rows, outputs, columns, BLOCKS: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]. `scales`: of BLOCKS of COLUMNS,
-    [blocks, rows], else [rows]."""
+    [blocks, ROWS], else [rows]."""
     if EARLY:
         after()
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -84,7 +84,7 @@ def _multiply_few(
     for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         a, b = q.load([tile * OUTPUTS, k]), p.load([0, k])
         if BLOCKS:
-            by = tl.load(scales + k // COLUMNS * rows + row, mask=row < rows, other=0.0)
+            by = tl.load(scales + k // COLUMNS * ROWS + row)
             summed += tl.dot(a, b.T) * by[None, :]
         else:
             summed = tl.dot(a, b.T, summed, max_num_imprecise_acc=PRECISE)
@@ -101,7 +101,7 @@ def _multiply_few(
 @triton.jit
 def _store_gated(
     gate, up, scales, scale, y, block_scales, tile, row, rows, inner,
-    OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, DTYPE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
 ):  # fmt: skip
     """Write silu(gate) · up of sums [OUTPUTS, ROWS], rounded to DTYPE as it would be stored, quantized; and its scales."""
     out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -109,11 +109,11 @@ def _store_gated(
     up = _scaled(up, scales, scale + inner, row, out, rows, inner, BLOCKS=False).to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
     values = gated(gate, up).to(DTYPE).to(tl.float32)
     of_block = tl.maximum(tl.max(tl.abs(values), 0) / LARGEST, SMALLEST)
-    tl.store(block_scales + tile * rows + row, of_block, mask=row < rows)
+    tl.store(block_scales + tile * ROWS + row, of_block)
     _store(y, values / of_block[None, :], row, out, rows, inner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gate_few(
     p, scales, q, scale, y, block_scales, parts, ended, rows, inner, columns, DTYPE: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
@@ -133,7 +133,7 @@ def _gate_few(
         gate = tl.dot(a, b.T, gate, max_num_imprecise_acc=PRECISE)
         up = tl.dot(c, b.T, up, max_num_imprecise_acc=PRECISE)
     if SPLIT == 1:
-        _store_gated(gate, up, scales, scale, y, block_scales, tile, row, rows, inner, OUTPUTS, DTYPE, LARGEST, SMALLEST)
+        _store_gated(gate, up, scales, scale, y, block_scales, tile, row, rows, inner, ROWS, OUTPUTS, DTYPE, LARGEST, SMALLEST)
     else:
         SIZE: tl.constexpr = OUTPUTS * ROWS
         gates = parts + tile.to(tl.int64) * SPLIT * 2 * SIZE + tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
@@ -141,7 +141,7 @@ def _gate_few(
         tl.store(gates + part * 2 * SIZE + SIZE, up)
         if _is_last(ended, tile, SPLIT):
             every_gate, every_up = _added(gates, 2 * SIZE, SPLIT), _added(gates + SIZE, 2 * SIZE, SPLIT)
-            _store_gated(every_gate, every_up, scales, scale, y, block_scales, tile, row, rows, inner, OUTPUTS, DTYPE, LARGEST, SMALLEST)
+            _store_gated(every_gate, every_up, scales, scale, y, block_scales, tile, row, rows, inner, ROWS, OUTPUTS, DTYPE, LARGEST, SMALLEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +200,14 @@ class FewRows:
     def multiply_blocks(self, x: BlockQuantized, q: Tensor, scale: Tensor, cut: Cut | None = None) -> Tensor:
         """Return the same of rows whose blocks have scales."""
         cut = cut or cut_of(len(q))
-        assert cut.columns == BLOCK
+        assert cut.columns == BLOCK and x.block_scales.shape[1] == padded(len(x.rows))
         return self._product(x.rows, x.block_scales, q, scale, x.dtype, cut, blocks=True)
 
     def gate(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut | None = None) -> BlockQuantized:
         """Return silu(gate) · up [T, I] of the products with q [2 · I, in], gates before ups, as if they were stored in `dtype`; I a multiple of BLOCK."""
         (rows, columns), inner = p.shape, len(q) // 2
         assert rows <= MOST and inner % BLOCK == 0
-        y, block_scales = torch.empty(rows, inner, dtype=p.dtype, device=p.device), scales.new_empty(inner // BLOCK, rows)
+        y, block_scales = torch.empty(rows, inner, dtype=p.dtype, device=p.device), scales.new_empty(inner // BLOCK, padded(rows))
         if rows:
             cut = cut or gated_cut_of(inner)
             assert cut.outputs == BLOCK
@@ -226,7 +226,7 @@ class FewRows:
     def _launch(self, kernel: Any, cut: Cut, sums: int, given: tuple[Tensor, Tensor, Tensor, Tensor], written: tuple[Tensor, ...], *sizes: Any) -> None:
         """Launch a kernel whose programs have so many sums of each row and output."""
         p, scales, q, scale = given
-        block, tiles = max(16, triton.next_power_of_2(len(p))), triton.cdiv(len(q), sums * cut.outputs)
+        block, tiles = padded(len(p)), triton.cdiv(len(q), sums * cut.outputs)
         if cut.split > 1:
             self._grow(tiles, tiles * cut.split * sums * cut.outputs * block)
         read, matrix = TensorDescriptor.from_tensor(p, [block, cut.columns]), TensorDescriptor.from_tensor(q, [cut.outputs, cut.columns])

@@ -45,9 +45,15 @@ class Quantized:
         return len(self.rows)
 
 
+def padded(rows: int) -> int:
+    """Return the rows of a tile of so many, by which scales of blocks lie apart, so that they are read several at a time."""
+    return max(16, 1 << (rows - 1).bit_length())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockQuantized:
-    """Rows in FP8 with a scale for each BLOCK of columns: e4m3 [T, in], block_scales [in / BLOCK, T] float32. Only the kernel for few rows multiplies them."""
+    """Rows in FP8 with a scale for each BLOCK of columns: e4m3 [T, in], block_scales [in / BLOCK, padded(T)] float32. Only the kernel for few rows
+    multiplies them."""
 
     rows: Tensor
     block_scales: Tensor
@@ -57,11 +63,12 @@ class BlockQuantized:
     def reference(cls, x: Tensor) -> BlockQuantized:
         """Quantize x [T, in]."""
         rows, scales = quantize_reference(x.reshape(-1, BLOCK))
-        return cls(rows.view(x.shape), scales.view(len(x), x.shape[1] // BLOCK).t().contiguous(), x.dtype)
+        of_blocks = scales.view(len(x), x.shape[1] // BLOCK).t()
+        return cls(rows.view(x.shape), F.pad(of_blocks, (0, padded(len(x)) - len(x))), x.dtype)
 
     def dequantized(self) -> Tensor:
         """Return what the rows stand for, in float32."""
-        return self.rows.float() * self.block_scales.t().repeat_interleave(BLOCK, 1)
+        return self.rows.float() * self.block_scales[:, : len(self.rows)].t().repeat_interleave(BLOCK, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
