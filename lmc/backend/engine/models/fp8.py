@@ -46,8 +46,9 @@ class Quantized:
 
 
 def padded(rows: int) -> int:
-    """Return the rows of a tile of so many, by which scales of blocks lie apart, so that they are read several at a time."""
-    return max(16, 1 << (rows - 1).bit_length())
+    """Return the rows of a tile of so many, by which scales of blocks lie apart, so that they are read several at a time. Tiles of 32 are slower
+    than those of 64 (measured)."""
+    return next(tile for tile in (16, 64, 128) if rows <= tile)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +65,7 @@ class BlockQuantized:
         """Quantize x [T, in]."""
         rows, scales = quantize_reference(x.reshape(-1, BLOCK))
         of_blocks = scales.view(len(x), x.shape[1] // BLOCK).t()
-        return cls(rows.view(x.shape), F.pad(of_blocks, (0, padded(len(x)) - len(x))), x.dtype)
+        return cls(rows.view(x.shape), F.pad(of_blocks, (0, padded(len(x)) - len(x))).contiguous(), x.dtype)
 
     def dequantized(self) -> Tensor:
         """Return what the rows stand for, in float32."""
