@@ -14,9 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
-from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, OpenString, SelfLoop, Turns
+from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, Name, OpenString, SelfLoop, Turns
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.terms import Term
 from lmc.fsm.words import WordRange
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
@@ -125,7 +124,7 @@ class ArrayDFA(Walk):
     def behind_words(self, state: int, words: WordRange | None) -> int:
         raise AssertionError("no state has words")
 
-    def names(self, state: int) -> Sequence[tuple[str, Term]]:
+    def names(self, state: int) -> Sequence[Name]:
         """Not looked for, as literals."""
         return ()
 
@@ -133,7 +132,7 @@ class ArrayDFA(Walk):
         """Not looked for, as literals."""
         return None
 
-    def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
+    def behind_names(self, names: Sequence[Name], chars: int) -> int:
         raise AssertionError("no state has names")
 
     def turns(self, state: int) -> Turns | None:

@@ -56,6 +56,10 @@ _Ranges = tuple[int, ...]  # first byte, last byte and target of each range of l
 _Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
 
 
+Name = tuple[str, Term, int]
+"""A text, a term that may begin with it, and which of `Terms.names` of that term it is, if it has several."""
+
+
 class SelfLoop(NamedTuple):
     """The state in which most texts stay: `again` are the characters that loop on `state`."""
 
@@ -123,7 +127,7 @@ class LazyDFA:
         self._strings: dict[int, OpenString | None] = {}
         self._furthers: dict[tuple[int, int], int] = {}  # by state and characters
         self._left_out: dict[int, Sequence[bytes] | None] = {}
-        self._named: dict[int, Sequence[tuple[str, Term]]] = {}  # `names`
+        self._named: dict[int, Sequence[Name]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
         self._few: dict[int, Mapping[int, int] | None] = {}
         self._patterns: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of those over characters, `_ways`
@@ -199,7 +203,7 @@ class LazyDFA:
                 return self._along_names(names, text, at)
         return self.rows[self.place(state) + text[at]], at + 1
 
-    def _along_names(self, names: Sequence[tuple[str, Term]], text: bytes, at: int) -> tuple[int, int]:
+    def _along_names(self, names: Sequence[Name], text: bytes, at: int) -> tuple[int, int]:
         for depth, byte in enumerate(text[at:]):
             names = [name for name in names if ord(name[0][depth]) == byte]
             if not names:
@@ -252,7 +256,7 @@ class LazyDFA:
         if (literal := self.literal(state)) is not None:
             return literal[0][:1]
         if names := self.names(state):
-            return {ord(text[0]) for text, _ in names}
+            return {ord(text[0]) for text, *_ in names}
         return None if self.string(state) is not None else self.few(state)
 
     def _ranges(self, state: int) -> _Ranges:
@@ -374,22 +378,27 @@ class LazyDFA:
                 found = self._furthers[state, chars] = self._number(self._terms.joined([self._terms.turned(term, low, high) for term in content]))
         return found
 
-    def names(self, state: int) -> Sequence[tuple[str, Term]]:
-        """Return the texts, ASCII and ascending, that alone may follow, each with the term that begins with it, where they are several:
-        the names of optional properties. No state within them is made."""
-        content = self._contents[state]
-        if not isinstance(content, frozenset) or len(content) < _SEVERAL:
-            return ()
+    def names(self, state: int) -> Sequence[Name]:
+        """Return the texts, ASCII and ascending, that alone may follow, where they are several: the names of optional properties. No state
+        within them is made."""
         known = self._named.get(state)
         if known is None:
-            found: list[tuple[str, Term]] = []
-            for term in content:
-                text = self._terms.literal(term)
-                if len(text) < 2 or not text.isascii():
-                    break
-                found.append((text, term))
-            known = self._named[state] = sorted(found, key=_text_of) if len(found) == len(content) else ()
+            known = self._named[state] = self._find_names(self._contents[state])
         return known
+
+    def _find_names(self, content: _Set | _Inner) -> Sequence[Name]:
+        found: list[Name] = []
+        for term in content if isinstance(content, frozenset) else ():
+            names = self._terms.names(term)
+            if not names:
+                text = self._terms.literal(term)
+                if len(text) < 2:
+                    return ()
+                names = (text,)
+            if not all(map(str.isascii, names)):
+                return ()
+            found += [(text, term, at) for at, text in enumerate(names)]
+        return sorted(found, key=_text_of) if len(found) >= _SEVERAL else ()
 
     def left_out(self, state: int) -> Sequence[bytes] | None:
         """Return the names, as far as they are not written, with the quote behind each, that a key may not be or is one of several ways
@@ -410,17 +419,22 @@ class LazyDFA:
                 is_open = True
                 found.update(others)
                 continue
-            name = self._terms.literal(term, None)
-            if not name.isascii() or not name or name.find('"') != len(name) - 1 or "\\" in name:
-                return None  # of a key that is neither free nor a name, nothing is known
-            found.add(name)
+            for name in self._terms.names(term) or (self._terms.literal(term, None),):
+                if not name.isascii() or not name or name.find('"') != len(name) - 1 or "\\" in name:
+                    return None  # of a key that is neither free nor a name, nothing is known
+                found.add(name)
         return [name.encode() for name in sorted(found)] if is_open else None
 
-    def behind_names(self, names: Sequence[tuple[str, Term]], chars: int) -> int:
-        """Return the state behind so many characters of some of `names`."""
+    def behind_names(self, names: Sequence[Name], chars: int) -> int:
+        """Return the state behind so many characters, which they share, of all of `names` that have these."""
+        firsts: dict[Term, int] = {}
+        lasts: dict[Term, int] = {}
+        for _, term, at in names:
+            firsts.setdefault(term, at)
+            lasts[term] = at
         with self._lock:
             self._terms.pay(len(names))
-            return self._number(self._terms.joined([self._terms.beyond(term, chars) for _, term in names]))
+            return self._number(self._terms.joined([self._terms.beyond(term, chars, first, lasts[term]) for term, first in firsts.items()]))
 
     def words(self, state: int) -> WordRange | None:
         """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
@@ -642,7 +656,7 @@ def _memory(count: int) -> memoryview[int]:
     return memoryview(mmap.mmap(-1, 4 * count, **flags)).cast("i")
 
 
-def _text_of(name: tuple[str, Term]) -> str:
+def _text_of(name: Name) -> str:
     return name[0]
 
 

@@ -22,13 +22,14 @@ from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
 from lmc.fsm.lengths import ShortestLengths, bytes_of
 from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
-from lmc.fsm.words import WordLists, WordRange
+from lmc.fsm.words import WordLists, WordRange, prefix_free
 
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
 _QUOTE = Chars(((34, 34),))
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
+_SEVERAL = 3  # members of an object: if as many may come next, they are one term up to where their names differ
 
 
 class TermFrame:
@@ -92,6 +93,7 @@ class Terms:
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._graphs: dict[int, _GraphPosition] = {}  # by id: at their starts
+        self._members_at: dict[tuple[int, int], _Members | None] = {}  # by id of a graph, and state
         self._lists = WordLists()
         self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
@@ -215,6 +217,8 @@ class Terms:
             return self._are_nullable(self._styles.parts(node, at), 0)
         if isinstance(node, WordRange):
             return node.may_end
+        if isinstance(node, _Members):
+            return False
         if isinstance(node, Union):
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
@@ -264,6 +268,8 @@ class Terms:
             return self._begin_parts(node.node, node.index, frame.at)
         if isinstance(node, WordRange):
             return [(self._classes_of(letter), () if words.is_ended else (self._words(words),)) for letter, words in node.ahead()], node.may_end
+        if isinstance(node, _Members):
+            return self._begin_members(node, frame.at), False
         if isinstance(node, Union):
             arms = [self.frame(arm, frame.at) for arm in node.arms]
             forms = [form for arm in arms for form in self._forms(arm)]
@@ -347,16 +353,52 @@ class Terms:
 
     def _begin_graph(self, at: _GraphPosition, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
+        members: list[tuple[str, Concat, int]] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
             for body, to in at.edges.get(state, ()):
-                frame = self.frame(body, place)
-                behind = (self._frame(("g", id(at.graph), to, place), _GraphPosition(at.graph, at.edges, to), place),)
+                if type(body) is Concat and (name := self._literal_of(body)):
+                    members.append((name, body, to))
+                    continue
+                frame, behind = self.frame(body, place), (self._position(at, to, place),)
                 found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
                 if self._is_nullable(frame) and to not in seen:
                     seen.add(to)
                     todo.append(to)
+        if len(members) >= _SEVERAL and (several := self._several(at, members)) is not None:
+            found += self._begin_members(several, place)
+        else:
+            for _, body, to in members:
+                behind = (self._position(at, to, place),)
+                found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
         return found, not seen.isdisjoint(at.graph.final)
+
+    def _position(self, at: _GraphPosition, state: int, place: At | None) -> TermFrame:
+        key = "g", id(at.graph), state, place
+        return self._frames.get(key) or self._frame(key, _GraphPosition(at.graph, at.edges, state), place)
+
+    def _several(self, at: _GraphPosition, members: list[tuple[str, Concat, int]]) -> _Members | None:
+        """Return those that may come next in a graph; None if their names do not tell them apart."""
+        key = id(at.graph), at.state
+        if key not in self._members_at:
+            members = sorted(members, key=lambda member: member[0])
+            names = prefix_free([name for name, _, _ in members])
+            self._members_at[key] = None if names is None else _Members(names, [member[1:] for member in members], at)
+        return self._members_at[key]
+
+    def _begin_members(self, members: _Members, place: At | None) -> list[tuple[Classes, tuple[TermFrame, ...]]]:
+        return [(self._classes_of(letter), self._behind_letters(members, names, place)) for letter, names in members.names.ahead()]
+
+    def _behind_letters(self, members: _Members, names: WordRange, place: At | None) -> tuple[TermFrame, ...]:
+        """Return the frames of some of the members, behind the beginning of their names."""
+        if names.high > names.low + 1:
+            key = "n", id(names.texts), names.low, names.high, names.depth, place
+            return (self._frames.get(key) or self._frame(key, _Members(names, members.choices, members.position), place),)
+        body, to = members.choices[names.low]
+        node = self._canonical(body)
+        assert isinstance(node, Concat)
+        at = self._styles.inside(node, place)
+        return (*self._behind(node, names.depth, at, self._styles.parts(node, at)), self._position(members.position, to, place))
 
     def _begin_counted(self, at: _GraphPosition, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         """No edge is empty."""
@@ -422,7 +464,17 @@ class Terms:
             return self._literal_of(frame.node.node)[frame.node.index :][:most]
         if isinstance(frame.node, Concat):
             return self._literal_of(frame.node)[:most]
+        if isinstance(frame.node, _Members):
+            return frame.node.names.literal[:most]
         return frame.node.literal[:most] if isinstance(frame.node, WordRange) else ""
+
+    def names(self, term: Term) -> Sequence[str]:
+        """Return what is left of the names of several members of an object, each with what surely follows it, where a term begins with
+        these."""
+        if term.frame is None or type(term.frame.node) is not _Members:
+            return ()
+        texts, low, high, depth, _ = term.frame.node.names
+        return [text[depth:] for text in texts[low:high]]
 
     def _literal_of(self, node: Concat | Ref) -> str:
         """The characters that a sequence begins with in every style."""
@@ -474,14 +526,21 @@ class Terms:
             self._alive.append(graph)
         return found
 
-    def beyond(self, term: Term, chars: int) -> Term:
-        """Return the term after so many characters of `literal`."""
-        if term.frame is not None and isinstance(term.frame.node, WordRange):
-            return self.behind_words(term, term.frame.node.beyond(chars))
+    def beyond(self, term: Term, chars: int, first: int = 0, last: int | None = None) -> Term:
+        """Return the term after so many characters of `literal`, or of the `first` to the `last` of `names`."""
         frame, found = term.frame, term.rest
         assert frame is not None and found is not None
-        node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
-        for behind in reversed(self._behind(node, index + chars, frame.at, self._styles.parts(node, frame.at))):
+        if isinstance(frame.node, WordRange):
+            return self.behind_words(term, frame.node.beyond(chars))
+        if isinstance(frame.node, _Members):
+            names = frame.node.names.beyond(chars)
+            if last is not None:
+                names = names._replace(low=names.low + first, high=names.low + last + 1)
+            frames = self._behind_letters(frame.node, names, frame.at)
+        else:
+            node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
+            frames = self._behind(node, index + chars, frame.at, self._styles.parts(node, frame.at))
+        for behind in reversed(frames):
             found = self.push(behind, found)
         if found.frame is self._return:
             assert found.rest is not None
@@ -556,6 +615,8 @@ class Terms:
                 frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
             elif isinstance(node, WordRange):
                 frame.surely = min(node.fewest, _ENOUGH)
+            elif isinstance(node, _Members):
+                frame.surely = min(node.names.fewest, _ENOUGH)
             elif isinstance(node, _GraphPosition) and node.counts is not None:
                 frame.surely = min(node.low, _ENOUGH)
             elif isinstance(node, _GraphPosition):
@@ -778,6 +839,9 @@ class Terms:
             if node.is_ascii:
                 return node.fewest
             return min(sum(bytes_of(self._lists.chars(letter)) for letter in text[node.depth :]) for text in node.texts[node.low : node.high])
+        if isinstance(node, _Members):
+            behind, (_, low, high, depth, _) = self._lengths.to_the_end(node.position.graph, at), node.names
+            return min(self._lengths.behind(body, self._styles.inside(body, at))[depth] + behind.get(to, NEVER) for body, to in node.choices[low:high])
         if isinstance(node, _GraphPosition) and node.counts is not None:
             return node.counts.least_bytes(lambda body: self._lengths.of(body, at), node.state, node.low, node.high)
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _GraphPosition) else self._lengths.of(node, at)
@@ -799,6 +863,20 @@ class _GraphPosition:
         self, graph: NodeGraph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
     ) -> None:
         self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
+
+
+class _Members:
+    """Several members of an object, one of which comes next, behind letters that their names share.
+
+    names     a range of all of them, each with what surely follows it
+    choices   of each of all the member, and the state of the graph behind it
+    position  in the graph that they are of
+    """
+
+    __slots__ = ("choices", "names", "position")
+
+    def __init__(self, names: WordRange, choices: Sequence[tuple[Concat, int]], position: _GraphPosition) -> None:
+        self.names, self.choices, self.position = names, choices, position
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none

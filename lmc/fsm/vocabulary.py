@@ -15,10 +15,9 @@ from lmc.fsm.arrays import Arrays
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.json_text import WITHIN_STRINGS
-from lmc.fsm.lazy import NO_LIMIT, WIDE, OpenString, SelfLoop, Turns
+from lmc.fsm.lazy import NO_LIMIT, WIDE, Name, OpenString, SelfLoop, Turns
 from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
 from lmc.fsm.strings import StringRun
-from lmc.fsm.terms import Term
 from lmc.fsm.trie import ByteTrie, columns
 from lmc.fsm.words import WordRange
 
@@ -242,7 +241,7 @@ class Vocabulary:
             behind = dfa.behind_words(state, None)
             todo += [(child, behind) for child in ended]
 
-    def _names_below(self, dfa: Arrays, node: int, names: Sequence[tuple[str, Term]], legal: list[_At], todo: list[_At]) -> None:
+    def _names_below(self, dfa: Arrays, node: int, names: Sequence[Name], legal: list[_At], todo: list[_At]) -> None:
         """As `_words_below`, of a few texts with a state behind each."""
         children, find = self.trie.children, self.trie.bytes.find
         inner = [(node, 0, names)]

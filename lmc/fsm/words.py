@@ -5,6 +5,7 @@ bean, bear, beat, bee      be│an be│ar be│at be│e      the range 0 to 4,
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -58,6 +59,13 @@ class WordRange(NamedTuple):
     def fewest(self) -> int:
         """Return the letters of a shortest one."""
         return min(map(len, self.texts[self.low : self.high])) - self.depth
+
+
+def prefix_free(words: Sequence[str]) -> WordRange | None:
+    """Return ascending words; None if one of them begins like another one ends, or has a character that stands for a class here."""
+    if any(b.startswith(a) for a, b in itertools.pairwise(words)) or max(map(max, words)) >= chr(_CLASSES):
+        return None
+    return WordRange(words, 0, len(words), 0, all(map(str.isascii, words)))
 
 
 class WordLists:

@@ -587,3 +587,20 @@ def test_a_list_of_words_makes_no_states_within_them(rough):
     made = lazy_regex(f"({'|'.join(WORDS)})(;({'|'.join(WORDS)}))*")
     TokenAutomaton(made, rough).mask(0)
     assert made.states < 3 * len([word for word in WORDS if word in rough.tokens or word.encode() in rough.tokens]) + 12
+
+
+@pytest.mark.parametrize("whitespace", ["model", "compact", "any"])
+def test_members_that_may_come_next_are_one_term_until_their_names_differ(whitespace):
+    names = [f"{'ab'[i % 2]}{i}é" if i % 5 == 0 else f"{'ab'[i % 2]}{i}" for i in range(300)]
+    properties = {name: {"type": "integer"} for name in names}
+    source = {"type": "object", "properties": properties, "required": names[-1:], "x-lmc": {"whitespace": whitespace}}
+    made = begun("json_schema", json.dumps(source))
+    whole = machine_of("json_schema", json.dumps({**source, "x-lmc": {"whitespace": "compact"}}))
+    answer = json.dumps(dict.fromkeys((names[3], names[10], names[200], names[299]), 1), separators=(",", ":"), ensure_ascii=False).encode()
+    state = expected = 0
+    for at in range(len(answer)):
+        made.begin()
+        assert made.distance(state) == whole.distance(expected) == len(answer) - at or at < answer.rfind(b",")
+        state, expected = made.step(state, answer[at : at + 1]), whole.step(expected, answer[at : at + 1])
+    assert made.is_done(state) and whole.is_final(expected)
+    assert made._terms.spent < 2000  # continuations: one for each name that may come next, at each comma, were more
