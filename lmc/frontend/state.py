@@ -73,6 +73,9 @@ class AppendedState(Expr):
     def __exit__(self, *_: object) -> None: ...
 
 
+_READ = "read an answer with s['name'], what its program returned with s.ret_value"
+
+
 class State(AnswersByName, Generic[R]):
     """A prompt that grows, the variables in it, and the open role. Appending never waits; reading does.
 
@@ -141,18 +144,18 @@ class State(AnswersByName, Generic[R]):
         return self
 
     @users_frames
-    def _is_no_text(self, other: object) -> Never:
-        raise ArgumentError(
-            "a state is no text: append to it in place, with s += …; read an answer with s['name'], what its program returned with s.ret_value",
-            loc=caller_loc(),
-        )
+    def __add__(self, other: object) -> Never:
+        raise ArgumentError(f"a state is no text: append to it in place, with s += …; {_READ}", loc=caller_loc())
 
-    __add__ = __radd__ = _is_no_text
+    __radd__ = __add__
     __hash__ = object.__hash__
 
+    @users_frames
     def __eq__(self, other: object) -> bool:
         """Return whether both are one state; comparing it with text is a mistake."""
-        return self is other or (self._is_no_text(other) if isinstance(other, str) else NotImplemented)
+        if isinstance(other, str):
+            raise ArgumentError(f"a state equals no text: {_READ}; if it may be either, ask isinstance(x, lmc.State) first", loc=caller_loc())
+        return self is other or NotImplemented
 
     __iter__ = None  # it has variables, and no items: without this, Python would read s[0]
 

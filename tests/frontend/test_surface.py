@@ -446,7 +446,11 @@ def a_gen_as_a_condition(s, x):
 
 
 def a_state_compared_with_text(s, x):
-    return s == "yes"  # a state is no text: append to it in place, with s += …; read an answer with s['name'], what its program returned with s.ret_value
+    return s == "yes"  # a state equals no text: read an answer with s['name'], what its program returned with s.ret_value
+
+
+def text_looked_for_among_states(s, x):
+    return "yes" in [s.ret_value, s]  # what its program returned with s.ret_value; if it may be either, ask isinstance(x, lmc.State) first
 
 
 def an_expression_as_a_variable(s, x):
