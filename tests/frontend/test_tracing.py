@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from hashlib import blake2b
 from textwrap import dedent
 from typing import Any
 
@@ -521,3 +522,24 @@ def test_a_graph_that_grows_with_each_call_is_cut_off():
         return deeper(k + 1, s) + deeper(k, s) if s["x"] else ""
 
     assert len(list(graph_of(lmc.function(lambda s, k: deeper(k, s))).ops())) < 15_000
+
+
+PICTURE = bytes(range(256)) * 100
+
+
+@lmc.function
+def sees_one_picture(s: Any) -> Any:
+    for f in s.fork(2):
+        f += "See: " + lmc.image(PICTURE) + lmc.image(b"short") + lmc.gen("a")
+    return len(s["a"])
+
+
+def test_long_bytes_are_named_by_their_digest_and_equal_ones_are_one_value() -> None:
+    digest = blake2b(PICTURE, digest_size=8).hexdigest()
+    graph = run_pipeline(graph_of(sees_one_picture), after="cse")
+    lines = body(graph).splitlines()
+    assert [line for line in lines if "bytes" in line] == [
+        f'%v0 = py.bytes(bytes("0001020304050607"), 25600, "{digest}")',
+        '%c3 = image(%c2, bytes("73686f7274"))',
+    ]
+    assert parse(print_graph(graph)) == graph

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from lmc.constraints import dtype_constraint
@@ -28,6 +29,8 @@ LATER: Deps = frozenset(["a run"])
 _LITERALS = (str, int, float, bool, bytes, type(None))
 _MOST = 32
 """Most items of a list that are named one by one."""
+_LONGEST = 32
+"""Most bytes of a constant that a graph holds as it is."""
 _TEXTS = frozenset(
     "str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split()
 )
@@ -127,10 +130,10 @@ class GraphEmitter:
     def operand(self, x: Any) -> Operand:
         """Return a value of the evaluation as an operand."""
         if type(x) in _LITERALS:
-            return x
+            return self._file(x) if type(x) is bytes and len(x) > _LONGEST else x
         if isinstance(x, Unknown):
             if type(x.note) in _LITERALS and x.note is not None:
-                return x.note
+                return self.operand(x.note)
             return x.note if isinstance(x.note, Value) and self.sees(x.note) else self.unknown("only Python knows")
         if isinstance(x, Context):
             return self.seen(x)
@@ -169,6 +172,10 @@ class GraphEmitter:
                 yield from self._prompts(x.states if isinstance(x, StateGroup) else x.attributes, seen)
             case _:
                 pass
+
+    def _file(self, content: bytes) -> Value:
+        """Return a long constant as its beginning, length and digest: nothing but its identity is read of a graph."""
+        return self.emit("py.bytes", [content[:8], len(content), blake2b(content, digest_size=8).hexdigest()])[0]
 
     def _holds_itself(self, x: Any, above: tuple[int, ...]) -> bool:
         if type(x) not in (list, tuple, dict):
