@@ -249,7 +249,7 @@ MANAGERS = {
     contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
 }
 """Decorators that make managers of generator functions, by the code of the manager factory."""
-_LOOKING = frozenset({"inspect", "logging", "traceback", "typing", "warnings", "_warnings"})
+_LOOKING = frozenset({"inspect", "annotationlib", "logging", "traceback", "typing", "warnings", "_py_warnings", "_warnings"})
 """Modules whose functions look at the calling line, at frames or at functions passed to them, so that nothing may stand in between; a resumed run calls them
 again."""
 BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})

@@ -100,7 +100,7 @@ def _stand_in(cls: Any) -> type[Object]:
     for base in reversed(cls.__mro__):
         if base.__module__ != "builtins":
             made.update({name: None if value is None else _special(name) for name, value in vars(base).items() if _is_special(name, value)})
-    return type(cls.__name__, (Object,), {"__slots__": (), "__qualname__": cls.__qualname__, **made})
+    return type(cls.__name__, (Object,), {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, **made})
 
 
 @dataclass(eq=False, repr=False, slots=True)
