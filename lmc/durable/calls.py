@@ -20,7 +20,7 @@ from lmc.durable.answers import Answers
 from lmc.durable.call_records import arguments_digest, contents_digest, name_of, shown_call
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
 from lmc.durable.effects import is_idempotent
-from lmc.durable.groups import Record
+from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
 from lmc.durable.records import Call, Effect, Kind
 from lmc.durable.snapshots import MOST_SHARED, CallSnapshot, RedoneChanges
@@ -28,8 +28,10 @@ from lmc.durable.tasks import Callbacks, Coming, Tasks, here
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
-from lmc.frontend.host import HostFunction
+from lmc.frontend.host import RECORDING, HostFunction
 from lmc.frontend.state import State
+from lmc.prompt import Prompt
+from lmc.segments import Gen, Select
 from lmc.waiting import in_event_loop
 
 _UNREFERABLE = 64
@@ -269,6 +271,12 @@ class JournaledCalls(Answers):
                 self.effects.made[id(made)] = made, made_by(name, number)
             self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
+
+    def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
+        if self._effects is not None and RECORDING.get() is None:  # in host code, to which a state was hidden too deeply
+            for reached in self._effects.under_way:
+                reached.asked = True
+        return super().ask(before, ask, places, send)
 
     def _is_ordered(self, fn: Any) -> bool:
         """Return whether the program makes its calls in one order: not on other threads, and not in tasks."""

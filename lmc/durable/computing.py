@@ -62,6 +62,8 @@ class ComputingSearch:
         """Return whether a member of the class, if there is one, only computes, or is a constant."""
         found = next((vars(base)[name] for base in self.cls.__mro__ if name in vars(base)), None)
         functions = [found.fget, found.fset] if isinstance(found, property) else [getattr(found, "__func__", getattr(found, "func", found))]
+        if hasattr(type(found), "__set__") and not from_library(type(found)):  # a descriptor of the user's
+            functions = [getattr(type(found), name, None) for name in ("__get__", "__set__", "__delete__")]
         return all(self.only_computes(f) if isinstance(f, types.FunctionType) else _is_constant(f) or isinstance(f, _MEMBERS) for f in functions)
 
     def _value(self, x: Any) -> bool:

@@ -140,7 +140,7 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.AGAIN
     if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
         return CallKind.CALLS_BACK
-    if from_library(cls) or type(cls) not in (type, abc.ABCMeta):
+    if from_library(cls) or not _is_called_as_type(cls):
         return CallKind.EITHER
     if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:
         return CallKind.AGAIN
@@ -169,14 +169,23 @@ def is_plain(cls: type) -> bool:
     """Return whether a class is one of the user's whose instances are made as `type` and `object`, or a container, make
     them."""
     return (
-        type(cls) in (type, abc.ABCMeta)
+        _is_called_as_type(cls)
         and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in _OWN_DATA)
         and not from_library(cls)
-        and all(base in _EMPTY_BASES or base in _OWN_DATA or not from_library(base) for base in cls.__mro__)
+        and all(base in _EMPTY_BASES or base in _OWN_DATA or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
     )
 
 
+def _is_called_as_type(cls: type) -> bool:
+    return type(cls).__call__ is type.__call__ and (type(cls) in (type, abc.ABCMeta) or not from_library(type(cls)))
+
+
 _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
+
+
+def _is_mixin(cls: type) -> bool:
+    """Return whether a class of Python's library only adds methods to others: `Mapping`, `ContextDecorator`."""
+    return cls.__module__ in ("collections.abc", "contextlib") and not {"__init__", "__new__", "__init_subclass__"} & vars(cls).keys()
 
 
 def _of_method(fn: types.MethodType) -> CallKind:
@@ -191,7 +200,7 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
-    if isinstance(owner, ThreadPoolExecutor):
+    if isinstance(owner, ThreadPoolExecutor | contextlib.AsyncExitStack):
         return CallKind.PASSES_ON
     if (
         is_language(owner)
@@ -286,8 +295,8 @@ def passes_on(cls: type) -> bool:
 
 
 def is_of_kept(fn: Any, owner: object) -> bool:
-    """Return whether a method of such an object stays within it."""
-    return type(owner) in KEPT or (passes_on(type(owner)) and fn.__name__ not in _FILES)
+    """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
+    return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
 
 
 _MADE_AGAIN = frozenset({

@@ -13,8 +13,8 @@ from typing import Any
 from lmc.frontend.host import HostFunction
 
 _DEPTH = 6
-"""Depth to which closures and fields are searched; containers to any depth."""
-_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+"""Depth to which fields are searched; containers and closures to any depth."""
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset, types.FunctionType, types.MethodType, functools.partial})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType, HostFunction})
 _STDLIB = types.__file__.rsplit("/", 1)[0] if types.__file__ else ""
 _LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")

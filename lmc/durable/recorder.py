@@ -45,6 +45,7 @@ from lmc.durable.reaches import attribute, class_names_language, contents, from_
 from lmc.durable.run import RunJournal
 from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
+from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.host import RECORDING, HostFunction
 from lmc.frontend.state import State
@@ -155,6 +156,8 @@ class Recorder:
             return self._called_back(fn, args, kwargs)
         if kind is CallKind.PASSES_ON:
             return self._passed_on(fn, args, kwargs)
+        if fn is asyncio.run and args and _is_own_awaitable(args[0]):
+            return fn(_on_own_loop(args[0]), *args[1:], **kwargs)
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), self._is_own)
         if task is not None:
             return task
@@ -321,7 +324,7 @@ class Recorder:
             if type(cls).__call__ is not type.__call__:
                 return cls(*args, **kwargs)
             instance = object.__new__(cls) if cls.__new__ is object.__new__ and cls.__init__ is not object.__init__ else cls.__new__(cls, *args, **kwargs)
-            if not isinstance(instance, cls):
+            if cls not in type(instance).__mro__:
                 return instance
             self.journal.effects.keep(instance)
             if not isinstance(init, types.FunctionType):
@@ -337,7 +340,7 @@ class Recorder:
     def _generated(self, init: types.FunctionType, cls: Any) -> Callable[..., None]:
         """Return the `__init__` that Python has generated for a dataclass with the calls of its default factories recorded."""
         factories = [f.default_factory for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-        look = lambda x: self.callee(x) if any(x is factory for factory in factories) else x
+        look = lambda x: self.callee(x) if any(x is factory for factory in factories) and not _only_makes_data(x) else x
         closure = [types.CellType(*map(look, contents(cell))) for cell in init.__closure__ or ()]
         made = types.FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, tuple(closure))
         made.__kwdefaults__ = init.__kwdefaults__
@@ -422,6 +425,11 @@ def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
         if is_kept(type(x)) or not (isinstance(x, type) or from_library(type(x)) or is_of_lmc(type(x))):
             yield x
         left += inside(x)
+
+
+def _only_makes_data(fn: Any) -> bool:
+    search = ComputingSearch(computes, kept=KEPT)
+    return isinstance(fn, types.FunctionType) and search.only_computes(fn) and not search.made
 
 
 def _makes_future(fn: types.MethodType) -> bool:
@@ -521,6 +529,12 @@ async def _as_host(awaitable: Awaitable[Any]) -> Any:
         return await awaitable
 
 
+async def _on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await a coroutine of the program on a loop that it runs by itself."""
+    suspending.prepare()
+    return await coroutine
+
+
 async def _through(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Await a library's coroutine that runs the program's own functions."""
     return await coroutine
@@ -536,7 +550,7 @@ def is_own_coroutine(x: Any) -> bool:
     x = inner_of(x)
     if not isinstance(x, types.CoroutineType):
         return False
-    return is_instrumented(x.cr_code) or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
+    return is_instrumented(x.cr_code) or x.cr_code in _STACKING or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
 
 
 def _is_own_awaitable(x: Any) -> bool:
@@ -548,6 +562,7 @@ def _is_own_awaitable(x: Any) -> bool:
     return is_own_coroutine(x) or _is_turn_of_own_generator(x) or (isinstance(method, types.FunctionType) and is_instrumented(method.__code__))
 
 
+_STACKING = frozenset(fn.__code__ for fn in vars(contextlib.AsyncExitStack).values() if inspect.iscoroutinefunction(fn))
 _MANAGING = frozenset(
     getattr(contextlib._AsyncGeneratorContextManager, name).__code__  # pyright: ignore[reportPrivateUsage]
     for name in ("__aenter__", "__aexit__")

@@ -99,9 +99,10 @@ class CallSnapshot:
     They are numbered; those behind the objects are variables, which a function may rebind. Buffers in memory have negative numbers.
 
     overlapped  whether other calls were under way meanwhile
+    asked       whether host code has asked for an answer in a state of the run meanwhile
     """
 
-    overlapped = False
+    overlapped = asked = False
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, Callable[[], Any]] = {}) -> None:
         values = [*args, *kwargs.values()]
@@ -115,8 +116,9 @@ class CallSnapshot:
         files: tuple[Any, ...] = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
         self._watched = [(x, look) for x in (*near, *files) if (look := _look(x, instances))]
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
-        for x in _instances((fn, *values), instances) if instances else ():
-            if mutations.is_object(x) and not isinstance(_snapshot(x, self._of_states), _OpaqueValue):
+        objects = [x for x in self.values if mutations.is_object(x)]
+        for x in [*objects, *(_instances((fn, *values), instances) if instances else ())]:
+            if attribute(x, "__dict__") is None or (mutations.is_object(x) and not isinstance(_snapshot(x, self._of_states), _OpaqueValue)):
                 self._add([x])
                 continue
             self._add([fields := vars(x)])
@@ -266,7 +268,7 @@ class CallSnapshot:
     def _changed(self) -> list[list[Any]]:
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
-        if not all(state.ctx is prompt for state, prompt in zip(self.states, self._found.prompts, strict=True)):
+        if self.asked or not all(state.ctx is prompt for state, prompt in zip(self.states, self._found.prompts, strict=True)):
             raise codec.NotData("what it appended to a state")
         written: list[list[Any]] = []
         for n, (x, look) in enumerate(self._watched):
@@ -326,7 +328,8 @@ class CallSnapshot:
                 continue
             targets.append((target := self.values[index], change))
             if redone is None:
-                mutations.apply(target, change, decode)
+                if mutations.apply(target, change, decode) is not target:
+                    raise ValueError(f"a {type(target).__name__} as {change[0]}")
                 continue
             known = redone.pop(id(target), None) or RedoneChanges(target, self._held(target), self.at)
             redone[id(target)] = known  # the last one
@@ -483,10 +486,17 @@ class _OpaqueValue:
 def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     if type(x) is dict and "__builtins__" in x:  # added by `eval`
         x = {name: value for name, value in x.items() if name != "__builtins__"}
+    data = x
+    if mutations.is_object(x) and attribute(x, "__pydantic_private__"):
+        data = {**vars(x), **{name: getattr(x, name) for name in _OF_MODELS}}
     try:
-        return mutations.steadily(lambda: codec.encode(x, held))
+        return mutations.steadily(lambda: codec.encode(data, held))
     except codec.NotData:
         return _OpaqueValue(x)
+
+
+_OF_MODELS = ("__pydantic_private__", "__pydantic_fields_set__", "__pydantic_extra__")
+"""What a pydantic model holds beside its fields."""
 
 
 def _same(before: Any, after: Any) -> bool:

@@ -134,7 +134,7 @@ def _decided(opened: lmc.Journal, world: Path, seen: KillCounts) -> None:
             opened.retry(waiting.item, waiting.number)
         elif name == "refuse":
             opened.resolve(item=waiting.item, number=waiting.number, error=ValueError(f"no {x.strip(chr(39))}"))
-        elif name == "collect":  # what it did to the list is not to be had again, so it is put there: a person undoes it, and has it made again
+        elif name in ("collect", "shelve"):  # what it did to the list is not to be had again, so it is put there: a person undoes it, and has it made again
             world.write_text("".join(f"{line}\n" for line in happened() if line != what))
             opened.retry(waiting.item, waiting.number)
         else:

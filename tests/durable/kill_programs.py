@@ -1,10 +1,11 @@
-"""Ten programs that are killed at every point, and the world that they change: a file with a line for each effect that happened."""
+"""Twelve programs that are killed at every point, and the world that they change: a file with a line for each effect that happened."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,42 @@ def each(s: Any, q: str) -> Any:
     return s["b"]
 
 
+async def shelve(x: str, into: list[str]) -> int:
+    await asyncio.sleep(0)
+    into.append(change(f"shelve {x}"))
+    await asyncio.sleep(0)
+    return len(into)
+
+
+@lmc.function
+async def shares(s: Any, q: str) -> Any:
+    """Tasks whose tools change one list."""
+    found: list[str] = []
+
+    async def work(f: Any, x: str) -> None:
+        f += x + lmc.gen("a", max_tokens=2)
+        await shelve(x, found)
+        f += lmc.gen("b", max_tokens=2)
+        collect(x, found)
+
+    await asyncio.gather(*map(work, s.fork(2), "xy"))
+    return sorted(found)
+
+
+@lmc.function
+def shares_on_threads(s: Any, q: str) -> Any:
+    found: list[str] = []
+
+    def work(f: Any, x: str) -> None:
+        f += x + lmc.gen("a", max_tokens=2)
+        collect(f"{x}1", found)
+        collect(f"{x}2", found)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, s.fork(2), "xy"))
+    return sorted(found)
+
+
 @dataclass(frozen=True)
 class Killed:
     """A program with what it is called with: one run, or a batch."""
@@ -204,4 +241,4 @@ class Killed:
         return [state.ret_value for state in states]
 
 
-PROGRAMS = [*map(Killed, (plain, collects, checks, retries, handles, forks, asks, awaits, gathers)), Killed(each, ("p", "q", "r"))]
+PROGRAMS = [*map(Killed, (plain, collects, checks, retries, handles, forks, asks, awaits, gathers, shares, shares_on_threads)), Killed(each, ("p", "q", "r"))]

@@ -367,6 +367,35 @@ def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path
         program.run(backend=lmc.Mock(), journal=tmp_path / "j")
 
 
+class Hidden:
+    """Too deep a place for a state to be found in."""
+
+    def __init__(self, s: Any, depth: int) -> None:
+        self.within = Hidden(s, depth - 1) if depth else s
+
+    def ask(self) -> str:
+        return asks(self.within) if not isinstance(self.within, Hidden) else self.within.ask()
+
+
+def asks(s: Any) -> str:
+    s.__iadd__(LANGUAGE["gen"]("a", max_tokens=2))
+    return s["a"]
+
+
+def test_a_state_that_a_tool_found_is_missed_by_nobody(tmp_path: Path) -> None:
+    @lmc.function
+    def program(s: Any) -> Any:
+        return Hidden(s, 9).ask()
+
+    with pytest.warns(lmc.JournalWarning, match="what it appended to a state"):
+        program.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed"):
+        program.run(backend=lmc.Mock(), journal=tmp_path / "j")
+
+
+LANGUAGE: dict[str, Any] = {"gen": lmc.gen}
+
+
 def first_of(table: dict[str, list[str]]) -> list[str]:
     return table["rows"]
 

@@ -18,6 +18,7 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,55 @@ def takes_what_has_names(s: Any) -> Any:
     return ran, ran.returncode, found, links is found.links, found.at.tm_sec
 
 
-PROGRAMS = [sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output, sorts_by_what_comes_first, takes_what_has_names]
+@lmc.function
+async def stacks_managers(s: Any) -> Any:
+    found: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def opened(x: str) -> AsyncIterator[str]:
+        found.append(await fetch(f"open {x}"))
+        try:
+            yield x
+        finally:
+            found.append(await fetch(f"close {x}"))
+
+    async def end(x: str) -> None:
+        s.__iadd__(x + lmc.gen("a", max_tokens=2))
+        found.append(await fetch(s["a"]))
+
+    async with contextlib.AsyncExitStack() as stack:
+        s += await stack.enter_async_context(opened("1")) + lmc.gen("a", max_tokens=2)
+        stack.push_async_callback(fetch, "called back")
+        stack.push_async_callback(end, "end")
+        stack.callback(tool, "at last")
+        s += await stack.enter_async_context(opened("2")) + lmc.gen("b", max_tokens=2)
+    return found
+
+
+@lmc.function
+def runs_loops(s: Any) -> Any:
+    """Of its own, one after the other."""
+    found: list[str] = []
+
+    async def work(f: Any, x: int) -> str:
+        f += f"{x}" + lmc.gen("a", max_tokens=2)
+        found.append(await fetch((x, f["a"])))
+        return f["a"]
+
+    async def main() -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work(f, x)) for x, f in enumerate(s.fork(2))]
+        return [*[task.result() for task in tasks], *await asyncio.gather(fetch("x"), fetch("y"))]
+
+    first = asyncio.run(main())
+    s += str(first) + lmc.gen("b", max_tokens=2)
+    return first, asyncio.run(main()), sorted(found)
+
+
+PROGRAMS = [
+    stacks_managers, runs_loops, sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output, sorts_by_what_comes_first,
+    takes_what_has_names,
+]  # fmt: skip
 
 
 @pytest.mark.search

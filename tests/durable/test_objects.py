@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import copy
 import csv
@@ -17,7 +18,9 @@ import queue
 import random
 import sys
 import types
-from collections import defaultdict
+from abc import ABCMeta
+from collections import defaultdict, deque
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -446,7 +449,144 @@ def changes_models(s: Any) -> Any:
     return settings.model_dump(exclude_unset=True), sorted(settings.model_fields_set)
 
 
+class Basket(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(validate_assignment=True)
+    count: int = 0
+    _log: list[int] = pydantic.PrivateAttr(default_factory=list)
+
+    def fill(self, more: int) -> None:
+        CALLS.append(("Basket.fill", more))
+        self._log.append(more)
+        self.count += more
+
+    @property
+    def log(self) -> list[int]:
+        return self._log
+
+
+@lmc.function
+def changes_private_attributes(s: Any) -> Any:
+    basket = Basket(count=1)
+    basket.fill(2)
+    s += f"{basket} {basket.log}" + lmc.gen("a", max_tokens=2)
+    basket.fill(3)
+    return basket.count, basket.log, basket.model_fields_set
+
+
+class Positive:
+    """A descriptor whose values a constructor sets."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_{name}"
+
+    def __get__(self, x: Any, owner: Any = None) -> Any:
+        return x.__dict__[self.name]
+
+    def __set__(self, x: Any, value: int) -> None:
+        if value < 0:
+            raise ValueError(value)
+        x.__dict__[self.name] = value
+
+
+class Registered(type):
+    def __init__(cls, name: str, bases: Any, fields: Any) -> None:
+        super().__init__(name, bases, fields)
+        cls.kind = name.lower()
+
+
+class Account(MutableMapping[str, int], metaclass=type("Meta", (Registered, ABCMeta), {})):  # pyright: ignore[reportGeneralTypeIssues]
+    """Of a metaclass, and with methods of a mixin."""
+
+    balance = Positive()
+
+    def __init__(self, balance: int) -> None:
+        self.balance, self.entries = balance, dict[str, int]()
+
+    def __getitem__(self, name: str) -> int:
+        return self.entries[name]
+
+    def __setitem__(self, name: str, value: int) -> None:
+        self.entries[name] = value
+        self.balance += value
+
+    def __delitem__(self, name: str) -> None:
+        del self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@lmc.function
+def makes_accounts(s: Any) -> Any:
+    account = Account(3)
+    account.update(a=len(tool("a")))
+    s += str(account.balance) + lmc.gen("a", max_tokens=2)
+    account.setdefault("b", len(tool(s["a"])))
+    try:
+        account["c"] = -100
+    except ValueError as error:
+        s += str(error) + account.kind  # type: ignore[attr-defined]
+    return account.balance, dict(account), account.pop("a")
+
+
+class Span(contextlib.ContextDecorator):
+    def __init__(self, into: list[Any]) -> None:
+        self.into = into
+
+    def __enter__(self) -> Span:
+        self.into.append(len(self.into))
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.into.append("out")
+
+
+class Piped:
+    """Functions within functions, as deep as it has parts."""
+
+    def __init__(self, fn: Any) -> None:
+        self.fn = fn
+
+    def __or__(self, other: Piped) -> Piped:
+        return Piped(lambda x: other.fn(self.fn(x)))
+
+    def __call__(self, x: str) -> str:
+        return self.fn(x)
+
+
+@lmc.function
+def pipes(s: Any) -> Any:
+    spans: list[Any] = []
+
+    @Span(spans)
+    def ask(x: str) -> str:
+        s.__iadd__(x + lmc.gen("a", max_tokens=2))
+        return s["a"]
+
+    piped = Piped(tool) | Piped(ask) | Piped(str.upper) | Piped(tool)
+    return piped("q"), piped("r"), spans
+
+
+@dataclass
+class Trail:
+    last: deque[str] = field(default_factory=lambda: deque(maxlen=2))
+
+
+@lmc.function
+def makes_fields_by_functions(s: Any) -> Any:
+    """That only compute, so they are in no journal."""
+    trail = Trail()
+    for x in "abc":
+        s += x + lmc.gen("a", max_tokens=2)
+        trail.last.append(tool(s["a"]))
+    return trail
+
+
 PROGRAMS = [
+    changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field,
     sets_context_variables, works_on_threads, exits,
