@@ -11,8 +11,9 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
+from lmc.frontend.capture.code import Eval, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
+from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import LazyItems, UndecidedItems

@@ -9,9 +9,10 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
-from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
+from lmc.frontend.capture.code import Code, Frame, NotUnderstood
+from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.objects import class_attribute
-from lmc.frontend.capture.outside import LRU, is_plain
+from lmc.frontend.capture.outside import is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown, join
@@ -111,9 +112,7 @@ def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
 
 def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
     """Return the code of a function of the program's, and a frame around it; None for what is none."""
-    if type(fn) is LRU:
-        fn = fn.__wrapped__
-    elif isinstance(fn, BoundMethod):
+    if isinstance(fn, BoundMethod):
         fn = fn.function
     elif isinstance(fn, Object):
         fn = class_attribute(ev, fn.cls, "__call__")

@@ -12,7 +12,8 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
-from lmc.frontend.capture.code import Evaluator, Frame
+from lmc.frontend.capture.code import Frame
+from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
@@ -42,7 +43,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if kind is StateGroup:
         return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
     if kind is Closure:
-        return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
+        return x.name if name in ("__name__", "__qualname__") else Unknown(None)
     if kind is types.FunctionType:
         return x.__name__ if name in ("__name__", "__qualname__") else ev.adopt(vars(x).get(name, Unknown(None)))
     if isinstance(x, Function):
@@ -160,8 +161,6 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
             x.attributes[name] = Unknown(None)
-    elif type(x) is Closure:
-        x.attributes[name] = value
     elif type(x) is State and name == "ret_value":
         x.ret_value = value
     elif isinstance(x, types.ModuleType):

@@ -15,7 +15,7 @@ from enum import EnumMeta
 from typing import Any
 
 from lmc.frontend.active import TASK, TaskOfRun, new_task
-from lmc.frontend.capture.code import Evaluator
+from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
@@ -280,8 +280,8 @@ def _counted(ev: Evaluator, items: Any) -> Iterator[Any]:
 def item(ev: Evaluator, x: Any, at: Any) -> Any:
     """Evaluate `x[at]`."""
     kind = type(x)
-    if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
-        return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
+    if kind is State and ev.is_lost(x):
+        return Unknown(ev.lost[id(x)])
     if (
         kind is defaultdict
         and x.default_factory is not None

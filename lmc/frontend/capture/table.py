@@ -32,7 +32,7 @@ from typing import Any
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Evaluator
+from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
@@ -309,11 +309,6 @@ def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not MISSING
 
 
-def _cached(ev: Evaluator, fn: Any) -> Any:
-    """Return a function behind `functools.cache`."""
-    return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
-
-
 def deep_copy(ev: Evaluator, x: Any) -> Any:
     """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
     return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
@@ -391,9 +386,6 @@ _SHORT: Mapping[Any, Rule] = {
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
-    **dict.fromkeys(
-        (functools.cache, functools.lru_cache),
-        lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
