@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span
 from lmc.backend.engine.models.loader import LoadedModel
@@ -83,3 +86,31 @@ def transformers_smollm2():
     assert (missing, unexpected) in ((["lm_head.weight"], []), ([], []))
     model.tie_weights()
     return model
+
+
+def write_tiny_smollm2(folder: Path) -> None:
+    """Write a random model of two thin layers with the small model's vocabulary and kinds of heads (9 of q, 3 of k and v)."""
+    from lmc.backend.engine import gguf_tokenizer
+    from lmc.backend.engine.models import gguf
+
+    path = gguf.embedded_path()
+    metadata = gguf.read(path).metadata
+    words = gguf_tokenizer.from_gguf(metadata, str(path))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "hidden_act": "silu", "vocab_size": words.vocab_size,
+        "hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"], "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
+    }  # fmt: skip
+    drawn = torch.Generator().manual_seed(5)
+    weights = {"model.embed_tokens.weight": (words.vocab_size, 72), "model.norm.weight": (72,)}
+    for i in range(2):
+        layer = f"model.layers.{i}."
+        weights |= {f"{layer}{name}.weight": (72,) for name in ("input_layernorm", "post_attention_layernorm")}
+        weights |= {f"{layer}self_attn.{name}_proj.weight": (rows, 72) for name, rows in (("q", 72), ("k", 24), ("v", 24), ("o", 72))}
+        weights |= {f"{layer}mlp.{name}_proj.weight": (96, 72) for name in ("gate", "up")} | {f"{layer}mlp.down_proj.weight": (72, 96)}
+    made = {name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=drawn) * 0.3 for name, shape in weights.items()}
+    save_file(made, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    words.raw.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": metadata["tokenizer.chat_template"]}), "utf-8")

@@ -126,9 +126,9 @@ def test_pinned_memory_comes_beside_the_callers_work_and_goes_back():
 
 
 @pytest.mark.parametrize("host", [None, "200MB"])
-def test_a_model_goes_on_from_what_came_back(host, monkeypatch):
+def test_a_model_goes_on_from_what_came_back(tiny_smollm2, host, monkeypatch):
     monkeypatch.setattr("lmc.backend.engine.host_tier.CopyRates.favour_copies", True)  # whatever this machine is faster at
-    with lmc.Engine("smollm2", device="cpu", max_tokens=400, host_memory=host) as engine:
+    with lmc.Engine(tiny_smollm2, device="cpu", max_tokens=400, host_memory=host) as engine:
         ask = Gen(SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
         chat = engine.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])
         first = chat.results[0].output().text
@@ -142,12 +142,12 @@ def test_a_model_goes_on_from_what_came_back(host, monkeypatch):
         assert stats["host_hits"] == 1 and stats["host_in"] > 60
         assert told.meta["cached_tokens"] > 80
     # what both say is what an engine says that evicts nothing
-    with lmc.Engine("smollm2", device="cpu", max_tokens=2000) as roomy:
+    with lmc.Engine(tiny_smollm2, device="cpu", max_tokens=2000) as roomy:
         chat = roomy.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])
         assert chat.results[0].output().text == first
         assert roomy.submit(chat, [Text((" And then",)), ask]).results[0].output().text == told.text
 
 
-def test_more_memory_than_there_is_is_refused():
+def test_more_memory_than_there_is_is_refused(tiny_smollm2):
     with pytest.raises(ParameterError, match="host_memory of"):
-        lmc.Engine("smollm2", device="cpu", max_tokens=400, host_memory="900TB")
+        lmc.Engine(tiny_smollm2, device="cpu", max_tokens=400, host_memory="900TB")

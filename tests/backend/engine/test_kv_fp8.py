@@ -112,10 +112,10 @@ def test_a_run_continues_from_what_host_memory_kept(folder, monkeypatch):  # noq
     assert found[0] == found[1]
 
 
-def test_ranks_compute_what_one_does():
+def test_ranks_compute_what_one_does(tiny_smollm2):
     found = []
     for tp in (1, 3):
-        with lmc.Engine("smollm2", device="cpu", dtype="float32", kv_dtype="fp8", max_tokens=600, tp=tp) as engine:
+        with lmc.Engine(tiny_smollm2, device="cpu", dtype="float32", kv_dtype="fp8", max_tokens=600, tp=tp) as engine:
             found.append(engine.submit(None, [Text((TALE,)), GREEDY]).results[0].output().text)
             assert tp == 1 or "in float8_e4m3fn" in engine.topology[0]
     assert found[0] == found[1]
