@@ -71,5 +71,5 @@ def test_answers_of_unknown_length_are_preempted_and_go_on():
 
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "n"), [("agents", 20), ("chat-short", 12)])
-def test_on_the_small_model(name, n):
-    compare(WORKLOADS[name], n, lambda slots: lmc.Engine("smollm2", dtype="float32", max_tokens=min(slots, 30_000)), share=10)
+def test_on_a_model(tiny_smollm2, name, n):
+    compare(WORKLOADS[name], n, lambda slots: lmc.Engine(tiny_smollm2, dtype="float32", max_tokens=min(slots, 30_000)), share=10)

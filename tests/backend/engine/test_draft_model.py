@@ -314,12 +314,12 @@ def test_over_ranks(tmp_path):
     assert found[0].ids == found[1].ids and found[1].usage.accepted_tokens > 0
 
 
-def test_the_small_model_says_the_same(tmp_path):
-    """With drafts of a tiny model of its vocabulary."""
+def test_a_model_says_the_same(tiny_smollm2, tmp_path):
+    """With drafts of a smaller one of its vocabulary."""
     transformers = pytest.importorskip("transformers")
     gens = [Gen(SamplingParams(max_new_tokens=16, temperature=t), seed=3) for t in (0.0, 0.8)]
     prompt = "The capital of France is"
-    with lmc.Engine("smollm2", max_tokens=512) as engine:
+    with lmc.Engine(tiny_smollm2, max_tokens=512) as engine:
         expected = [engine.submit(None, [Text((prompt,)), gen]).results[0].output() for gen in gens]
         tokenizer = engine.tokenizer.raw.to_str()
         size = engine.tokenizer.vocab_size
@@ -329,7 +329,7 @@ def test_the_small_model_says_the_same(tmp_path):
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(tokenizer)
-    with lmc.Engine("smollm2", max_tokens=512, drafts=5, draft_model=str(tmp_path)) as engine:
+    with lmc.Engine(tiny_smollm2, max_tokens=512, drafts=5, draft_model=str(tmp_path)) as engine:
         found = [engine.submit(None, [Text((prompt,)), gen]).results[0].output() for gen in gens]
         engine.check()
     assert [o.ids for o in found] == [o.ids for o in expected]

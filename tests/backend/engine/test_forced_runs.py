@@ -460,13 +460,13 @@ def random_rest(f, state: int, rng: random.Random) -> bytes:
 
 
 @pytest.mark.model
-def test_passes_of_the_models_own_answers_are_those_of_the_definition():
-    """Greedy answers of the small model, recorded; each needs as many passes as it has tokens that are not certain."""
+def test_passes_of_a_models_own_answers_are_those_of_the_definition(tiny_smollm2):
+    """Greedy answers, recorded; each needs as many passes as it has tokens that are not certain."""
     from benchmarks.bench_forcing import answers, questions
     from lmc.backend.local_model import Engine
 
-    rng, asked = random.Random(0), questions(size(3, 6), 3, untold=True)  # one of each form
-    with Engine("smollm2", forced=True) as engine:
+    rng, asked = random.Random(0), questions(6, 3, untold=True)  # one of each form
+    with Engine(tiny_smollm2, forced=True) as engine:
         said_ = answers(engine, asked)
     for ask, answer in zip(asked, said_, strict=True):
         f = forced_tokens(ask.regex, smollm2)

@@ -237,7 +237,7 @@ def test_lengths_are_those_of_the_same_gen_and_follow_it():
     assert lengths.expected("a") == lengths.expected("new") and len(lengths._seen) < 2000
 
 
-def on_the_small_model(slots: int):
+def on_a_model(folder: str, slots: int):
     """Texts and ids, tokens with their log-probabilities, streams, and counters of a mixed batch in a pool of so many tokens."""
     from lmc.backend.local_model import Engine
 
@@ -251,7 +251,7 @@ def on_the_small_model(slots: int):
         ("A customer as JSON: ", gen(30, regex=form, temperature=1.0, seed=11)),
         ("An order as JSON: ", gen(30, regex=form, **scored)),
     ]
-    with Engine("smollm2", dtype="float32", max_tokens=slots, chunk=32) as engine:
+    with Engine(folder, dtype="float32", max_tokens=slots, chunk=32) as engine:
         handles = [engine.submit(None, [Text((prompt,)), ask]) for prompt, ask in asks]
         streams = ["".join(handle.results[0].stream()) for handle in handles]
         outputs = [handle.results[0].output() for handle in handles]
@@ -265,10 +265,10 @@ def on_the_small_model(slots: int):
 
 
 @pytest.mark.model
-def test_nothing_that_the_small_model_says_changes():
+def test_nothing_that_a_model_says_changes(tiny_smollm2: str):
     with reserving_little():
-        texts, reasons, logprobs, streams, counters = on_the_small_model(44)
-    expected = on_the_small_model(2000)
+        texts, reasons, logprobs, streams, counters = on_a_model(tiny_smollm2, 44)
+    expected = on_a_model(tiny_smollm2, 2000)
     assert counters.preemptions > 1 and counters.forced_tokens > 10 and expected[-1].preemptions == 0
     assert (texts, reasons, streams) == (expected[0], expected[1], expected[3])
     assert streams == [said[0] for said, _ in texts]
