@@ -64,10 +64,10 @@ def test_greedy_in_a_mixed_batch_equals_a_plain_loop(engine):
             assert float(row.max() - row[token]) <= 0.1
 
 
-def test_a_small_pool_gives_the_same_text():
+def test_a_small_pool_gives_the_same_text(tiny_smollm2):
     texts = []
     for slots in (120, 3000):
-        with Engine("smollm2", max_tokens=slots, chunk=32, max_batch=4) as engine:
+        with Engine(tiny_smollm2, max_tokens=slots, chunk=32, max_batch=4) as engine:
             handles = [engine.submit(None, [Text((f"Question {i}: why {i}? " * 4,)), gen(8)]) for i in range(6)]
             texts.append([h.results[0].output().text for h in handles])
             engine.check()

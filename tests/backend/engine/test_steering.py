@@ -27,8 +27,8 @@ def describe(s, schema, limit, **options):
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with lmc.Engine("smollm2", device="cpu") as engine:
+def engine(tiny_smollm2):
+    with lmc.Engine(tiny_smollm2, device="cpu") as engine:
         yield engine
         engine.check()
 
@@ -47,7 +47,7 @@ def test_no_limit_cuts_an_answer(engine, schema, temperature):
 def test_where_no_end_fits_the_read_raises(engine):
     with pytest.raises(lmc.IncompleteAnswer, match=r"test_steering.py:\d+.*cut at 5 tokens") as raised:
         describe.run(FLAT, 5, backend=engine, temperature=0)
-    assert raised.value.text.startswith('{"name"')
+    assert raised.value.text.startswith("{")
 
 
 def test_steered_answers_say_that_the_limit_ended_them_and_prompts_go_on(engine):

@@ -277,8 +277,8 @@ def test_each_bad_picture_of_a_batch_is_its_own_items_error(pair):
         engine.check()
 
 
-def test_a_model_without_eyes_says_so():
-    with Engine("smollm2", max_tokens=64) as engine, pytest.raises(lmc.UnsupportedOpError, match="image input"):
+def test_a_model_without_eyes_says_so(tiny_smollm2):
+    with Engine(tiny_smollm2, max_tokens=64) as engine, pytest.raises(lmc.UnsupportedOpError, match="image input"):
         engine.submit(None, [Image(A), ASK])
 
 
