@@ -18,7 +18,7 @@ from lmc.backend.engine.attention.base import Span
 from lmc.backend.engine.attention.torch_ref import additive, partial
 from lmc.backend.engine.kv_fp8 import Stored
 
-_SHORT = (64, 128, 256)
+_STEPS = ((512, 64), (1024, 128))  # of lengths up to the first; of longer ones half a block
 _BLOCK = 512  # keys that torch's kernel reads at once
 _TALL = 16  # rows of a tile of a prompt
 _HEIGHTS = (1, 2, 4, 8, _TALL)
@@ -26,31 +26,38 @@ _HEIGHTS = (1, 2, 4, 8, _TALL)
 
 def length_of(context: int) -> int:
     """To how many tokens a context is filled up."""
-    return next((n for n in _SHORT if n >= context), -(-context // _BLOCK) * _BLOCK)
+    step = next((step for most, step in _STEPS if context <= most), _BLOCK // 2)
+    return -(-context // step) * step
 
 
 @dataclass(frozen=True)
 class _Tiles:
     """Tiles of one length over contexts of their own, or all over one.
 
-    rows   [n, height] of the pass; those behind the first `known` of a tile only fill it up
-    slots  [n or 1, length]
-    mask   [n, 1, height · group, length] float, 0 or -inf
+    rows    [n · height] of the pass; some only fill a tile up
+    slots   [n or 1, length]
+    mask    [n, 1, height · group, length] float, 0 or -inf
+    wanted  indices in `rows` of those that do not
     """
 
     rows: Tensor
     slots: Tensor
     mask: Tensor
-    known: Tensor  # [n, height] bool
+    wanted: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, slots: Tensor, mask: Tensor, known: Tensor) -> _Tiles:
+        """Return tiles of rows [n, height], of which those are wanted that are `known` [n, height]."""
+        return cls(rows.flatten(), slots, mask, known.flatten().nonzero()[:, 0])
 
     def attend(self, q: Tensor, keys: Stored, values: Stored, out: Tensor) -> None:
-        n, height = self.rows.shape
-        heads, dim, kv_heads = q.shape[1], q.shape[2], keys.shape[1]
+        n, heads, dim, kv_heads = len(self.mask), q.shape[1], q.shape[2], keys.shape[1]
+        height, slots = len(self.rows) // n, self.slots.flatten()
         tall = q[self.rows].view(n, height, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
-        k, v = (store[self.slots.flatten()].view(len(self.slots), -1, kv_heads, dim).transpose(1, 2).expand(n, -1, -1, -1) for store in (keys, values))
+        k, v = (store[slots].view(len(self.slots), -1, kv_heads, dim).transpose(1, 2).expand(n, -1, -1, -1) for store in (keys, values))
         found, _ = partial(tall, k, v, mask=self.mask)
-        found = found.reshape(n, kv_heads, height, -1, dim).transpose(1, 2).reshape(n, height, heads, dim)
-        out[self.rows[self.known]] = found[self.known]
+        found = found.reshape(n, kv_heads, height, -1, dim).transpose(1, 2).reshape(n * height, heads, dim)
+        out[self.rows[self.wanted]] = found[self.wanted]
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class FixedAttention:
         seen = torch.tensor([len(span.slots) for span in spans])
         known = torch.zeros(rows.shape, dtype=torch.bool)
         known[:, 0] = True
-        return _Tiles(rows, torch.stack([_filled(span.slots, length) for span in spans]), self._mask(seen[:, None].expand(-1, self.low), length), known)
+        return _Tiles.of(rows, torch.stack([_filled(span.slots, length) for span in spans]), self._mask(seen[:, None].expand(-1, self.low), length), known)
 
     def _prompt(self, span: Span) -> Iterator[_Tiles]:
         before = len(span.slots) - span.length
@@ -98,7 +105,7 @@ class FixedAttention:
             n = -(-len(own) // _TALL)
             places = torch.cat((own, own[-1:].expand(n * _TALL - len(own)))).view(n, _TALL)
             known = (torch.arange(n * _TALL) < len(own)).view(n, _TALL)
-            yield _Tiles(span.start + places, _filled(span.slots[:length], length)[None], self._mask(before + places + 1, length), known)
+            yield _Tiles.of(span.start + places, _filled(span.slots[:length], length)[None], self._mask(before + places + 1, length), known)
 
     def _mask(self, seen: Tensor, length: int) -> Tensor:
         """Of rows that see so many tokens, [n, height]."""
@@ -109,24 +116,22 @@ class FixedAttention:
 
     @torch.inference_mode()
     def _lowest(self, heads: int, kv_heads: int, dim: int) -> int:
-        """The lowest tile in which a row has the bits that it has in one of a prompt, at every length that kernels see."""
+        """The lowest tile in which a row has the bits that it has in one of a prompt, at every length that kernels see: longer ones end with a block like one
+        of these."""
         generator = torch.Generator().manual_seed(0)
-        longest = 2 * _BLOCK
+        longest = _STEPS[-1][0]
         q, keys, values = (torch.randn(n, h, dim, generator=generator) for n, h in ((_TALL, heads), (longest, kv_heads), (longest, kv_heads)))
-        lengths = (*_SHORT, _BLOCK, longest)
+        lengths = sorted({length_of(n) for n in range(1, longest + 1)})
 
-        def found(length: int, height: int, rows: Sequence[int]) -> Tensor:
-            places, out = torch.tensor([list(rows) + [rows[-1]] * (height - len(rows))]), torch.zeros_like(q)
-            seen = torch.full((1, height), length - 7) - places
-            known = torch.arange(height)[None] < len(rows)
-            _Tiles(places, torch.arange(length)[None], self._mask(seen, length), known).attend(q, keys, values, out)
+        def found(length: int, rows: Tensor) -> Tensor:
+            out, known = torch.zeros_like(q), torch.ones_like(rows, dtype=torch.bool)
+            known[:, 1:] = len(rows) == 1  # one tile of all rows, or as many of one each
+            _Tiles.of(rows, torch.arange(length)[None], self._mask(length - 7 - rows, length), known).attend(q, keys, values, out)
             return out
 
-        expected = {length: found(length, _TALL, range(_TALL)) for length in lengths}
-        for height in _HEIGHTS[:-1]:
-            if all(torch.equal(found(n, height, [row])[row], expected[n][row]) for n in lengths for row in range(_TALL)):
-                return height
-        return _TALL
+        every = torch.arange(_TALL)
+        expected = {length: found(length, every[None]) for length in lengths}
+        return next((h for h in _HEIGHTS[:-1] if all(torch.equal(found(n, every[:, None].expand(-1, h)), expected[n]) for n in lengths)), _TALL)
 
 
 def _filled(slots: Tensor, length: int) -> Tensor:
