@@ -20,7 +20,6 @@ from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
-from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
@@ -57,7 +56,7 @@ def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[
     """Evaluate `x.name(*args, **kwargs)`."""
     if type(x) is types.ModuleType:
         return ev.call(ev.attribute(x, name), args, kwargs)
-    kind = STANDS_FOR.get(type(x), type(x))
+    kind = type(x)
     names = table.PURE_METHODS.get(kind)
     if names is not None and name in names:
         return _pure_method(ev, x, kind, name, args, kwargs)

@@ -15,7 +15,6 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.code import Frame
 from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
-from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
 from lmc.frontend.expressions import Expr
@@ -216,7 +215,7 @@ def _initialize(ev: Evaluator, made: Object, args: list[Any], kwargs: dict[str, 
 
 
 def class_of(ev: Evaluator, x: Any) -> Any:
-    return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
+    return x.cls if isinstance(x, Object) else type(x)
 
 
 def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
