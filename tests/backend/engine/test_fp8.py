@@ -41,6 +41,23 @@ def test_rows_are_quantized_by_their_own_largest(f8):
 
 
 @pytest.mark.model
+def test_weights_have_the_scales_of_least_error(f8, monkeypatch):
+    weight = torch.cat((noise(40, 512), torch.zeros(1, 512), 17.0 * torch.ones(1, 512), torch.full((1, 512), torch.nan)))
+
+    def error(rows, scales):
+        return (rows.float() * scales - weight)[:-1].square().sum(1)
+
+    plain, found = f8.quantize_reference(weight), f8.quantize_weight(weight)
+    assert bool((error(*found) <= error(*plain)).all())
+    assert float(error(*found).sum()) < 0.9 * float(error(*plain).sum())
+    assert float(error(*found)[-2:].max()) < 1e-6 and bool(torch.isnan(found[0][-1].float()).all())
+    monkeypatch.setattr("lmc.backend.engine.models.fp8._AT_ONCE", 600)  # a row at a time
+    for mine, same in zip(found, f8.quantize_weight(weight), strict=True):
+        assert torch.equal(mine.view(torch.uint8), same.view(torch.uint8))
+    assert torch.equal(f8.fp8(weight[:32]).scale[0], found[1][:32, 0])
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("columns", [16, 96, 1500])
 def test_the_kernel_equals_the_reference(f8, columns):
     pytest.importorskip("triton")
