@@ -376,62 +376,84 @@ def test_equal_requests_are_several(served):
 
 # -- kills -------------------------------------------------------------------------------------------------------------
 
-CHILD = textwrap.dedent("""
-    import os, signal, sys
+NURSERY = textwrap.dedent("""
+    import importlib.util, json, os, signal, sys
     from lmc.backend.api import batch_servers, batches, submitted
     from tests.api import test_batches as t
-    provider, url, journal, kill = sys.argv[1:]
-    batches.clock, batches.PATIENCE = t.FakeClock(), float("inf")
-    die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-    write = submitted.SubmittedWaves._write
 
-    def noting(self, record):
-        what = next(k for k in ("ids", "batch", "over", "gone") if k in record)
-        if kill == f"before {what}":
-            die()
-        write(self, record)
-        if kill == f"after {what}":
-            die()
+    for name in ("openai", "anthropic"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
 
-    submitted.SubmittedWaves._write = noting
-    for kind in (batch_servers.OpenAIBatches, batch_servers.AnthropicBatches):
-        def submit(self, *args, submit=kind.submit):
-            if kill != "sending":
-                return submit(self, *args)
-            async def sent():
-                await submit(self, *args)
+    def run(provider, url, journal, kill):
+        batches.clock, batches.PATIENCE = t.FakeClock(), float("inf")
+        die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        write = submitted.SubmittedWaves._write
+
+        def noting(self, record):
+            what = next(k for k in ("ids", "batch", "over", "gone") if k in record)
+            if kill == f"before {what}":
                 die()
-            return sent()
-        kind.submit = submit
-    backend = {"openai": t._openai, "anthropic": t._anthropic}[provider](url)
-    states = t.chain.run_batch(t.ITEMS, backend=backend, temperature=1.0, deadline="24h", journal=journal)
-    print([s.ret_value for s in states])
-    backend.close()
+            write(self, record)
+            if kill == f"after {what}":
+                die()
+
+        submitted.SubmittedWaves._write = noting
+        for kind in (batch_servers.OpenAIBatches, batch_servers.AnthropicBatches):
+            def submit(self, *args, submit=kind.submit):
+                if kill != "sending":
+                    return submit(self, *args)
+                async def sent():
+                    await submit(self, *args)
+                    die()
+                return sent()
+            kind.submit = submit
+        backend = {"openai": t._openai, "anthropic": t._anthropic}[provider](url)
+        states = t.chain.run_batch(t.ITEMS, backend=backend, temperature=1.0, deadline="24h", journal=journal)
+        print([s.ret_value for s in states], flush=True)
+        backend.close()
+
+    for line in sys.stdin:
+        read, write = os.pipe()
+        if (child := os.fork()) == 0:
+            os.dup2(write, 1)
+            os.close(write)
+            run(*json.loads(line))
+            os._exit(0)
+        os.close(write)
+        with open(read) as said:
+            told = said.read()
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), told]), flush=True)
 """)
+"""A process that has imported all there is to import, whose children begin at once."""
 
 
-def test_a_call_that_is_killed_anywhere_goes_on_and_pays_once(served, tmp_path):
+@pytest.fixture(scope="module")
+def child():
+    """Runs the batch in a process of its own until it is killed, or to its end; what it printed."""
+    command = [sys.executable, "-c", NURSERY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as nursery:
+
+        def run(provider, url, journal, kill):
+            nursery.stdin.write(json.dumps([provider, url, str(journal), kill]) + "\n")
+            nursery.stdin.flush()
+            status, said = json.loads(nursery.stdout.readline())
+            assert status == (0 if kill == "never" else -signal.SIGKILL), kill
+            return said
+
+        yield run
+        nursery.stdin.close()
+
+
+def test_a_call_that_is_killed_anywhere_goes_on_and_pays_once(served, child, tmp_path):
     _backend, found = served()
-    journal = tmp_path / "j"
-
-    def child(kill):
-        done = subprocess.run(
-            [sys.executable, "-c", CHILD, served.provider, found.server.url, str(journal), kill],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=Path(__file__).parents[2],
-            env={**os.environ},
-        )
-        assert done.returncode == (0 if kill == "never" else -9), done.stderr
-        return done.stdout
-
+    journal, where = tmp_path / "j", (served.provider, found.server.url)
     for kill, submitted in (("after ids", 0), ("sending", 1), ("before over", 1), ("after ids", 1), ("sending", 2)):
-        child(kill)
+        child(*where, journal, kill)
         assert len(found.created) == submitted and all(w.requests == 7 for w in lmc.Journal(journal).waves()), kill
-    said = child("never")
+    said = child(*where, journal, "never")
     assert sizes(found) == [7, 7] and len(found.paid) == len(set(found.paid)) == 14
-    assert said == child("never"), "and then all of it is in the journal"
+    assert said == child(*where, journal, "never"), "and then all of it is in the journal"
     assert sizes(found) == [7, 7] and [w.failed for w in lmc.Journal(journal).waves()] == [0, 0]
 
 
