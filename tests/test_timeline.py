@@ -14,6 +14,7 @@ from lmc.backend.recording import EventRecorder, RecordedPass, RecordedRun
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
 from lmc.runahead.ledger import Record
+from lmc.segments import Gen, SamplingParams
 from lmc.timeline import events
 
 REQUIRED = {"X": {"name", "ts", "dur", "pid", "tid", "args"}, "C": {"name", "ts", "pid", "args"}, "M": {"name", "pid", "args"},
@@ -101,7 +102,7 @@ def test_what_was_asked_in_vain_has_a_track_of_its_own() -> None:
     def record(ahead: str, ordinal: int) -> Record:
         result = Result()
         result.finish(Output(("x",), ({},), Usage(prompt_tokens=3)))
-        return Record((0, 0, "", ordinal), "gen", "x", None, result, ahead)
+        return Record((0, 0, "", ordinal), Gen(SamplingParams(), name="x"), result, ahead)
 
     recorder = EventRecorder()
     records = (record("no", 0), record("wasted", 1), record("used", 1))
@@ -128,9 +129,7 @@ def test_a_run_that_fails_is_recorded_too(tmp_path: Path) -> None:
 
 def test_passes_of_the_model_have_a_track_and_counters() -> None:
     recorder = EventRecorder(began=10.0)
-    recorder.batches += [
-        RecordedPass(10.0 + i * 0.001, 10.0015 + i * 0.001, 8, 2, 8 - i, i, 0, 0, 90 - i, 100, 5, 0.0015) for i in range(4)
-    ]
+    recorder.batches += [RecordedPass(10.0 + i * 0.001, 10.0015 + i * 0.001, 8, 2, 8 - i, i, 0, 0, 90 - i, 100, 5, 0.0015) for i in range(4)]
     found = events(recorder)
     check(found)
     assert {e["name"] for e in found if e["ph"] == "C"} == {"rows of a pass", "KV slots", "tokens from the cache"}

@@ -66,7 +66,8 @@ class Scored:
     @staticmethod
     def of(meta: Mapping[str, Any]) -> Scored:
         """Return those of a complete answer; none if not requested."""
-        return Scored(tuple(meta.get("output_token_logprobs") or ()), tuple(meta.get("output_top_logprobs") or ()))
+        tokens, tops = tuple(meta.get("output_token_logprobs") or ()), tuple(meta.get("output_top_logprobs") or ())
+        return Scored(tokens, tops) if tokens or tops else UNSCORED
 
     @staticmethod
     def joined(parts: Sequence[Scored]) -> Scored:
@@ -77,7 +78,7 @@ class Scored:
 
     def cut(self, start: int, end: int | None = None) -> Scored:
         """Return those of the tokens from `start` on, up to `end`."""
-        return Scored(self.tokens[start:end], self.tops[start:end])
+        return Scored(self.tokens[start:end], self.tops[start:end]) if self.tokens or self.tops else self
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -118,7 +119,7 @@ class Result:
     """
 
     __slots__ = (
-        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "_watchers", "asked", "began", "checked", "ended", "first",
+        "_callbacks", "_deltas", "_error", "_followed", "_heard", "_output", "_scored", "_told", "_watchers", "asked", "began", "checked", "ended", "first",
         "in_vain", "raised",
     )  # fmt: skip
 
@@ -134,6 +135,7 @@ class Result:
         self._callbacks: list[Callable[[Result], None]] | None = None  # for its end
         self._watchers: list[Callable[[Result], None]] | None = None  # of these, for each delta, too
         self._deltas: list[str] | None = None
+        self._followed = False  # something has read what there was of it
         self._scored: list[Scored] | None = None
         self._heard: tuple[tuple[str, Mapping[str, Any]], ...] = ()  # calls of tools, while the answer grows
         self._told: Callable[[str, Mapping[str, Any]], None] | None = None
@@ -175,6 +177,8 @@ class Result:
             self._output, self._error = output, error
             if output is not None and output.phases is not None:
                 self.first = self.first or output.phases[1]
+            if not self._followed:  # who reads it from now on has all of it
+                self._deltas = self._scored = None
             callbacks, self._callbacks, self._watchers = self._callbacks, None, None
         for notify in callbacks or ():
             notify(self)
@@ -208,7 +212,8 @@ class Result:
     @property
     def deltas(self) -> Sequence[str]:
         """Return text deltas of the first item so far; none from a backend that does not stream, or that nobody has
-        told to."""
+        told to; none of a complete answer that nothing followed while it grew."""
+        self._followed = True
         return self._deltas or ()
 
     def scored(self, start: int = 0, end: int | None = None) -> Scored:
@@ -222,6 +227,7 @@ class Result:
         """Call `notify(self)` after each delta and at the end; at once if already done."""
         with _lock:
             if not self.done:
+                self._followed = True
                 self._watchers = self._watchers or []
                 self._watchers.append(notify)
         self.on_done(notify)

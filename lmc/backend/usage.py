@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from operator import add, attrgetter, sub
 
 from lmc.errors import ParameterError
 
@@ -171,11 +171,14 @@ class Counters:
     accepted_tokens: int = 0
 
     def __add__(self, other: Counters) -> Counters:
-        return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return Counters(*map(add, _counters(self), _counters(other)))
 
     def __sub__(self, other: Counters) -> Counters:
-        return Counters(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+        return Counters(*map(sub, _counters(self), _counters(other)))
 
     @property
     def prefill_optimality(self) -> float:
         return self.unique_tokens / self.prefilled_tokens if self.prefilled_tokens else 1.0
+
+
+_counters = attrgetter(*[f.name for f in fields(Counters)])

@@ -29,6 +29,7 @@ from lmc.segments import Image
 
 _CONSTANTS = 4096  # characters of the texts for one request
 _SHORT = 8  # characters of a text that is worth a draft
+_PLACE = {name: place for place, name in enumerate(Hints._fields)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +111,25 @@ class Annotation:
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
-        found = {**self._fixed, "guess": True} if ahead else {**self._fixed}
+        found = [*base]
+        for place, value in self._fixed:
+            found[place] = value
+        if ahead:
+            found[_PLACE["guess"]] = True
         if self.order is not None:
-            found["order"] = (item, plan, self.order)
+            found[_PLACE["order"]] = item, plan, self.order
         if self.group is not None and (ahead or self.together):
-            found |= {"group": (run, plan, self.group[0]), "members": self.group[1], "sample_index": self.ways}
+            found[_PLACE["group"]] = run, plan, self.group[0]
+            found[_PLACE["members"]], found[_PLACE["sample_index"]] = self.group[1], self.ways
         if self.covers:
-            found["beyond"] = self._beyond(max_tokens, stop)
-        return base._replace(**found) if found else base
+            found[_PLACE["beyond"]] = self._beyond(max_tokens, stop)
+        return Hints._make(found)
 
     @cached_property
-    def _fixed(self) -> dict[str, Any]:
-        """The hints that are the same in all runs."""
+    def _fixed(self) -> list[tuple[int, Any]]:
+        """The hints that are the same in all runs, by their places."""
         found = {"reserve": self.reserve, "growth": self.growth, "shared": self.shared or None, "constants": self.constants or None}
-        return {name: value for name, value in found.items() if value is not None}
+        return [(_PLACE[name], value) for name, value in found.items() if value is not None]
 
     def _beyond(self, max_tokens: int, stop: tuple[str, ...]) -> Beyond:
         """Return the text beyond the answer that the request covers. The last stops end it unless an earlier part could contain them."""

@@ -119,13 +119,19 @@ class Ledger:
     prepare  makes a plan for later runs, while this one waits; None: there is one
     """
 
+    __slots__ = (
+        "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_calls", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused", "_prefilled",
+        "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "guesses", "host_calls", "made_ahead", "missed", "once",
+        "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source", "stream", "used", "wasted", "wasted_tokens",
+    )  # fmt: skip
+
     def __init__(
         self, run: Run, policy: AheadPolicy, source: Source | None, profile: Profile, plan: RunPlan, *, stream: str = "",
         prepare: Callable[[], object] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
-        self.calls = CallsAhead(self.wake)
+        self._calls: CallsAhead | None = None
         self.asked: dict[Address, Asked] = {}
         self.guesses: dict[Address, list[Guess]] = {}
         """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
@@ -153,6 +159,13 @@ class Ledger:
         self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
 
     @property
+    def calls(self) -> CallsAhead:
+        """Return the run's calls of pure functions."""
+        if self._calls is None:
+            self._calls = CallsAhead(self.wake)
+        return self._calls
+
+    @property
     def root(self) -> tuple[int, int, str]:
         """Return the run's own place: seed, item and stream. A sub-program with a seed of its own has the stream, but another seed."""
         return self.run.seed, self.run.item, self.stream
@@ -178,11 +191,8 @@ class Ledger:
             if self._prefilled:
                 self._needed_no_more(before)
             self._keep(address, before, ask, after)
-            self._record(address, ask, after.result, "no" if guess is None else "used", perf_counter())
+            self.records.append(Record(address, ask, after.result, "no" if guess is None else "used", perf_counter()))
             return after
-
-    def _record(self, address: Address, ask: Gen | Select, result: Result, ahead: str, asked: float = 0.0) -> None:
-        self.records.append(Record(address, "gen" if ask.__class__ is Gen else "select", ask.name, ask.loc, result, ahead, asked))
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Record a request of Python at an address that was answered from elsewhere, such as a journal."""
@@ -364,7 +374,7 @@ class Ledger:
         tokens = 0 if spent is None else spent.prompt_tokens + spent.completion_tokens
         self.wasted += 1
         self.wasted_tokens += tokens
-        self._record(guess.address, guess.ask, guess.result, "wasted")
+        self.records.append(Record(guess.address, guess.ask, guess.result, "wasted"))
         if not guess.result.done and guess.after.handle is not None:
             guess.after.handle.cancel()
 
@@ -388,7 +398,7 @@ class Ledger:
         if entry is not None:
             return entry.result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
-        return all(g.result.done for g in there) if there else self.calls.done(address)
+        return all(g.result.done for g in there) if there else self._calls is not None and self._calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
@@ -398,7 +408,7 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
+        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self._calls or self.worth()) else ()
         if lines and not profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not profile.affords(FIRST_PLAN)):
@@ -417,8 +427,10 @@ class Ledger:
 
     def _lines(self, awaited: Result) -> tuple[Hashable, ...]:
         """Return by what to learn whether evaluations are of use: the line that waits, and with it the stream of the awaited request."""
-        line = self.policy, reading_line()  # without a certain next request, likely ones may follow
-        return () if line[1] is None else (line, (*line, awaited.asked and awaited.asked[1]))
+        if (line := reading_line()) is None:
+            return ()
+        line += (self.policy is AheadPolicy.LIKELY,)  # without a certain next request, likely ones may follow
+        return line, (*line, awaited.asked and awaited.asked[1])
 
     def _is_off(self) -> bool:
         return self.source is None or self.closed or self.policy is AheadPolicy.OFF
@@ -523,7 +535,8 @@ class Ledger:
                 self.source.close()
                 self.source = None
             self.plan.close()
-            self.calls.close()
+            if self._calls is not None:
+                self._calls.close()
         self.profile.ended(self)
 
 

@@ -153,9 +153,9 @@ def is_own(frame: FrameType) -> bool:
     return frame.f_code.co_filename.startswith(_OWN)
 
 
-def reading_line() -> Hashable:
-    """Return the line of the program that waits: the innermost frame that is not lmc's."""
+def reading_line() -> tuple[Hashable, ...] | None:
+    """Return the line of the program that waits, as file and number: that of the innermost frame that is not lmc's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):  # `is_own`, of some eight frames at each wait
         frame = frame.f_back
-    return None if frame is None else (frame.f_code, frame.f_lineno)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from lmc.backend.results import Result
 from lmc.errors import Loc
+from lmc.segments import Gen, Select
 
 Address = tuple[int, int, str, int]
 """Address of a request: the run's seed, its number in its batch, the fork path, the request's number on that path."""
@@ -18,9 +19,19 @@ class Record(NamedTuple):
     the program made it, by `time.perf_counter()`."""
 
     address: Address
-    kind: str
-    name: str | None
-    loc: Loc | None
+    ask: Gen | Select
     result: Result
     ahead: str
     asked: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return "gen" if isinstance(self.ask, Gen) else "select"
+
+    @property
+    def name(self) -> str | None:
+        return self.ask.name
+
+    @property
+    def loc(self) -> Loc | None:
+        return self.ask.loc
