@@ -215,7 +215,7 @@ def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) ->
     where = ".".join(map(str, _place(first, given)[0])) or None
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
-    return bad(f"{where}: {first['msg']}" if where else first["msg"], where)
+    return bad(f"{where}: {first['msg']}" if where else first["msg"], where, "unsupported" if first["type"] == "unsupported" else None)
 
 
 def _errors(error: ValidationError) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from lmc.constraints import MAX_SOURCE, make_constraint
@@ -29,6 +29,17 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 _PROMPTS = Field(max_length=4096)  # before they are counted with their answers
 
 
+def _supported(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        raise PydanticCustomError("unsupported", "not supported by this server; leave it out") from None
+
+
+ONLY = WrapValidator(_supported)
+"""Annotation of a field with one supported value, which changes nothing: clients and routers write it."""
+
+
 class RequestBody(BaseModel):
     """A JSON object with known fields, each of exactly its type."""
 
@@ -40,7 +51,7 @@ class RequestBody(BaseModel):
 
 class StreamOptions(RequestBody):
     include_usage: bool = False
-    continuous_usage_stats: Literal[False] = False
+    continuous_usage_stats: Annotated[Literal[False], ONLY] = False
     include_obfuscation: bool = False
 
 
@@ -183,7 +194,7 @@ class Sampled(RequestBody):
     ignore_eos: bool | None = None
     stop_token_ids: ListOf[TokenId] | None = None
     stop_regex: str | Annotated[ListOf[str], Field(max_length=16)] | None = None  # each is an automaton
-    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    repetition_penalty: Annotated[Annotated[float, Field(ge=1, le=1)] | None, ONLY] = None
     regex: str | None = None
     json_schema: dict[str, Any] | str | None = None
     ebnf: str | None = None
@@ -195,11 +206,11 @@ class Sampled(RequestBody):
     guided_choice: ListOf[str] | None = None
     structured_outputs: StructuredOutputs | None = None
     # written into every request by routers, with the only value that this server supports
-    skip_special_tokens: Literal[True] | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
-    no_stop_trim: Literal[False] | None = None
-    return_hidden_states: Literal[False] | None = None
+    skip_special_tokens: Annotated[Literal[True] | None, ONLY] = None
+    spaces_between_special_tokens: Annotated[Literal[True] | None, ONLY] = None
+    include_stop_str_in_output: Annotated[Literal[False] | None, ONLY] = None
+    no_stop_trim: Annotated[Literal[False] | None, ONLY] = None
+    return_hidden_states: Annotated[Literal[False] | None, ONLY] = None
 
     @property
     def choices(self) -> int:
@@ -307,7 +318,7 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
-    suffix: Literal[""] | None = None
+    suffix: Annotated[Literal[""] | None, ONLY] = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -349,7 +360,7 @@ class ChatRequest(Sampled):
     separate_reasoning: bool | None = None  # routers write these three; an answer's reasoning is part of its content here
     stream_reasoning: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=0)] | None = None
+    chat_template_kwargs: Annotated[Annotated[dict[str, Any], Field(max_length=0)] | None, ONLY] = None
 
     def limit(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
+from lmc.serve.openai_protocol import ONLY, Count, ListOf, Probability, RequestBody
 
 
 class Reasoning(RequestBody):
@@ -50,11 +50,11 @@ class ResponsesRequest(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    top_logprobs: Literal[0] | None = None
-    background: Literal[False] | None = None
+    top_logprobs: Annotated[Literal[0] | None, ONLY] = None
+    background: Annotated[Literal[False] | None, ONLY] = None
     max_tool_calls: int | None = None
-    previous_response_id: None = None  # nothing is stored
-    conversation: None = None
+    previous_response_id: Annotated[None, ONLY] = None  # nothing is stored
+    conversation: Annotated[None, ONLY] = None
 
 
 def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:

@@ -234,7 +234,11 @@ BAD = {
     "two constraints": ({**HELLO, "regex": "a", "guided_choice": ["b"]}, "guided_choice", "exclude each other"),
     "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),
     "bad grammar": ({**HELLO, "ebnf": "root ::= other"}, "ebnf", "other"),
-    "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", ""),
+    "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", "not supported by this server; leave it out"),
+    "template's arguments": ({**HELLO, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "not supported by this server"),
+    "usage in each piece": (
+        {**HELLO, "stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats", "not supported by this server",
+    ),
     "usage without stream": ({**HELLO, "stream_options": {"include_usage": True}}, "stream_options", "stream"),
     "lonely top_logprobs": ({**HELLO, "top_logprobs": 3}, "top_logprobs", "logprobs"),
     "lonely tool_choice": ({**HELLO, "tool_choice": "auto"}, "tool_choice", "tools"),

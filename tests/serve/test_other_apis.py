@@ -150,12 +150,15 @@ def test_what_a_response_cannot_have_is_refused(field, value):
         ({"instructions": "Be kind.", "input": [{"role": "user", "content": "x"}, {"role": "king", "content": "x"}]}, "input.1.role"),
         ({"input": [{"type": "function_call_output", "call_id": 3, "output": "x"}]}, "input.0.tool_call_id"),
         ({"input": []}, "input"),
+        ({"input": "x", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "x", "conversation": {"id": "conv_1"}}, "conversation"),
         ({"input": "x", "tools": [{"type": "function", "name": "no name"}]}, "tools.0.name"),
         ({"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}}, "text.format"),
     ),
 )
 def test_an_error_of_a_response_names_its_own_field(given, param):
     error = post(RESPONSES, given).json()["error"]
+    assert (error["code"] == "unsupported") == ("not supported" in error["message"])
     assert error["param"] == param and (param == "text.format" or error["message"].startswith(f"{param}: "))
 
 
