@@ -8,14 +8,14 @@ is tried once (cf. models/fixed.py). Prefixes that several rows share are read b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
-from lmc.backend.engine.attention.torch_ref import additive, partial
+from lmc.backend.engine.attention.torch_ref import additive, gathered, partial
 from lmc.backend.engine.kv_fp8 import Stored
 
 _STEPS = ((512, 64), (1024, 128))  # of lengths up to the first; of longer ones half a block
@@ -37,27 +37,30 @@ class _Tiles:
     rows    [n · height] of the pass; some only fill a tile up
     slots   [n or 1, length]
     mask    [n, 1, height · group, length] float, 0 or -inf
-    wanted  indices in `rows` of those that do not
+    wanted  indices in `rows` of those that do not, and these rows
     """
 
     rows: Tensor
     slots: Tensor
     mask: Tensor
-    wanted: Tensor
+    wanted: tuple[Tensor, Tensor]
+    scratch: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Tensor, slots: Tensor, mask: Tensor, known: Tensor) -> _Tiles:
         """Return tiles of rows [n, height], of which those are wanted that are `known` [n, height]."""
-        return cls(rows.flatten(), slots, mask, known.flatten().nonzero()[:, 0])
+        return cls(rows.flatten(), slots, mask, (known.flatten().nonzero()[:, 0], rows[known]))
 
     def attend(self, q: Tensor, keys: Stored, values: Stored, out: Tensor) -> None:
         n, heads, dim, kv_heads = len(self.mask), q.shape[1], q.shape[2], keys.shape[1]
         height, slots = len(self.rows) // n, self.slots.flatten()
-        tall = q[self.rows].view(n, height, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
-        k, v = (store[slots].view(len(self.slots), -1, kv_heads, dim).transpose(1, 2).expand(n, -1, -1, -1) for store in (keys, values))
+        tall = q.index_select(0, self.rows).view(n, height, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
+        stores = (gathered(keys, slots, self.scratch, "k"), gathered(values, slots, self.scratch, "v"))
+        k, v = (store.view(len(self.slots), -1, kv_heads, dim).transpose(1, 2).expand(n, -1, -1, -1) for store in stores)
         found, _ = partial(tall, k, v, mask=self.mask)
         found = found.reshape(n, kv_heads, height, -1, dim).transpose(1, 2).reshape(n * height, heads, dim)
-        out[self.rows[self.wanted]] = found[self.wanted]
+        wanted, rows = self.wanted
+        out.index_copy_(0, rows, found.index_select(0, wanted))
 
 
 @dataclass(frozen=True)

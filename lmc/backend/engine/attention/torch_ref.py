@@ -123,13 +123,17 @@ class _Own:
         return out.reshape(count, heads, dim), lse.reshape(count, heads)
 
     def _gather(self, name: str, store: Stored, count: int) -> Tensor:
-        if isinstance(store, Fp8Rows):
-            found = store[self.slots]
-        else:
-            if name not in self.scratch:  # a fresh buffer per layer would cost its page faults each time
-                self.scratch[name] = store.new_empty(len(self.slots), *store.shape[1:])
-            found = torch.index_select(store, 0, self.slots, out=self.scratch[name])
+        found = gathered(store, self.slots, self.scratch, name)
         return found.view(count, -1, *store.shape[1:]).transpose(1, 2)  # [n, Hkv, longest, D]
+
+
+def gathered(store: Stored, slots: Tensor, scratch: dict[str, Tensor], name: str) -> Tensor:
+    """Return the rows of `slots`, in a buffer of that name: a fresh one per layer would cost its page faults each time."""
+    if isinstance(store, Fp8Rows):
+        return store[slots]
+    if name not in scratch:
+        scratch[name] = store.new_empty(len(slots), *store.shape[1:])
+    return torch.index_select(store, 0, slots, out=scratch[name])
 
 
 def partial(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
