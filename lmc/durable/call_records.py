@@ -61,9 +61,9 @@ def _fixed(x: Any, changeable: list[Any]) -> Any:
     return data_or_class(x)
 
 
-def contents_digest(changeable: Sequence[Any]) -> int:
-    """Return a checksum of the contents of what can change; 0 for nothing."""
-    return mutations.steadily(lambda: crc32(json_data.to_bytes([*map(data_or_class, changeable)])) or 1) if changeable else 0
+def contents_digest(x: Any) -> int:
+    """Return a checksum of the contents of what can change."""
+    return mutations.steadily(lambda: crc32(json_data.to_bytes(data_or_class(x))))
 
 
 def data_or_class(x: Any) -> Any:

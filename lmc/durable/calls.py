@@ -65,7 +65,7 @@ class KnownEffects:
     """
 
     def __init__(self) -> None:
-        self.known: dict[Kind, dict[tuple[int, int], deque[Effect]]] | None = None
+        self.known: dict[Kind, dict[tuple[tuple[int, ...], int], deque[Effect]]] | None = None
         self.ordered: dict[int, Effect] = {}
         self.next = 0
         self.given: dict[int, tuple[Any, int]] = {}
@@ -91,13 +91,15 @@ class KnownEffects:
             self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
             self.next = max(effects, default=-1) + 1
 
-    def match(self, call: Call, *, strict: bool) -> Effect | None:
+    def match(self, call: Call, again: Sequence[bool], *, strict: bool) -> Effect | None:
         """Return the known effect that a call is. None: it was not made.
 
         It is one of the same kind and contents, rather of the same task. What several tasks change has other contents when a run is resumed and they go
         on in another order: such a call is the same task's next one of its kind, since a task makes its calls in one order; or, once tasks are seen
         to make each other's calls (they take work from a queue), the next one of any. Raises LookupError if the same task has made a call of the
-        kind with other contents, which no other task could have changed.
+        kind with other contents of what is not known to be shared.
+
+        again  which of what can change was given to a call before
         """
         groups = (self.known or {}).get(call.kind, {})
         found = groups.get((call.contents, call.task))
@@ -106,7 +108,8 @@ class KnownEffects:
         if found is None and not strict and groups:
             own = [g for (_, task), g in groups.items() if task == call.task]
             of_any = [g for g in groups.values() if g[0].outcome is not None] if self.reordered else []
-            shared = [g for g in own or of_any if call.shared or g[0].call.shared or (g[0].changes and not call.ordered)]
+            known = again if own and not self.reordered and not call.ordered else [False] * len(again)
+            shared = [g for g in own or of_any if (g[0].changes and not call.ordered) or call.is_like(g[0].call, known)]
             found = min(shared, key=_number, default=None)
             if found is None and own:
                 raise LookupError
@@ -126,9 +129,9 @@ class KnownEffects:
         assert self.known is not None
         self.known[effect.call.kind].setdefault((effect.call.contents, effect.call.task), deque()).appendleft(effect)
 
-    def are_shared(self, changeable: Sequence[Any], task: int) -> bool:
-        """Return whether any of what is given to a call was given to one of another task or thread, or is given to a task of host code."""
-        return any(task == _MANY_TASKS or (id(x) in self.given and self.given[id(x)][1] != task) for x in changeable)
+    def is_shared(self, x: Any, task: int) -> bool:
+        """Return whether what is given to a call was given to one of another task or thread, or is given to a task of host code."""
+        return task == _MANY_TASKS or (id(x) in self.given and self.given[id(x)][1] != task)
 
     def note_given(self, changeable: Sequence[Any], task: int) -> None:
         """Record what a task or thread gives to a call; `_MANY_TASKS` for several of them."""
@@ -142,13 +145,61 @@ class KnownEffects:
         with self.lock:
             for other in self.under_way:
                 other.overlapped = reached.overlapped = True
+            self._settle(reached)
+            reached.look()
             self.under_way.append(reached)
-            reached.begun()
         try:
             yield
         finally:
             with self.lock:
                 self.under_way.remove(reached)
+
+    def claim(self, reached: CallSnapshot) -> None:
+        """Note what a call has changed since it began or went on; others have not."""
+        with self.lock:
+            self._claim(reached)
+
+    def _claim(self, reached: CallSnapshot) -> None:
+        reached.claim()
+        for other in self.under_way:
+            if other.whole and other is not reached:
+                other.look_like(reached)
+
+    def _settle(self, reached: CallSnapshot) -> None:
+        """Let calls on threads claim what they have changed so far of what another is given."""
+        for other in self.under_way:
+            if other.whole and other is not reached and other.shares(reached):
+                self._claim(other)
+
+    def redo(self, reached: CallSnapshot, known: Effect, decode: Callable[[Any], Any]) -> None:
+        """Make the changes of a known call again."""
+        assert known.outcome is not None
+        with self.lock:
+            self._settle(reached)
+            reached.restore(known.outcome[2], decode, None if known.call.ordered else self.redone, known.ended)
+            if self.under_way:
+                reached.look()
+                for other in self.under_way:
+                    other.look_like(reached)
+
+    @types.coroutine
+    def steps(self, awaitable: Any, reached: CallSnapshot) -> Generator[Any, Any, Any]:
+        """Await something, and note what its own steps change: between them the program and others go on."""
+        steps, value, error = awaitable.__await__(), None, None
+        while True:
+            with self.lock:
+                self._settle(reached)
+                reached.claim(own=False)
+            try:
+                given = steps.send(value) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.claim(reached)
+            try:
+                value, error = (yield given), None
+            except BaseException as raised:  # raised in what is awaited
+                error = raised
 
     def keep(self, instance: Any) -> None:
         """Record that the program has made an instance."""
@@ -264,11 +315,13 @@ class JournaledCalls(Answers):
         self.begins_again(known)
         self.sync()
         before = 0 if by is None else by.calls
+        reached.whole = True
         with self.effects.making(reached):
             with self.attempts(fn, number, known), self.working():
                 outcome = make()
             if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
                 self.effects.made[id(made)] = made, made_by(name, number)
+            self.effects.claim(reached)
             self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
 
@@ -320,9 +373,10 @@ class JournaledCalls(Answers):
         by = task if of is None else _MANY_TASKS  # of host code, whose tasks have one number
         with self.effects.lock:
             self.effects.read(self.known.effects)
-            call = Call(stream, name, digest, contents_digest(changeable), task, self.effects.are_shared(changeable, by), ordered)
+            shared = tuple(self.effects.is_shared(x, by) for x in changeable)
+            call = Call(stream, name, digest, tuple(map(contents_digest, changeable)), shared, task, ordered)
             try:
-                known = self.effects.match(call, strict=self.diverges)
+                known = self.effects.match(call, [id(x) in self.effects.given for x in changeable], strict=self.diverges)
             except LookupError:
                 instead = next(iter(self.effects.known[call.kind].values()))[0]  # pyright: ignore[reportOptionalSubscript]
                 raise self._differs(call, args, kwargs, instead, loc) from None
@@ -341,7 +395,10 @@ class JournaledCalls(Answers):
             if instead is not None:
                 raise self._differs(call, args, kwargs, instead, loc)
             number, self.effects.next = self.effects.next, self.effects.next + 1
-        self.journal.put(self.item, ["i", number, *call[:5], int(call.shared), int(call.ordered), shown_call(args, kwargs), "" if loc is None else str(loc)])
+        self.journal.put(
+            self.item,
+            ["i", number, *call[:4], [*map(int, call.shared)], call.task, int(call.ordered), shown_call(args, kwargs), "" if loc is None else str(loc)],
+        )
         return number
 
     def _differs(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
@@ -432,11 +489,9 @@ class JournaledCalls(Answers):
         assert known.outcome is not None
         name, (kind, data, *rest) = known.name, known.outcome
         if rest and reached is not None:
-            changed, taken = rest[:2]
+            taken = rest[1]
             with self._reading(name):
-                redone = None if known.call.ordered else self.effects.redone
-                with self.effects.lock:
-                    self._note_changes(reached, reached.restore(changed, lambda x: self.decoded(x, reached.at), redone, known.ended))
+                self.effects.redo(reached, known, lambda x: self.decoded(x, reached.at))
                 if taken and list(map(type, taken)) != [int] * len(reached.iterators):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
@@ -451,13 +506,6 @@ class JournaledCalls(Answers):
             if kind != "value" and not isinstance(value, BaseException):
                 raise TypeError(f"it raised a {type(value).__name__}")
         return kind == "value", value
-
-    def _note_changes(self, by: CallSnapshot, changes: Iterable[tuple[Any, list[Any]]]) -> None:
-        """Note that a call has changed objects: these are no changes by others that are under way."""
-        for target, change in changes:
-            for other in self.effects.under_way:
-                if other is not by:
-                    other.changed_by_others(target, change, lambda x: codec.decode(x, by.at))
 
     @contextmanager
     def _reading(self, name: str) -> Generator[None]:
@@ -500,9 +548,7 @@ class JournaledCalls(Answers):
                 record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
             changed: list[list[Any]] = []
             if reached is not None:
-                with self.effects.lock:
-                    changed = reached.changed(alone=alone)
-                    self._note_changes(reached, [(reached.values[index], change) for index, change in changed if 0 <= index < len(reached.values)])
+                changed = reached.changed(alone=alone)
             if changed or programs or (reached is not None and reached.iterators):
                 record += [changed, [] if reached is None else reached.taken(), *([programs] if programs else [])]
         except codec.NotData as what:

@@ -63,22 +63,11 @@ def steadily(look: Callable[[], T]) -> T:
                 raise
 
 
-def change_of(before: Any, after: Any, *, apart: bool) -> list[Any]:
-    """Return what makes one value of the other, both as data: by items appended, members, entries and numbers, or as a whole.
-
-    apart  whether nobody else has changed it meanwhile; else items that are put between others count as appended
-    """
+def change_of(before: Any, after: Any) -> list[Any]:
+    """Return what makes one value of the other, both as data: by items appended, members, entries and numbers, or as a whole."""
     old, new = _entries(before), _entries(after)
-    if type(before) is list and type(after) is list:
-        if after[: len(before)] == before:
-            return ["+", after[len(before) :]]
-        left, more = deque(before), list[Any]()
-        for x in after:
-            if left and x == left[0]:
-                left.popleft()
-            else:
-                more.append(x)
-        return ["=", after] if apart or left else ["+", more]
+    if type(before) is list and type(after) is list and after[: len(before)] == before:
+        return ["+", after[len(before) :]]
     if type(before) in (int, float) and type(after) in (int, float):
         return ["#", before, after]
     if old is None or new is None or old[0] != new[0]:
@@ -88,7 +77,7 @@ def change_of(before: Any, after: Any, *, apart: bool) -> list[Any]:
     were, are = dict(old[1]), dict(new[1])
     if [*are] != [*[key for key in were if key in are], *[key for key in are if key not in were]]:
         return ["=", after]  # in another order
-    return ["{", [[key, change_of(were[key], x, apart=apart) if key in were else ["=", x]] for key, x in are.items() if key not in were or were[key] != x],
+    return ["{", [[key, change_of(were[key], x) if key in were else ["=", x]] for key, x in are.items() if key not in were or were[key] != x],
             [key for key in were if key not in are]]  # fmt: skip
 
 

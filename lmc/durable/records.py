@@ -29,23 +29,26 @@ class Call(NamedTuple):
     """A call of host code, as a journal knows it.
 
     digest    checksum of its arguments, but for the contents of what can change
-    contents  checksum of those; 0 if there are none
-    task      number of the task or thread that makes it;  0: the program's first one
-    shared    whether tasks or threads share what it was given
+    contents  checksums of those;  shared: which of them another task or thread was given, too
+    task      number of the task or thread that makes it
     ordered   whether it is made where the program makes it, not ahead of order
     """
 
     stream: str
     name: str
     digest: int
-    contents: int
+    contents: tuple[int, ...]
+    shared: tuple[bool, ...]
     task: int
-    shared: bool
     ordered: bool
 
     @property
     def kind(self) -> Kind:
         return self[:3]
+
+    def is_like(self, other: Call, known: Sequence[bool]) -> bool:
+        """Return whether a call of the same kind differs in nothing but contents of what is shared, or `known`."""
+        return all(a == b or any(may) for a, b, *may in zip(self.contents, other.contents, self.shared, other.shared, known, strict=True))
 
 
 @dataclass(slots=True)
@@ -268,8 +271,9 @@ def _answer(known: Known, record: Record) -> None:
 
 
 def _intent(known: Known, record: Record) -> None:
-    _, number, *call, shown, line = record
-    known.effects[number] = effect = Effect(_number(number), Call(*call), shown, line)
+    _, number, stream, name, digest, contents, shared, task, ordered, shown, line = record
+    call = Call(stream, name, digest, tuple(contents), tuple(shared), task, ordered)
+    known.effects[number] = effect = Effect(_number(number), call, shown, line)
     known.order.append(effect)
 
 

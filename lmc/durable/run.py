@@ -109,10 +109,11 @@ class RunJournal(JournaledCalls):
         before, handed = by.calls, _handed(inner, call)
         reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
+        reached.whole = isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD  # its code is elsewhere once it has ended
         with self.effects.making(reached):
             try:
                 with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
-                    outcome = True, await reached.steps(awaitable)
+                    outcome = True, await (awaitable if reached.whole or reached.is_empty else self.effects.steps(awaitable, reached))
             except asyncio.CancelledError as error:
                 if aio.being_cancelled():
                     raise
@@ -120,11 +121,12 @@ class RunJournal(JournaledCalls):
             except Exception as error:
                 outcome = False, error
             alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still
-            on_thread = attribute(inner, "cr_code") is _TO_THREAD
-            if on_thread and not alone and reached.has_changes():
+            if reached.whole:
+                self.effects.claim(reached)
+            if reached.whole and not alone and reached.has_changes():
                 warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and "
                      "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
-            alone = on_thread or (alone and not reached.overlapped)
+            alone = reached.whole or (alone and not reached.overlapped)
             self.write_outcome(number, inner, name, handed, reached, outcome, loc, by.calls - before, alone=alone)
         if not outcome[0]:
             raise outcome[1]

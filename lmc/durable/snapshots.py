@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from operator import is_, length_hint
@@ -74,13 +74,6 @@ ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.
 """Python's iterators of containers, which know how many items are left."""
 
 
-@dataclass(eq=False, slots=True)
-class _Other:
-    """Stands for an object by its place."""
-
-    place: list[Any]
-
-
 @dataclass(slots=True)
 class _Found:
     """Objects that a call has found: as data, their items if they are lists, the containers in them, the state of those of Python, and prompts of states."""
@@ -98,11 +91,12 @@ class CallSnapshot:
 
     They are numbered; those behind the objects are variables, which a function may rebind. Buffers in memory have negative numbers.
 
+    whole       whether what changes between its steps is its change, too: it runs on a thread
     overlapped  whether other calls were under way meanwhile
     asked       whether host code has asked for an answer in a state of the run meanwhile
     """
 
-    overlapped = asked = False
+    whole = overlapped = asked = False
 
     def __init__(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], instances: Mapping[int, Callable[[], Any]] = {}) -> None:
         values = [*args, *kwargs.values()]
@@ -138,9 +132,8 @@ class CallSnapshot:
                     functions.append(content)
         self.iterators = [x for x in values if isinstance(x, (SharedIterator, *ITERATORS))]
         self._left = [0 if isinstance(x, SharedIterator) else length_hint(x) for x in self.iterators]
-        self._changes: list[list[Any]] = []
-        self._not_data: codec.NotData | None = None
-        self._first: _Found | None = None
+        self._changes: list[tuple[bool, list[list[Any]] | codec.NotData]] = []
+        self._found = _Found([], [], [], [], [])
 
     def _add(self, values: Iterable[Any]) -> None:
         for x in values:
@@ -152,54 +145,36 @@ class CallSnapshot:
         """Return the places of states and of the other objects, which are looked at by themselves."""
         return {**self._of_states, **{key: place for key, place in self._places.items() if key != id(x)}}
 
-    def begun(self) -> None:
-        """Look at what the call finds."""
-        self._first = self._found = self._look()
-
     def _look(self) -> _Found:
         items = [list(x) if type(x) is list else [] for x in self.values]
         looks = [look(x) for x, look in self._watched]
         return _Found(self._snapshots(), items, [_containers(x) for x in self.values], looks, [state.ctx for state in self.states])
 
-    def goes_on(self) -> None:
-        """Take what the objects are now for what the call has left: others may have changed them."""
+    def look(self) -> None:
+        """Look at what the call finds."""
         self._found = self._look()
 
-    def pauses(self) -> None:
-        """Note what the call has changed since it went on."""
+    def look_like(self, other: CallSnapshot) -> None:
+        """See objects as another call does, which has just looked."""
+        for i, j in [(i, other._places[key][0]) for key, (i,) in self._places.items() if key in other._places]:
+            alike = len(self.values) == len(other.values) == 1  # within no other
+            self._found.data[i] = other._found.data[j] if alike else _snapshot(self.values[i], self._held(self.values[i]))
+            self._found.items[i], self._found.held[i] = other._found.items[j], other._found.held[j]
+
+    def shares(self, other: CallSnapshot) -> bool:
+        return not self._places.keys().isdisjoint(other._places)
+
+    def claim(self, *, own: bool = True) -> None:
+        """Take what has changed since the last look for the call's, or for changes between its steps."""
+        before, self._found = self._found, self._look()
         try:
-            self._changes += self._changed()
+            self._changes.append((own, self._changed(before)))
         except codec.NotData as error:
-            self._not_data = error
+            self._changes.append((own, error))
 
-    def changed_by_others(self, target: Any, change: list[Any], decode: Callable[[Any], Any]) -> None:
-        """Take an object for one that the call found changed so."""
-        (at,) = self._places.get(id(target), [-1])
-        if self._first is None or at < 0 or isinstance(before := self._first.data[at], _OpaqueValue):
-            return
-        with suppress(codec.BadData, codec.NotData, AttributeError):  # of an object within, which is looked at by itself
-            others = dict[str, Any]()
-            found = mutations.apply(codec.decode(before, lambda place: others.setdefault(str(place), _Other(place))), change, decode)
-            self._first.data[at] = codec.encode(found, {**self._held(target), **{id(x): x.place for x in others.values()}})
-
-    @types.coroutine
-    def steps(self, awaitable: Any) -> Generator[Any, Any, Any]:
-        """Await something, and note what its own steps change: between them the program and others go on."""
-        if not (self.values or self.variables or self._watched or self.states):
-            return (yield from awaitable.__await__())
-        steps, value, error = awaitable.__await__(), None, None
-        while True:
-            self.goes_on()
-            try:
-                given = steps.send(value) if error is None else steps.throw(error)
-            except StopIteration as end:
-                return end.value
-            finally:
-                self.pauses()
-            try:
-                value, error = (yield given), None
-            except BaseException as raised:  # raised in what is awaited
-                error = raised
+    @property
+    def is_empty(self) -> bool:
+        return not (self.values or self.variables or self._watched or self.states)
 
     def part(self, value: Any) -> list[Any] | None:
         """Return the position of a returned container within the arguments: [number, key, …]."""
@@ -248,54 +223,48 @@ class CallSnapshot:
     def changed(self, *, alone: bool) -> list[list[Any]]:
         """Return the changes of the call: [number of the object, change as data]. Raises NotData.
 
-        alone  whether nothing else has changed the objects between its steps
+        alone  whether those between its steps are its own, too
         """
-        if self._first is None:
-            return []  # it was not made
-        if alone:
-            self._found = self._first
-            return self._changed()
-        if self._not_data is not None:
-            raise self._not_data
-        return self._changes
-
-    def has_changes(self) -> bool:
-        try:
-            return bool(self.changed(alone=True))
-        except codec.NotData:
-            return True
-
-    def _changed(self) -> list[list[Any]]:
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
-        if self.asked or not all(state.ctx is prompt for state, prompt in zip(self.states, self._found.prompts, strict=True)):
+        found: list[list[Any]] = []
+        for own, changes in self._changes:
+            if isinstance(changes, codec.NotData) and (own or alone):
+                raise changes
+            found += changes if not isinstance(changes, codec.NotData) and (own or alone) else ()
+        return found
+
+    def has_changes(self) -> bool:
+        return any(changes for _, changes in self._changes)
+
+    def _changed(self, before: _Found) -> list[list[Any]]:
+        if self.asked or before.prompts != self._found.prompts:
             raise codec.NotData("what it appended to a state")
         written: list[list[Any]] = []
-        for n, (x, look) in enumerate(self._watched):
-            if look(x) == self._found.looks[n]:
+        for n, (x, _) in enumerate(self._watched):
+            if self._found.looks[n] == before.looks[n]:
                 continue
             if type(x) not in _BUFFERS or x.closed:
                 raise codec.NotData(f"what it did to a {type(x).__name__}")
             written.append([-1 - n, ["=", codec.encode([x.getvalue(), x.tell()])]])
-        befores, held_before = self._found.data, self._found.held
-        found = [(i, after) for i, (before, after) in enumerate(zip(befores, self._snapshots(), strict=True)) if not _same(before, after)]
+        found = [(i, after) for i, (was, after) in enumerate(zip(before.data, self._found.data, strict=True)) if not _same(was, after)]
         for index, after in found:
             if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__}")
-            new = _containers(self.values[index]) - held_before[index] - self._places.keys() if index < len(self.values) else set[int]()
-            if any(new & held for held in held_before) or '["=",' in json_data.dumps(after):  # would be read as a copy
+            new = self._found.held[index] - before.held[index] - self._places.keys() if index < len(self.values) else set[int]()
+            if any(new & held for held in before.held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
-        moved = [self._rearranged(i) for i, _ in found]
-        return written + [[i, mutations.change_of(befores[i], after, apart=not self.overlapped) if items is None else ["=", items]]
+        moved = [self._rearranged(i, before) for i, _ in found]
+        return written + [[i, mutations.change_of(before.data[i], after) if items is None else ["=", items]]
                           for (i, after), items in zip(found, moved, strict=True)]  # fmt: skip
 
-    def _rearranged(self, index: int) -> list[Any] | None:
+    def _rearranged(self, index: int, found: _Found) -> list[Any] | None:
         """Return a list's items if containers in it changed position: these by their position. Raises NotData."""
         if index >= len(self.values) or type(self.values[index]) is not list:
             return None
         now: list[Any] = self.values[index]
-        were, before = {id(x): k for k, x in enumerate(self._found.items[index]) if mutations.can_change(x)}, self._found.data[index]
+        were, before = {id(x): k for k, x in enumerate(found.items[index]) if mutations.can_change(x)}, found.data[index]
         if all(were.get(id(x), k) == k for k, x in enumerate(now)):
             return None
         data: list[Any] = []
@@ -306,14 +275,11 @@ class CallSnapshot:
                 raise codec.NotData("that it moved a container of the program and changed it")
         return data
 
-    def restore(
-        self, changes: list[list[Any]], decode: Callable[[Any], Any], redone: dict[int, RedoneChanges] | None, ended: int
-    ) -> list[tuple[Any, list[Any]]]:
-        """Change the objects as a call did that ended at that place; return them, with the change of each.
+    def restore(self, changes: list[list[Any]], decode: Callable[[Any], Any], redone: dict[int, RedoneChanges] | None, ended: int) -> None:
+        """Change the objects as a call did that ended at that place.
 
         redone  what was redone to objects by calls at the same time, by id: changes by those that ended later come behind. None: no others do
         """
-        targets: list[tuple[Any, list[Any]]] = []
         for index, change in changes:
             if index < 0:
                 buffer, (text, at) = self._watched[-1 - index][0], decode(change[1])
@@ -326,7 +292,7 @@ class CallSnapshot:
                 cell = self.variables[index - len(self.values)]
                 cell.cell_contents = decode(change[1]) if change[0] == "=" else mutations.apply(cell.cell_contents, change, decode)
                 continue
-            targets.append((target := self.values[index], change))
+            target = self.values[index]
             if redone is None:
                 if mutations.apply(target, change, decode) is not target:
                     raise ValueError(f"a {type(target).__name__} as {change[0]}")
@@ -336,7 +302,6 @@ class CallSnapshot:
             known.redo(change, decode, ended)
             if len(redone) > MOST_SHARED:
                 del redone[next(iter(redone))]
-        return targets
 
 
 MOST_SHARED = 256

@@ -160,7 +160,7 @@ def test_an_answer_is_written_before_what_its_run_did_because_of_it(tmp_path: Pa
 
     def go_on(result: Result) -> None:  # the run is told before the journal is
         following.append(asked(run, 1))
-        opening.put(0, ["i", 0, "", "charge", 0, 0, "", "", 1])
+        opening.put(0, ["i", 0, "", "charge", 0, [], [], 0, 1, "", ""])
         following[0].finish(Output(("more",), ({},)))
         opening.gather()
 
@@ -192,7 +192,7 @@ def test_ctrl_c_while_a_group_is_made_loses_nothing(tmp_path: Path, monkeypatch:
     run = RunJournal(opening, 0)
     asked(run, 0).finish(Output(("text",), ({},)))
     late = asked(run, 1)
-    opening.put(0, ["i", 0, "", "charge", 0, 0, "", "", 1])
+    opening.put(0, ["i", 0, "", "charge", 0, [], [], 0, 1, "", ""])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(journal.json_data, "encode_json", interrupted)
         opening.gather()

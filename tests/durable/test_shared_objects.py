@@ -4,6 +4,7 @@ called once, and the object has what all of them did."""
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -13,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import lmc
 from lmc.durable import records
 from tests.backend.gated import InTurn
 from tests.durable.resuming import lay, prefixes
-from tests.searching import TIMES
+from tests.searching import TIMES, search
 
 CALLS: list[tuple[str, Any]] = []
 
@@ -269,10 +272,10 @@ async def takes_jobs(s: Any) -> Any:
     return sorted(notes), sorted(memory["seen"]), sorted(memory["by"]["all"]), memory["spent"]
 
 
-def ended(program: Any, path: Path) -> Any:
+def ended(program: Any, arguments: dict[str, Any], path: Path) -> Any:
     """The result of a run that is resumed; None if a call is in doubt, which is to be made then: it had not begun when the journal was cut."""
     try:
-        return program.run(backend=lmc.Mock(), journal=path).ret_value
+        return program.run(**arguments, backend=lmc.Mock(), journal=path).ret_value
     except (lmc.InDoubtEffect, BaseExceptionGroup):
         opened = lmc.Journal(path)
         doubts = opened.waiting()
@@ -289,23 +292,84 @@ PROGRAMS = [
 ORDERS = [[2, 1, 0], [1, 0, 2]]
 
 
+def once(program: Any, arguments: dict[str, Any], first: Any, every: int, directory: Path) -> None:
+    """Asserts that a run whose answers come in some order, and is cut behind its records and resumed in another order, calls each tool once and has
+    the result of a run without a journal."""
+    whole, path = directory / "j", directory / "cut"
+    CALLS.clear()
+    expected, calls = program.run(**arguments, backend=lmc.Mock(), seed=1).ret_value, Counter(CALLS)
+    named = Counter(name for name, _ in CALLS)
+    CALLS.clear()
+    assert program.run(**arguments, backend=first, seed=1, journal=whole).ret_value == expected and Counter(CALLS) == calls
+    for n, data in list(enumerate(prefixes(whole)))[::every]:
+        lay(path, data)
+        known = list(records.read(path).runs[0].effects.values())
+        CALLS.clear()
+        while (found := ended(program, arguments, path)) is None:
+            pass
+        done = Counter(effect.name.removeprefix("await ").rpartition(".")[2] for effect in known if effect.outcome is not None)
+        assert found == expected, n
+        assert Counter(name for name, _ in CALLS) == named - done, n
+
+
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
 @pytest.mark.parametrize("order", ORDERS[: 2 if TIMES else 1], ids=lambda x: "".join(map(str, x)))
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_each_is_called_once(program: Any, order: list[int], tmp_path: Path) -> None:
-    CALLS.clear()
-    expected, calls = program.run(backend=lmc.Mock(), seed=1).ret_value, Counter(CALLS)
-    whole, path = tmp_path / "j", tmp_path / "cut"
-    CALLS.clear()
     first = InTurn(order) if program is not gathers_changes else lmc.Mock()  # which asks one at a time
-    assert program.run(backend=first, seed=1, journal=whole).ret_value == expected and Counter(CALLS) == calls
-    for n, data in list(enumerate(prefixes(whole)))[:: 1 if TIMES else 3]:
-        lay(path, data)
-        known = list(records.read(path).runs[0].effects.values())
-        CALLS.clear()
-        while (found := ended(program, path)) is None:
-            pass
-        done = Counter(effect.name.removeprefix("await ").rpartition(".")[2] for effect in known if effect.outcome is not None)
-        named = Counter(name for name, _ in calls.elements())
-        assert found == expected, n
-        assert Counter(name for name, _ in CALLS) == named - done, n
+    once(program, {}, first, 1 if TIMES else 3, tmp_path)
+
+
+@lmc.function
+async def mixes(s: Any, steps: list[str], grouped: bool) -> Any:
+    """Three tasks that do the same, to the same objects."""
+    notes, memory, budget, board, lock = list[str](), dict[str, Any](seen=set(), by={"all": []}, spent=0), Budget(), Board(), asyncio.Lock()
+
+    async def work(f: Any, x: str) -> None:
+        f += x + lmc.gen("a", max_tokens=2)
+        for n, step in enumerate(steps):
+            y = f"{x}{n}"
+            match step:
+                case "ask":
+                    f += lmc.gen("b", max_tokens=2)
+                case "own":
+                    notes.append(y)
+                case "turn":
+                    await asyncio.sleep(0)
+                case "add":
+                    add(y, notes)
+                    await aadd(y, notes)
+                case "store":
+                    store(notes)
+                    await astore(notes)
+                case "objects":
+                    budget.spend(y)
+                    board.write(y)
+                case "table":
+                    put(memory, y)
+                case "lock":
+                    async with lock:
+                        await aadd(y, notes)
+                        await look({"q": y}, notes)
+                case _:
+                    await asyncio.gather(aadd(y, notes), look({"q": y}, notes))
+        f += lmc.gen("c", max_tokens=2)
+
+    if grouped:
+        async with asyncio.TaskGroup() as group:
+            for f, x in zip(s.fork(3), "abc", strict=True):
+                group.create_task(work(f, x))
+    else:
+        await asyncio.gather(*map(work, s.fork(3), "abc"))
+    return sorted(notes), sorted(memory.pop("seen")), sorted(memory.pop("by")["all"]), dict(sorted(memory.items())), budget.spent, sorted(board.lines)
+
+
+STEPS = ["ask", "own", "turn", "add", "store", "objects", "table", "lock", "gather"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
+@search(2, 40)
+@given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=4), st.booleans(), st.permutations(range(3)))
+def test_tasks_that_do_anything_call_once(steps: list[str], grouped: bool, order: list[int]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        once(mixes, {"steps": steps, "grouped": grouped}, InTurn(order), 5, Path(directory))
