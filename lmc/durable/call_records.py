@@ -16,9 +16,10 @@ from zlib import crc32
 
 from lmc import codec, json_data
 from lmc.durable import mutations
+from lmc.durable.changes import steadily
 from lmc.durable.deferred import DeferredAwaitable
+from lmc.durable.iterators import SharedIterator
 from lmc.durable.reaches import attribute
-from lmc.durable.snapshots import SharedIterator
 from lmc.frontend.host import HostFunction
 
 
@@ -63,7 +64,7 @@ def _fixed(x: Any, changeable: list[Any]) -> Any:
 
 def contents_digest(x: Any) -> int:
     """Return a checksum of the contents of what can change."""
-    return mutations.steadily(lambda: crc32(json_data.to_bytes(data_or_class(x))))
+    return steadily(lambda: crc32(json_data.to_bytes(data_or_class(x))))
 
 
 def data_or_class(x: Any) -> Any:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 import threading
 import types
 import warnings
-import weakref
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,13 +15,14 @@ from lmc import codec
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
 from lmc.durable.call_records import arguments_digest, contents_digest, name_of, shown_call
-from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeBy, inner_of, made_by
+from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, inner_of, made_by
 from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
-from lmc.durable.records import Call, Effect, Kind
-from lmc.durable.snapshots import MOST_SHARED, CallSnapshot, RedoneChanges
-from lmc.durable.tasks import Callbacks, Coming, Tasks, here
+from lmc.durable.known import MANY_TASKS, KnownEffects
+from lmc.durable.records import Call, Effect
+from lmc.durable.snapshots import CallSnapshot
+from lmc.durable.tasks import here
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
 from lmc.frontend.attempts import NOTED, answer_of
@@ -33,202 +31,6 @@ from lmc.frontend.state import State
 from lmc.prompt import Prompt
 from lmc.segments import Gen, Select
 from lmc.waiting import in_event_loop
-
-_UNREFERABLE = 64
-"""Instances without weak references that are kept before the first look for some that the program has dropped."""
-
-
-class _Held:
-    """Stands for a weak reference to an instance of a class that allows none."""
-
-    __slots__ = ("instance",)
-
-    def __init__(self, instance: Any) -> None:
-        self.instance = instance
-
-    def __call__(self) -> Any:
-        return self.instance
-
-
-class KnownEffects:
-    """The known effects of one run.
-
-    known       effects that the program has not reached, by kind, then by contents and task;  ordered: such of them, by number
-    next        the number of the next one
-    given       objects that can change and were given to calls of tasks and threads, by id, with the task of the last one
-    under_way   what was given to calls that are being made;  redone: changes by known ones
-    reordered   whether a task was seen to make a call that another one made in an earlier execution
-    idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id
-    tasks       that the program began;  coming: awaitables of tasks that have not begun
-    busy        running calls of host code
-    instances   of classes whose instances the program makes itself, by id: calls that change one are repeated by its fields
-    """
-
-    def __init__(self) -> None:
-        self.known: dict[Kind, dict[tuple[tuple[int, ...], int], deque[Effect]]] | None = None
-        self.ordered: dict[int, Effect] = {}
-        self.next = 0
-        self.given: dict[int, tuple[Any, int]] = {}
-        self.under_way: list[CallSnapshot] = []
-        self.redone: dict[int, RedoneChanges] = {}
-        self.callbacks = Callbacks()
-        self.reordered = False
-        self.idempotent: dict[int, Any] = {}
-        self.made: dict[int, tuple[Any, MadeBy]] = {}
-        self.tasks = Tasks()
-        self.coming: list[Coming] = []
-        self.busy = 0
-        self.instances: dict[int, Callable[[], Any]] = {}
-        self._unreferable, self._most = list[_Held](), _UNREFERABLE
-        self.lock = threading.Lock()
-
-    def read(self, effects: Mapping[int, Effect]) -> None:
-        """Take in the effects of earlier executions, once."""
-        if self.known is None:
-            self.known = {}
-            for effect in effects.values():
-                self.known.setdefault(effect.call.kind, {}).setdefault((effect.call.contents, effect.call.task), deque()).append(effect)
-            self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
-            self.next = max(effects, default=-1) + 1
-
-    def match(self, call: Call, again: Sequence[bool], *, strict: bool) -> Effect | None:
-        """Return the known effect that a call is. None: it was not made.
-
-        It is one of the same kind and contents, rather of the same task. What several tasks change has other contents when a run is resumed and they go
-        on in another order: such a call is the same task's next one of its kind, since a task makes its calls in one order; or, once tasks are seen
-        to make each other's calls (they take work from a queue), the next one of any. Raises LookupError if the same task has made a call of the
-        kind with other contents of what is not known to be shared.
-
-        again  which of what can change was given to a call before
-        """
-        groups = (self.known or {}).get(call.kind, {})
-        found = groups.get((call.contents, call.task))
-        if found is None and (same := [g for (contents, _), g in groups.items() if contents == call.contents]):
-            found, self.reordered = min(same, key=_number), True
-        if found is None and not strict and groups:
-            own = [g for (_, task), g in groups.items() if task == call.task]
-            of_any = [g for g in groups.values() if g[0].outcome is not None] if self.reordered else []
-            known = again if own and not self.reordered and not call.ordered else [False] * len(again)
-            shared = [g for g in own or of_any if (g[0].changes and not call.ordered) or call.is_like(g[0].call, known)]
-            found = min(shared, key=_number, default=None)
-            if found is None and own:
-                raise LookupError
-        return None if found is None else found[0]
-
-    def take(self, effect: Effect) -> None:
-        """Mark an effect as reached."""
-        assert self.known is not None
-        groups, key = self.known[effect.call.kind], (effect.call.contents, effect.call.task)
-        groups[key].remove(effect)
-        if not groups[key]:
-            del groups[key]
-        self.ordered.pop(effect.number, None)
-
-    def give_back(self, effect: Effect) -> None:
-        """Mark an effect as not reached after all."""
-        assert self.known is not None
-        self.known[effect.call.kind].setdefault((effect.call.contents, effect.call.task), deque()).appendleft(effect)
-
-    def is_shared(self, x: Any, task: int) -> bool:
-        """Return whether what is given to a call was given to one of another task or thread, or is given to a task of host code."""
-        return task == _MANY_TASKS or (id(x) in self.given and self.given[id(x)][1] != task)
-
-    def note_given(self, changeable: Sequence[Any], task: int) -> None:
-        """Record what a task or thread gives to a call; `_MANY_TASKS` for several of them."""
-        for x in changeable:
-            _, before = self.given.pop(id(x), (x, task))
-            self.given[id(x)] = x, task if before == task else _MANY_TASKS
-
-    @contextmanager
-    def making(self, reached: CallSnapshot) -> Generator[None]:
-        """In the block a call is made: what others change meanwhile is not its change."""
-        with self.lock:
-            for other in self.under_way:
-                other.overlapped = reached.overlapped = True
-            self._settle(reached)
-            reached.look()
-            self.under_way.append(reached)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.under_way.remove(reached)
-
-    def claim(self, reached: CallSnapshot) -> None:
-        """Note what a call has changed since it began or went on; others have not."""
-        with self.lock:
-            self._claim(reached)
-
-    def _claim(self, reached: CallSnapshot) -> None:
-        reached.claim()
-        for other in self.under_way:
-            if other.whole and other is not reached:
-                other.look_like(reached)
-
-    def _settle(self, reached: CallSnapshot) -> None:
-        """Let calls on threads claim what they have changed so far of what another is given."""
-        for other in self.under_way:
-            if other.whole and other is not reached and other.shares(reached):
-                self._claim(other)
-
-    def redo(self, reached: CallSnapshot, known: Effect, decode: Callable[[Any], Any]) -> None:
-        """Make the changes of a known call again."""
-        assert known.outcome is not None
-        with self.lock:
-            self._settle(reached)
-            reached.restore(known.outcome[2], decode, None if known.call.ordered else self.redone, known.ended)
-            if self.under_way:
-                reached.look()
-                for other in self.under_way:
-                    other.look_like(reached)
-
-    @types.coroutine
-    def steps(self, awaitable: Any, reached: CallSnapshot) -> Generator[Any, Any, Any]:
-        """Await something, and note what its own steps change: between them the program and others go on."""
-        steps, value, error = awaitable.__await__(), None, None
-        while True:
-            with self.lock:
-                self._settle(reached)
-                reached.claim(own=False)
-            try:
-                given = steps.send(value) if error is None else steps.throw(error)
-            except StopIteration as end:
-                return end.value
-            finally:
-                self.claim(reached)
-            try:
-                value, error = (yield given), None
-            except BaseException as raised:  # raised in what is awaited
-                error = raised
-
-    def keep(self, instance: Any) -> None:
-        """Record that the program has made an instance."""
-        key = id(instance)
-        try:
-            self.instances[key] = weakref.ref(instance, lambda _: self.instances.pop(key, None))
-        except TypeError:  # of a class with `__slots__` and no `__weakref__` among them
-            if self.has_made(instance):
-                return
-            with self.lock:
-                self.instances[key] = held = _Held(instance)
-                self._unreferable.append(held)
-                gone = self._dropped() if len(self._unreferable) > self._most else []
-            del gone  # finalizers of the program's, which may make calls, run without the lock
-
-    def _dropped(self) -> list[_Held]:
-        """Take out the instances without weak references that only this object holds: at most as many stay as the program has, or in cycles."""
-        kept, gone = list[_Held](), list[_Held]()
-        for held in self._unreferable:
-            (gone if sys.getrefcount(held.instance) <= 2 else kept).append(held)  # the field, and the argument
-        for held in gone:
-            del self.instances[id(held.instance)]
-        self._unreferable, self._most = kept, max(2 * len(kept), _UNREFERABLE)
-        return gone
-
-    def has_made(self, x: Any) -> bool:
-        """Return whether the program has made an object."""
-        known = self.instances.get(id(x))
-        return known is not None and known() is x
 
 
 class _Noted:
@@ -246,13 +48,6 @@ class _Noted:
         self._calls.go_on()
         self._calls.journal.put(self._calls.item, ["g", self._number])
         self._calls.sync()
-
-
-_MANY_TASKS = -1
-
-
-def _number(effects: Sequence[Effect]) -> int:
-    return effects[0].number
 
 
 _making = threading.Lock()
@@ -316,19 +111,18 @@ class JournaledCalls(Answers):
         self.sync()
         before = 0 if by is None else by.calls
         reached.whole = True
-        with self.effects.making(reached):
+        with self.effects.under_way.making(reached):
             with self.attempts(fn, number, known), self.working():
                 outcome = make()
             if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
                 self.effects.made[id(made)] = made, made_by(name, number)
-            self.effects.claim(reached)
+            self.effects.under_way.claim(reached)
             self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
         if self._effects is not None and RECORDING.get() is None:  # in host code, to which a state was hidden too deeply
-            for reached in self._effects.under_way:
-                reached.asked = True
+            self._effects.under_way.has_asked()
         return super().ask(before, ask, places, send)
 
     def _is_ordered(self, fn: Any) -> bool:
@@ -370,7 +164,8 @@ class JournaledCalls(Answers):
         """Return the call that the program has reached, or with `peek` is about to, and its known record."""
         changeable: list[Any] = []
         digest, task = arguments_digest(args, kwargs, changeable), here() if of is None else of
-        by = task if of is None else _MANY_TASKS  # of host code, whose tasks have one number
+        by = task if of is None else MANY_TASKS  # of host code, whose tasks have one number
+        dropped: list[Any] = []
         with self.effects.lock:
             self.effects.read(self.known.effects)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
@@ -383,9 +178,8 @@ class JournaledCalls(Answers):
             if known is not None and not peek:
                 self.effects.take(known)
             if not ordered and not peek:
-                self.effects.note_given(changeable, by)
-        for key in [*self.effects.given][:-MOST_SHARED] if len(self.effects.given) > MOST_SHARED else ():
-            self.effects.given.pop(key, None)
+                dropped = self.effects.note_given(changeable, by)
+        del dropped
         return call, known
 
     def intend(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
@@ -491,7 +285,7 @@ class JournaledCalls(Answers):
         if rest and reached is not None:
             taken = rest[1]
             with self._reading(name):
-                self.effects.redo(reached, known, lambda x: self.decoded(x, reached.at))
+                self.effects.under_way.redo(reached, known, lambda x: self.decoded(x, reached.at))
                 if taken and list(map(type, taken)) != [int] * len(reached.iterators):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))

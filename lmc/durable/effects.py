@@ -44,6 +44,7 @@ from typing import Any
 from lmc import codec
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.instrument import is_instrumented
+from lmc.durable.iterators import LAZY
 from lmc.durable.reaches import (
     attribute,
     class_names_language,
@@ -54,7 +55,6 @@ from lmc.durable.reaches import (
     looks_up,
     names_language,
 )
-from lmc.durable.snapshots import LAZY
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import StateGroup
 from lmc.frontend.tools import call_tool

@@ -41,9 +41,9 @@ from lmc.durable.effects import (
     passes_on,
 )
 from lmc.durable.instrument import instrument, is_instrumented, twin
+from lmc.durable.iterators import drawn
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
-from lmc.durable.snapshots import drawn
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc

@@ -109,11 +109,12 @@ class RunJournal(JournaledCalls):
         before, handed = by.calls, _handed(inner, call)
         reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
-        reached.whole = isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD  # its code is elsewhere once it has ended
-        with self.effects.making(reached):
+        by_itself = coming is None and not going_on and asyncio.current_task() not in self.effects.tasks
+        reached.whole = by_itself or (isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD)
+        with self.effects.under_way.making(reached):
             try:
                 with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
-                    outcome = True, await (awaitable if reached.whole or reached.is_empty else self.effects.steps(awaitable, reached))
+                    outcome = True, await (awaitable if reached.whole or reached.is_empty else self.effects.under_way.steps(awaitable, reached))
             except asyncio.CancelledError as error:
                 if aio.being_cancelled():
                     raise
@@ -122,7 +123,7 @@ class RunJournal(JournaledCalls):
                 outcome = False, error
             alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still
             if reached.whole:
-                self.effects.claim(reached)
+                self.effects.under_way.claim(reached)
             if reached.whole and not alone and reached.has_changes():
                 warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and "
                      "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip

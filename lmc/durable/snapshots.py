@@ -13,65 +13,17 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, length_hint
 from typing import Any, cast
 
 from lmc import codec, json_data
 from lmc.durable import mutations
+from lmc.durable.changes import apply, change_of, steadily
+from lmc.durable.iterators import ITERATORS, SharedIterator
 from lmc.durable.reaches import attribute, from_library, inside
 from lmc.frontend.state import State, StateGroup
-
-
-class SharedIterator:
-    """An iterator that the program made, passed to host code: producing its items runs in the program, and is counted.
-
-    within  context in which an item is made: the program's hooks are on
-    taken   items so far, including its end;  None if something else was done to it
-    """
-
-    def __init__(self, items: Iterator[Any], within: Callable[[], AbstractContextManager[Any]]) -> None:
-        self.items, self.within = items, within
-        self.taken: int | None = 0
-
-    def __iter__(self) -> SharedIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self.taken is not None:
-            self.taken += 1
-        with self.within():
-            return next(self.items)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.items, name)
-        self.taken = None  # `send` or `close` of a generator
-        return found
-
-    def take(self, count: int) -> None:
-        """Advance as far as host code did in an earlier execution of the run, which has its outcome recorded."""
-        for _ in range(count):
-            with suppress(Exception):  # StopIteration, or the error raised into the call then, which has handled or raised it
-                next(self.items)
-
-
-LAZY = (
-    types.GeneratorType, map, filter, zip, enumerate, itertools.islice, itertools.chain, itertools.zip_longest, itertools.pairwise,
-    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.starmap, itertools.product, type(iter(int, 0)),
-)  # fmt: skip
-"""Iterators that the program makes and host code would advance."""
-
-
-def drawn(x: Any, within: Callable[[], AbstractContextManager[Any]]) -> Any:
-    """Return the replacement of a value passed to host code: a counted iterator, or the value itself."""
-    return SharedIterator(x, within) if isinstance(x, LAZY) else x
-
-
-ITERATORS = tuple({type(iter(x)) for x in ([], (), "", b"", {}, {}.values(), {}.items(), set[Any](), range(0), range(1 << 70))}
-                  | {type(reversed(x)) for x in ([], (), range(0), {}, {}.values(), {}.items())})  # fmt: skip
-"""Python's iterators of containers, which know how many items are left."""
 
 
 @dataclass(slots=True)
@@ -91,7 +43,7 @@ class CallSnapshot:
 
     They are numbered; those behind the objects are variables, which a function may rebind. Buffers in memory have negative numbers.
 
-    whole       whether what changes between its steps is its change, too: it runs on a thread
+    whole       whether what changes between its steps is its change, too: it runs on a thread, or the program stands still
     overlapped  whether other calls were under way meanwhile
     asked       whether host code has asked for an answer in a state of the run meanwhile
     """
@@ -152,7 +104,8 @@ class CallSnapshot:
 
     def look(self) -> None:
         """Look at what the call finds."""
-        self._found = self._look()
+        if not self.is_empty:
+            self._found = self._look()
 
     def look_like(self, other: CallSnapshot) -> None:
         """See objects as another call does, which has just looked."""
@@ -166,6 +119,8 @@ class CallSnapshot:
 
     def claim(self, *, own: bool = True) -> None:
         """Take what has changed since the last look for the call's, or for changes between its steps."""
+        if self.is_empty:
+            return
         before, self._found = self._found, self._look()
         try:
             self._changes.append((own, self._changed(before)))
@@ -225,6 +180,8 @@ class CallSnapshot:
 
         alone  whether those between its steps are its own, too
         """
+        if self.asked:
+            raise codec.NotData("what it appended to a state")
         if self.hidden is not None:
             raise codec.NotData(f"what it may have done to {self.hidden}")
         found: list[list[Any]] = []
@@ -238,7 +195,7 @@ class CallSnapshot:
         return any(changes for _, changes in self._changes)
 
     def _changed(self, before: _Found) -> list[list[Any]]:
-        if self.asked or before.prompts != self._found.prompts:
+        if before.prompts != self._found.prompts:
             raise codec.NotData("what it appended to a state")
         written: list[list[Any]] = []
         for n, (x, _) in enumerate(self._watched):
@@ -256,7 +213,7 @@ class CallSnapshot:
             if any(new & held for held in before.held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
         moved = [self._rearranged(i, before) for i, _ in found]
-        return written + [[i, mutations.change_of(before.data[i], after) if items is None else ["=", items]]
+        return written + [[i, change_of(before.data[i], after) if items is None else ["=", items]]
                           for (i, after), items in zip(found, moved, strict=True)]  # fmt: skip
 
     def _rearranged(self, index: int, found: _Found) -> list[Any] | None:
@@ -290,11 +247,11 @@ class CallSnapshot:
                 continue
             if index >= len(self.values):
                 cell = self.variables[index - len(self.values)]
-                cell.cell_contents = decode(change[1]) if change[0] == "=" else mutations.apply(cell.cell_contents, change, decode)
+                cell.cell_contents = decode(change[1]) if change[0] == "=" else apply(cell.cell_contents, change, decode)
                 continue
             target = self.values[index]
             if redone is None:
-                if mutations.apply(target, change, decode) is not target:
+                if apply(target, change, decode) is not target:
                     raise ValueError(f"a {type(target).__name__} as {change[0]}")
                 continue
             known = redone.pop(id(target), None) or RedoneChanges(target, self._held(target), self.at)
@@ -329,7 +286,7 @@ class RedoneChanges:
             mutations.restore(self._target, codec.decode(self._first, self._at))
             left = self._changes
         for _, done, decoded in left:
-            mutations.apply(self._target, done, decoded)
+            apply(self._target, done, decoded)
         self._now = _snapshot(self._target, self._held)
 
 
@@ -455,7 +412,7 @@ def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
     if mutations.is_object(x) and attribute(x, "__pydantic_private__"):
         data = {**vars(x), **{name: getattr(x, name) for name in _OF_MODELS}}
     try:
-        return mutations.steadily(lambda: codec.encode(data, held))
+        return steadily(lambda: codec.encode(data, held))
     except codec.NotData:
         return _OpaqueValue(x)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.durable.kill_points`: ten programs killed at every point where what is known changes, and finished; nothing may be doubled, nothing lost.
+"""`python -m tests.durable.kill_points`: twelve programs killed at every point where what is known changes, and finished; nothing may be doubled, nothing lost.
 
 Points: before, within and behind each write to a journal and each sync, and before and behind each effect on the world. A process is forked off a server
 that has imported lmc (no torch) and no threads, and ends itself at a point, at once, as by SIGKILL; `power`: what was written and not synced is gone, too.

@@ -31,7 +31,7 @@ import pytest
 
 import lmc
 from lmc.durable import records
-from lmc.durable.calls import KnownEffects
+from lmc.durable.known import KnownEffects
 from lmc.errors import JournalError
 from tests.durable.resuming import CALLS, resumes_anywhere
 from tests.searching import some
