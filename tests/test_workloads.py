@@ -96,9 +96,9 @@ def test_unknown_workload_names_the_known_ones():
 
 
 @pytest.mark.model
-def test_32_judges_compute_each_unique_token_once_on_the_small_model():
+def test_32_judges_compute_each_unique_token_once_on_a_model(tiny_smollm2):
     (workload,) = bench_programs.choose("judge", Size(0.01))
-    with bench_programs.open_backend("smollm2") as engine, bench_passes.compiled(workload, engine, bench_passes.ALL) as program:
+    with bench_programs.open_backend(tiny_smollm2) as engine, bench_passes.compiled(workload, engine, bench_passes.ALL) as program:
         row = bench_passes.measured(workload, "smollm2", bench_passes.ALL, program, engine, workload.items(32, seed=0))
     assert row.calls == 32 * 5
     assert row.optimality >= 0.99
@@ -128,10 +128,10 @@ def test_a_pass_saves_what_the_table_says(name, variant):
 
 
 @pytest.mark.model
-def test_pins_keep_a_prefix_that_is_used_again_late(monkeypatch):
+def test_pins_keep_a_prefix_that_is_used_again_late(tiny_smollm2, monkeypatch):
     monkeypatch.setattr(bench_passes, "variants", lambda: (bench_passes.ALL, "without plan-prefix"))
     (workload,) = bench_programs.choose("late", SMALL)
-    with bench_programs.open_backend("smollm2", max_tokens=LATE_POOL) as engine:
+    with bench_programs.open_backend(tiny_smollm2, max_tokens=LATE_POOL) as engine:
         rows = {r.passes: r for r in bench_passes.bench(workload, "smollm2", engine, n=2, seed=0)}
     assert rows["without plan-prefix"].prefilled - rows["all passes"].prefilled >= 100
 

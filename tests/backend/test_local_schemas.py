@@ -1,4 +1,4 @@
-"""Schemas, grammars and dtypes on the small model: what is answered is what was asked for."""
+"""Schemas, grammars and dtypes on a model: what is answered is what was asked for."""
 
 import json
 import re
@@ -10,14 +10,13 @@ import pytest
 import lmc
 from tests.fsm.schemas import SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
-from tests.searching import TIMES
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with lmc.Engine("smollm2", max_tokens=4096) as engine:
+def engine(tiny_smollm2):
+    with lmc.Engine(tiny_smollm2, max_tokens=4096) as engine:
         yield engine
 
 
@@ -36,7 +35,7 @@ NAMES = ["person", "sentiment", "tool call", "character", "invoice", "enum with 
          "contains in a bounded array", "maxContains", "not an enum", "not of a property"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES[:: 1 if TIMES else 2])
+@pytest.mark.parametrize("name", NAMES)
 def test_answers_are_instances(engine, name):
     schema = SCHEMAS[name][0]
     text, meta = ask(engine, json_schema=schema)

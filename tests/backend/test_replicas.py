@@ -360,11 +360,11 @@ def test_a_replica_ends_at_once_when_its_program_does(monkeypatch):
 
 
 @pytest.mark.model
-def test_processes_of_their_own_and_their_end(tmp_path):
+def test_processes_of_their_own_and_their_end(tiny_smollm2):
     from lmc.backend.local_model import Engine
 
     options = {"dtype": "float32", "device": "cpu", "max_tokens": 600}
-    with Engine("smollm2", **options) as alone, Engine("smollm2", dp=2, **options) as pair:
+    with Engine(tiny_smollm2, **options) as alone, Engine(tiny_smollm2, dp=2, **options) as pair:
         processes = pair.processes
 
         def texts(engine):

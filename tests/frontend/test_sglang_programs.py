@@ -732,8 +732,8 @@ def test_gen_string_takes_what_gen_int_takes():
 
 
 @pytest.fixture(scope="module")
-def small():
-    engine = sgl.Runtime(model_path="smollm2", max_total_tokens=4096, log_level="error")
+def small(tiny_smollm2):
+    engine = sgl.Runtime(model_path=tiny_smollm2, max_total_tokens=4096, log_level="error")
     yield engine
     engine.check()
     engine.shutdown()

@@ -1,4 +1,4 @@
-"""A whole batch, cold and submitted at once, on the small model: every token of every prompt is computed once."""
+"""A whole batch, cold and submitted at once, on a model: every token of every prompt is computed once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import lmc
 from benchmarks.workloads import Size, Workload, figures
 from lmc.backend.engine.request import RequestKind
-from tests.searching import TIMES
 
 pytestmark = pytest.mark.model
 
@@ -18,8 +17,8 @@ SIZE = Size(0.04)
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
-    with lmc.Engine("smollm2", max_tokens=20000) as engine:
+def engine(tiny_smollm2: str) -> Iterator[Any]:
+    with lmc.Engine(tiny_smollm2, max_tokens=20000) as engine:
         yield engine
 
 
@@ -35,7 +34,7 @@ def nodes(sequences: Iterable[tuple[list[int], int]]) -> set[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("workload", figures(SIZE)[:: 1 if TIMES else 2], ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", figures(SIZE), ids=lambda w: w.name)
 def test_prompt_tokens_computed_are_the_unique_ones(
     engine: Any, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +83,7 @@ def test_equal_samples_are_one_prompt_with_a_seed_each(engine: Any) -> None:
     assert len(set(texts)) > 1
 
 
-def test_an_answer_reserves_no_more_than_its_constraint_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_reserves_no_more_than_its_constraint_allows(tiny_smollm2: str) -> None:
     """A pool in which one answer of max_tokens fits at a time takes all four at once, because each is one letter."""
 
     @lmc.function
@@ -92,7 +91,7 @@ def test_an_answer_reserves_no_more_than_its_constraint_allows(monkeypatch: pyte
         s += q + " Grade:" + lmc.gen("g", regex="[ABCD]", max_tokens=200)
         return s["g"]
 
-    with lmc.Engine("smollm2", max_tokens=256) as small:
+    with lmc.Engine(tiny_smollm2, max_tokens=256) as small:
         items = [{"q": q} for q in ("one", "two", "three", "four")]
         before = small.counters()
         values = [s.ret_value for s in lmc.compile(grade, backend=small).batch(items, temperature=0)]

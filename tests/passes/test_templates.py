@@ -57,6 +57,6 @@ def test_a_template_takes_the_passes_of_one_segment() -> None:
 
 
 @pytest.mark.model
-def test_a_template_takes_the_passes_of_one_segment_on_the_model() -> None:
-    with lmc.Engine("smollm2", max_tokens=4000, pass_seconds=3600) as engine:  # on a busy machine passes are made small
+def test_a_template_takes_the_passes_of_one_segment_on_the_model(tiny_smollm2: str) -> None:
+    with lmc.Engine(tiny_smollm2, max_tokens=4000, pass_seconds=3600) as engine:  # on a busy machine passes are made small
         check(engine)

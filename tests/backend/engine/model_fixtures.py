@@ -99,7 +99,7 @@ def write_tiny_smollm2(folder: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "hidden_act": "silu", "vocab_size": words.vocab_size,
         "hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3, "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        "rope_theta": 10000.0, "max_position_embeddings": 8192, "tie_word_embeddings": True,
         "bos_token_id": metadata["tokenizer.ggml.bos_token_id"], "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
     }  # fmt: skip
     drawn = torch.Generator().manual_seed(5)
