@@ -15,7 +15,7 @@ from lmc.frontend.capture.code import Eval, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NotFollowed, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import LazyItems, UndecidedItems
 from lmc.frontend.scopes import Comprehension
 
@@ -212,14 +212,7 @@ def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[An
 def _display(make: Callable[[list[Any]], Any]) -> Callable[[Any, Scope], Eval]:
     def compiled(node: Any, scope: Scope) -> Eval:
         items, name = _items(node.elts, scope), type(node).__name__.lower()
-
-        def run(frame: Frame) -> Any:
-            try:
-                return op.native(make, items(frame))
-            except Undecided as undecided:
-                return frame.ev.operation(name, (), undecided.deps)
-
-        return run
+        return lambda frame: op.decided(frame.ev, name, (), lambda: op.native(make, items(frame)))
 
     return compiled
 
@@ -234,10 +227,8 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
             for (key, _), (k, x) in zip(pairs, values, strict=True):
                 if key is not None:
                     op.native(found.__setitem__, k, x)
-                elif (deps := op.known(ev, x)) != NOTHING:
-                    raise Undecided(deps)
                 else:
-                    op.native(found.update, x)
+                    op.native(found.update, op.inspected(ev, x))
         except Undecided as undecided:
             return ev.operation("dict", [part for pair in values for part in pair], undecided.deps)
         return found
@@ -480,10 +471,7 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
                 return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
             if undecided.deps:
                 return Unknown(ev.left_out(frame, made.rest, undecided.deps))
-            try:
-                return op.native(kind, found)
-            except Undecided as unknown:  # a key
-                return ev.operation(kind.__name__, (found,), unknown.deps)
+            return op.decided(ev, kind.__name__, (found,), lambda: op.native(kind, found))  # a key may be unknown
 
         return run
 

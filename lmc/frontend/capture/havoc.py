@@ -54,7 +54,7 @@ def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, de
         fn = _resolved(ev, frame, call.func)
         callee = callee_of(ev, fn)
         if callee is None:
-            if id(fn) in CHANGING or not _understands(ev, frame, call):
+            if id(fn) in CHANGING or not is_known(fn):
                 for arg in call.args:
                     if isinstance(arg, ast.Name):
                         ev.lose(frame.peek(arg.id), deps)
@@ -140,17 +140,6 @@ def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
         if isinstance(base, (State, StateGroup, Function)):
             return BoundMethod(node.attr, base)
     return None
-
-
-def _understands(ev: Evaluator, frame: Frame, call: ast.Call) -> bool:
-    """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
-    fn = _resolved(ev, frame, call.func)
-    if fn is None and isinstance(call.func, ast.Attribute):
-        fn = _resolved(ev, frame, call.func.value)  # a method of what is known, or would have to be computed first
-        return not isinstance(fn, Unknown) or fn.deps is not None
-    if isinstance(fn, Unknown):
-        return fn.deps is not None
-    return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or callee_of(ev, fn) is not None
 
 
 def _asks(x: Any) -> bool:

@@ -32,6 +32,13 @@ def known(ev: Evaluator, x: Any) -> Deps:
     return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
 
 
+def inspected(ev: Evaluator, x: Any) -> Any:
+    """Return a value that may be inspected. Raises Undecided for any other."""
+    if (deps := known(ev, x)) != NOTHING:
+        raise Undecided(deps)
+    return x
+
+
 def need(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
@@ -83,6 +90,14 @@ def _in(x: Any, items: Any) -> bool:
 def interrupts(error: BaseException) -> bool:
     """Return whether code of the user's raised an exception inside the evaluator, which calls none: it came from a signal handler, and the program gets it."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def decided(ev: Evaluator, name: str, operands: Sequence[Any], make: Callable[[], Any]) -> Any:
+    """Return what `make` returns; an operation where something undecided matters to it."""
+    try:
+        return make()
+    except Undecided as undecided:
+        return ev.operation(name, operands, undecided.deps)
 
 
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -232,10 +247,7 @@ def truth(ev: Evaluator, x: Any) -> Any:
 
 def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value. Raises Undecided where they are not known."""
-    deps = known(ev, x)
-    if deps is None or deps:
-        raise Undecided(deps)
-    kind = type(x)
+    kind = type(inspected(ev, x))
     if kind is list:
         return _live(ev, x)
     if kind in CONTAINERS or kind in VIEWS:
@@ -325,9 +337,7 @@ def _changed(ev: Evaluator, x: Any, given: Sequence[Any], fn: Callable[..., Any]
 
 def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:
     """Add `**x`."""
-    if (deps := known(ev, x)) != NOTHING:
-        raise Undecided(deps)
-    if type(x) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
+    if type(inspected(ev, x)) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
         raise raised(TypeError)
     kwargs.update(x)
 

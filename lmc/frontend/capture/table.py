@@ -200,15 +200,8 @@ def _mapping(ev: Evaluator, x: Any) -> Any:
 _TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
     "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
-    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
+    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": op.inspected,
 }  # fmt: skip
-
-
-def _known(ev: Evaluator, x: Any) -> Any:
-    deps = op.known(ev, x)
-    if deps is None or deps:
-        raise Undecided(deps)
-    return x
 
 
 def _each(ev: Evaluator, items: Any) -> Any:
