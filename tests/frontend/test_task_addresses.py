@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import lmc
-from tests.backend.gated import InTurn
+from tests.backend.gated import Gated, InTurn
 from tests.conformance.harness import eager
 from tests.searching import some
 
@@ -208,7 +208,7 @@ BODIES = [bodies_share_what_they_copy, async_bodies_share_what_they_copy]
 
 @pytest.mark.parametrize("program", BODIES, ids=lambda p: p.name)
 def test_an_evaluation_numbers_what_bodies_copy_as_they_do(program: Any) -> None:
-    backend, plain = lmc.Mock(latency=0.02), lmc.Mock()
+    backend, plain = Gated(4), lmc.Mock()  # the bodies ask three at first
     usage = eager(lmc.compile(program))(backend=backend, seed=1).usage
     program.run(backend=plain, seed=1)
     assert usage.ahead_wasted == 0 < usage.ahead_used
