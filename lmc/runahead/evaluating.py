@@ -17,9 +17,8 @@ from lmc.backend.results import Result
 from lmc.config import log
 from lmc.errors import LmcError
 from lmc.frontend.capture import code
-from lmc.frontend.capture.code import Place
+from lmc.frontend.capture.code import Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.evaluator import Outcome
 from lmc.frontend.capture.outside import ATOMS, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
 from lmc.frontend.emitter import taken

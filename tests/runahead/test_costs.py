@@ -19,8 +19,8 @@ from lmc.backend import mock
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend import flights
 from lmc.frontend.capture import closures, code
+from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.evaluator import Outcome
 from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead import ledger

@@ -11,15 +11,15 @@ from typing import Any
 
 from lmc.answers import parse as parse_answer
 from lmc.frontend import primitives
-from lmc.frontend.active import new_body, new_task, next_call
+from lmc.frontend.active import new_body, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
-from lmc.frontend.capture.code import Frame, NotUnderstood
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.outside import LRU, is_plain, is_plain_enum
+from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
@@ -56,7 +56,7 @@ def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[
     """Evaluate `x.name(*args, **kwargs)`."""
     if type(x) is types.ModuleType:
         return ev.call(ev.attribute(x, name), args, kwargs)
-    kind = type(x)
+    kind = STANDS_FOR.get(type(x), type(x))
     names = table.PURE_METHODS.get(kind)
     if names is not None and name in names:
         return _pure_method(ev, x, kind, name, args, kwargs)
@@ -113,6 +113,14 @@ def call_function(ev: Evaluator, fn: types.FunctionType, args: list[Any], kwargs
             return table.manager_of(ev, ev.call(ev.adopt(fn.__wrapped__), args, kwargs))  # pyright: ignore[reportFunctionMemberAccess]
         return ev.unknown_code(fn, args, kwargs)
     return apply(ev, closure, args, kwargs)
+
+
+def cached(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function behind `functools.cache`: unknown code if it may make requests, which only the first call with equal arguments does."""
+    if ev.may_ask_in([fn]):
+        ev.shifted = True
+        return ev.unknown_code(fn, args, kwargs)
+    return ev.call(fn, args, kwargs)
 
 
 def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
@@ -291,7 +299,8 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
         return Unknown(ev.lost[id(x)])
     unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
     if name == "fork" and unknown != NOTHING:
-        ev.lose(x, unknown)
+        next_fork(x)
+        ev.forked[id(x)] = unknown
         ev.blocked(unknown)
         return Unknown(unknown)
     if name not in _STATE_METHODS:
@@ -442,6 +451,7 @@ _CALLS: dict[type, Any] = {
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
     ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
+    LRU: lambda ev, fn, args, kwargs: ev.cached(fn.__wrapped__, args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: _host(ev, fn, args, kwargs),
     types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,

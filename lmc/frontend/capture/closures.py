@@ -6,8 +6,7 @@ import types
 from time import thread_time
 
 from lmc.frontend.capture import code
-from lmc.frontend.capture.code import Code, Frame, NotUnderstood, Scope, as_def
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope, as_def
 from lmc.frontend.capture.outside import is_users
 from lmc.frontend.capture.statements import block
 from lmc.frontend.capture.unknown import Unknown

@@ -1,18 +1,21 @@
-"""Compiled functions, and the frames of their calls."""
+"""Compiled functions, the frames of their calls, and the interface of the evaluation that runs them."""
 
 from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from lmc.errors import Loc
+from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
-from lmc.frontend.capture.unknown import Raised, Unknown
+from lmc.frontend.capture.unknown import Deps, Raised, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
+from lmc.frontend.state import State
 
 Eval = Callable[["Frame"], Any]
 """An expression, compiled: its value in a frame. Of a statement: its Signal."""
@@ -115,7 +118,7 @@ class Frame:
 
     __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
-    def __init__(self, ev: Any, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
+    def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
         self.result: Any = None
         self.loops: list[Any] = []
@@ -172,3 +175,91 @@ class Frame:
         assert self.live is not None and self.code is not None
         found = self.live.get(name, x) if name in self.code.once else x
         return x if found is x else self.ev.locals.adopt(found)
+
+
+@dataclass
+class Outcome:
+    """The outcome of an evaluation.
+
+    stopped_at  where it stopped, and why; None if it did not
+    paused      it stopped on request
+    waits       sets of answers, each of which would let it continue
+    passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
+    """
+
+    stopped_at: Loc | None = None
+    reason: str = ""
+    paused: bool = False
+    waits: list[frozenset[Any]] = field(default_factory=list[frozenset[Any]])
+    passed: Counter[Loc] = field(default_factory=Counter[Loc])
+    raised: Any = None
+    value: Any = None
+    steps: int = 0
+
+
+class Evaluator(Protocol):
+    """An evaluation, as the rules of the language see it (evaluation.py)."""
+
+    certain: bool
+    check_at: int
+    shifted: bool
+    steps: int
+    current: State | None
+    depth: int
+    domain: Any
+    emitter: Any
+    explores: bool
+    exploring: int
+    forked: dict[int, Deps]
+    frames: Mapping[Any, Any]
+    generators: list[Any]
+    globals: dict[tuple[int, str], Any]
+    handled: list[Any]
+    loc: Loc
+    locals: Any
+    lost: dict[int, Deps]
+    made_tasks: list[TaskOfRun]
+    outcome: Outcome
+    passes: Callable[[Loc], int]
+    risks: list[Deps]
+    snapshot: Any
+    states: list[State]
+    tasks: list[Any]
+    tries: int
+    _asks: dict[int, bool]
+    _functions: dict[int, Any]
+
+    @property
+    def stops(self) -> bool: ...
+    @property
+    def adopt(self) -> Callable[[Any], Any]: ...
+    def attribute(self, x: Any, name: str) -> Any: ...
+    def blocked(self, deps: Deps) -> None: ...
+    def cached(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call_method(self, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def call_with_unknown(self, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any: ...
+    def catches(self, kinds: Any, value: Any) -> bool: ...
+    def changes(self, x: Any) -> None: ...
+    def check(self) -> None: ...
+    def class_of(self, x: Any) -> Any: ...
+    def count(self, n: int) -> None: ...
+    def global_value(self, module: dict[str, Any], name: str) -> Any: ...
+    def hand_over(self, values: Sequence[Any], depth: int = 0) -> None: ...
+    def havoc(self, frame: Frame, effects: PossibleEffects, deps: Deps) -> None: ...
+    def is_instance(self, x: Any, kinds: Any) -> Any: ...
+    def is_lost(self, x: Any) -> bool: ...
+    def language(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def left_off(self, values: Sequence[Any], deps: Deps) -> None: ...
+    def left_out(self, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps: ...
+    def lose(self, x: Any, deps: Deps) -> None: ...
+    def may_ask(self, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
+    def may_ask_in(self, values: Iterable[Any]) -> bool: ...
+    def may_skip(self, frame: Frame, target: Any) -> bool: ...
+    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any: ...
+    def run_frame(self, frame: Frame) -> Any: ...
+    def set_attribute(self, x: Any, name: str, value: Any) -> None: ...
+    def set_global(self, module: dict[str, Any], name: str, x: Any) -> None: ...
+    def special(self, x: Any, name: str) -> Any: ...
+    def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+    def unknown_code(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...

@@ -17,8 +17,7 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from lmc.errors import Loc
-from lmc.frontend.capture.code import Frame
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join

@@ -11,11 +11,10 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.code import Eval, Frame, NotUnderstood, Scope
+from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
-from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
-from lmc.frontend.capture.unknown import MISSING, NotFollowed, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import LazyItems, UndecidedItems
 from lmc.frontend.scopes import Comprehension
 
@@ -212,7 +211,14 @@ def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[An
 def _display(make: Callable[[list[Any]], Any]) -> Callable[[Any, Scope], Eval]:
     def compiled(node: Any, scope: Scope) -> Eval:
         items, name = _items(node.elts, scope), type(node).__name__.lower()
-        return lambda frame: op.decided(frame.ev, name, (), lambda: op.native(make, items(frame)))
+
+        def run(frame: Frame) -> Any:
+            try:
+                return op.native(make, items(frame))
+            except Undecided as undecided:
+                return frame.ev.operation(name, (), undecided.deps)
+
+        return run
 
     return compiled
 
@@ -227,8 +233,10 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
             for (key, _), (k, x) in zip(pairs, values, strict=True):
                 if key is not None:
                     op.native(found.__setitem__, k, x)
+                elif (deps := op.known(ev, x)) != NOTHING:
+                    raise Undecided(deps)
                 else:
-                    op.native(found.update, op.inspected(ev, x))
+                    op.native(found.update, x)
         except Undecided as undecided:
             return ev.operation("dict", [part for pair in values for part in pair], undecided.deps)
         return found
@@ -471,7 +479,10 @@ def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope
                 return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
             if undecided.deps:
                 return Unknown(ev.left_out(frame, made.rest, undecided.deps))
-            return op.decided(ev, kind.__name__, (found,), lambda: op.native(kind, found))  # a key may be unknown
+            try:
+                return op.native(kind, found)
+            except Undecided as unknown:  # a key
+                return ev.operation(kind.__name__, (found,), unknown.deps)
 
         return run
 

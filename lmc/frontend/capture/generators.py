@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import error, getcurrent, greenlet
 
 from lmc.frontend.capture.code import Frame
 from lmc.frontend.capture.operations import iterate
@@ -63,6 +64,15 @@ class GeneratorBody:
         if not more:
             raise StopIteration(x)
         return x
+
+    def drop(self) -> None:
+        """Nobody takes the rest: as Python closes a generator, its `finally` clauses are evaluated."""
+        try:
+            if self._steps:
+                self.resume(Raised(GeneratorExit()))
+        except BaseException:  # a destructor raises nothing; if the evaluation has to stop, its next step raises again
+            with suppress(error):  # collected on another thread
+                self.kill()
 
     def kill(self) -> None:
         """End it with the evaluation: nothing more of it is evaluated."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
-from lmc.frontend.capture.code import Code, Frame, NotUnderstood
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.objects import class_attribute
-from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown, join
@@ -54,7 +53,7 @@ def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, de
         fn = _resolved(ev, frame, call.func)
         callee = callee_of(ev, fn)
         if callee is None:
-            if id(fn) in CHANGING or not is_known(fn):
+            if id(fn) in CHANGING or not _understands(ev, frame, call):
                 for arg in call.args:
                     if isinstance(arg, ast.Name):
                         ev.lose(frame.peek(arg.id), deps)
@@ -112,7 +111,9 @@ def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
 
 def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
     """Return the code of a function of the program's, and a frame around it; None for what is none."""
-    if isinstance(fn, BoundMethod):
+    if type(fn) is LRU:
+        fn = fn.__wrapped__
+    elif isinstance(fn, BoundMethod):
         fn = fn.function
     elif isinstance(fn, Object):
         fn = class_attribute(ev, fn.cls, "__call__")
@@ -140,6 +141,17 @@ def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
         if isinstance(base, (State, StateGroup, Function)):
             return BoundMethod(node.attr, base)
     return None
+
+
+def _understands(ev: Evaluator, frame: Frame, call: ast.Call) -> bool:
+    """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
+    fn = _resolved(ev, frame, call.func)
+    if fn is None and isinstance(call.func, ast.Attribute):
+        fn = _resolved(ev, frame, call.func.value)  # a method of what is known, or would have to be computed first
+        return not isinstance(fn, Unknown) or fn.deps is not None
+    if isinstance(fn, Unknown):
+        return fn.deps is not None
+    return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or callee_of(ev, fn) is not None
 
 
 def _asks(x: Any) -> bool:

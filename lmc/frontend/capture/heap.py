@@ -7,8 +7,7 @@ from collections.abc import ItemsView, Iterator, KeysView
 from typing import Any
 
 from lmc.frontend.active import TaskOfRun
-from lmc.frontend.capture.code import Frame
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.unknown import MISSING, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
@@ -54,6 +53,7 @@ class Heap:
             case StateGroup():
                 yield x.states
             case Closure():
+                yield x.attributes
                 if x.outer is not None:
                     yield [each.vars for each in x.outer.around()]
             case BoundMethod():

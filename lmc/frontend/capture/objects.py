@@ -12,9 +12,9 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
-from lmc.frontend.capture.code import Frame
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
 from lmc.frontend.expressions import Expr
@@ -42,7 +42,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if kind is StateGroup:
         return x.states if name == "states" else x.parent if name == "parent" else BoundMethod(name, x)
     if kind is Closure:
-        return x.name if name in ("__name__", "__qualname__") else Unknown(None)
+        return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
     if kind is types.FunctionType:
         return x.__name__ if name in ("__name__", "__qualname__") else ev.adopt(vars(x).get(name, Unknown(None)))
     if isinstance(x, Function):
@@ -160,6 +160,8 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
             x.attributes[name] = Unknown(None)
+    elif type(x) is Closure:
+        x.attributes[name] = value
     elif type(x) is State and name == "ret_value":
         x.ret_value = value
     elif isinstance(x, types.ModuleType):
@@ -215,7 +217,7 @@ def _initialize(ev: Evaluator, made: Object, args: list[Any], kwargs: dict[str, 
 
 
 def class_of(ev: Evaluator, x: Any) -> Any:
-    return x.cls if isinstance(x, Object) else type(x)
+    return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
 
 
 def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:

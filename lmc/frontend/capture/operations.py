@@ -15,7 +15,7 @@ from enum import EnumMeta
 from typing import Any
 
 from lmc.frontend.active import TASK, TaskOfRun, new_task
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
@@ -30,13 +30,6 @@ LARGEST_NUMBER = 20_000
 def known(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of inspecting a value at all."""
     return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
-
-
-def inspected(ev: Evaluator, x: Any) -> Any:
-    """Return a value that may be inspected. Raises Undecided for any other."""
-    if (deps := known(ev, x)) != NOTHING:
-        raise Undecided(deps)
-    return x
 
 
 def need(ev: Evaluator, x: Any) -> Deps:
@@ -90,14 +83,6 @@ def _in(x: Any, items: Any) -> bool:
 def interrupts(error: BaseException) -> bool:
     """Return whether code of the user's raised an exception inside the evaluator, which calls none: it came from a signal handler, and the program gets it."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def decided(ev: Evaluator, name: str, operands: Sequence[Any], make: Callable[[], Any]) -> Any:
-    """Return what `make` returns; an operation where something undecided matters to it."""
-    try:
-        return make()
-    except Undecided as undecided:
-        return ev.operation(name, operands, undecided.deps)
 
 
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
@@ -247,7 +232,10 @@ def truth(ev: Evaluator, x: Any) -> Any:
 
 def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value. Raises Undecided where they are not known."""
-    kind = type(inspected(ev, x))
+    deps = known(ev, x)
+    if deps is None or deps:
+        raise Undecided(deps)
+    kind = type(x)
     if kind is list:
         return _live(ev, x)
     if kind in CONTAINERS or kind in VIEWS:
@@ -292,8 +280,8 @@ def _counted(ev: Evaluator, items: Any) -> Iterator[Any]:
 def item(ev: Evaluator, x: Any, at: Any) -> Any:
     """Evaluate `x[at]`."""
     kind = type(x)
-    if kind is State and ev.is_lost(x):
-        return Unknown(ev.lost[id(x)])
+    if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
+        return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
     if (
         kind is defaultdict
         and x.default_factory is not None
@@ -337,7 +325,9 @@ def _changed(ev: Evaluator, x: Any, given: Sequence[Any], fn: Callable[..., Any]
 
 def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:
     """Add `**x`."""
-    if type(inspected(ev, x)) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
+    if (deps := known(ev, x)) != NOTHING:
+        raise Undecided(deps)
+    if type(x) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
         raise raised(TypeError)
     kwargs.update(x)
 

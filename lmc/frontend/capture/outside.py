@@ -39,6 +39,7 @@ CONTAINERS = SEQUENCES | MAPPINGS
 VIEWS = frozenset({type({}.keys()), type({}.items())})
 """Of a dict; its values are read as a list."""
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
+LRU: type[Any] = type(functools.lru_cache(len))
 LARGEST = 20_000
 """Most items copied of one container; larger ones are unknown."""
 
@@ -184,7 +185,7 @@ class Outside:
 
 
 _OPAQUE = frozenset({
-    types.ModuleType, types.MethodType, functools.partial, staticmethod, classmethod, property,
+    types.ModuleType, types.MethodType, functools.partial, LRU, staticmethod, classmethod, property,
     types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType,
 })  # fmt: skip
 

@@ -32,7 +32,7 @@ from typing import Any
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
@@ -200,8 +200,15 @@ def _mapping(ev: Evaluator, x: Any) -> Any:
 _TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
     "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
-    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": op.inspected,
+    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
+
+
+def _known(ev: Evaluator, x: Any) -> Any:
+    deps = op.known(ev, x)
+    if deps is None or deps:
+        raise Undecided(deps)
+    return x
 
 
 def _each(ev: Evaluator, items: Any) -> Any:
@@ -302,6 +309,11 @@ def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not MISSING
 
 
+def _cached(ev: Evaluator, fn: Any) -> Any:
+    """Return a function behind `functools.cache`."""
+    return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
+
+
 def deep_copy(ev: Evaluator, x: Any) -> Any:
     """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
     return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
@@ -379,6 +391,9 @@ _SHORT: Mapping[Any, Rule] = {
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
+    **dict.fromkeys(
+        (functools.cache, functools.lru_cache),
+        lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),

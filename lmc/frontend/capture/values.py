@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from lmc.frontend.capture.code import Code, Frame
+from lmc.frontend.capture.code import Code, Evaluator, Frame
 from lmc.frontend.capture.unknown import Deps, Raised, Undecided, Unknown, join
 
 
@@ -23,6 +23,7 @@ class Closure:
     kwdefaults: Mapping[str, Any]
     module: dict[str, Any]
     own: Any = None
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
     binder: Any = None  # a function with its parameters, once it was called
 
 
@@ -32,10 +33,10 @@ class Object:
 
     __slots__ = ("args", "attributes", "cls", "ev", "outside")
 
-    def __new__(cls, ev: Any, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> Object:
+    def __new__(cls, ev: Evaluator, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> Object:
         return object.__new__(_stand_in(of))
 
-    def __init__(self, ev: Any, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
+    def __init__(self, ev: Evaluator, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
 
     def __str__(self) -> str:
@@ -160,7 +161,7 @@ class LazyItems:
     __slots__ = ("_ev", "_items", "_of", "_rest", "_sources", "_stuck", "generator", "over")
 
     def __init__(
-        self, ev: Any, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         rest: tuple[Any, UndecidedItems] | None = None,
     ) -> None:  # fmt: skip
         self._ev, self._items = ev, iter(items)
@@ -168,6 +169,10 @@ class LazyItems:
         self._of, self._sources, self._rest = of, sources, rest
         self._stuck: Undecided | None = None
         self.over = False
+
+    def __del__(self) -> None:
+        if self.generator is not None:
+            self.generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -6,9 +6,8 @@ import inspect
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from lmc.frontend.capture.code import Frame
+from lmc.frontend.capture.code import Frame, Outcome
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.evaluator import Outcome
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.interpreter import Function

@@ -10,7 +10,7 @@ from typing import Any
 
 from lmc.constraints import dtype_constraint
 from lmc.errors import LmcError, Loc
-from lmc.frontend.capture.evaluator import Evaluator
+from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.capture.values import Object

@@ -15,9 +15,8 @@ from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
-from lmc.frontend.capture.code import Frame
+from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
-from lmc.frontend.capture.evaluator import Evaluator
 from lmc.frontend.capture.heap import Heap
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import Object

@@ -10,8 +10,8 @@ from typing import Any
 
 import lmc
 from lmc.frontend import interpreter
+from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.evaluator import Outcome
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.interpreter import Function
 from lmc.frontend.live import LiveEmitter

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking
 from lmc.frontend.capture.evaluation import Evaluation
-from lmc.frontend.capture.evaluator import Outcome
 from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Unknown, join
 from lmc.frontend.expressions import GenExpr, SelectExpr

@@ -1,4 +1,5 @@
-"""Evaluations ask through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen and handed on."""
+"""Evaluations ask through code that goes over items: builtins that take them all, quantifiers, filters, keys; and functions chosen, cached and handed
+on."""
 
 # ruff: noqa: C401 (programs are written as people write them)
 
@@ -119,7 +120,7 @@ def test_an_iterator_that_stopped_at_something_undecided_has_not_ended():
     assert [a.prompt for a in asked_by(run)] == ["a", "then"]
 
 
-# -- functions that are chosen, handed on
+# -- functions that are chosen, cached, handed on
 
 
 @lmc.function
@@ -145,6 +146,37 @@ def calls_a_program_chosen_by_an_answer(s, q):
 def test_a_program_chosen_by_an_answer_shifts_those_behind_it():
     asked, _ = evaluate(calls_a_program_chosen_by_an_answer, q="q")
     assert [(a.prompt, a.shifted) for a in asked] == [("q", False), ("next", True)]
+
+
+@functools.lru_cache
+def cached(text):
+    return scored(text)
+
+
+CACHED: dict[str, Callable[[], Any]] = {
+    "of the outside": lambda: [cached(t) for t in "abab"],
+    "nested": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.cache(lambda t: scored(t))),
+    "with a size": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.lru_cache(maxsize=None)(scored)),
+    "a function of the outside": lambda: (lambda fn: [fn(t) for t in "abab"])(functools.cache(scored)),
+}
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_whether_a_cached_function_asks_is_undecided(name: str):
+    assert seen(asked_by(CACHED[name])) == [("then", True, True)]
+
+
+@functools.cache
+def numbered(text):
+    return f"1. {text}"
+
+
+def test_a_cached_function_that_asks_nothing_is_followed():
+    def run():
+        marked = functools.lru_cache(maxsize=2)(lambda t: t + "!")
+        return [scored(marked(numbered(t))) for t in "aa"]
+
+    assert seen(asked_by(run)) == [("1. a!", True, False), ("1. a!", True, False), ("then", True, False)]
 
 
 @lmc.function

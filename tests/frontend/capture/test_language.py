@@ -707,17 +707,26 @@ class Money:
 
 
 @lmc.function
-def managed_and_raising(s, q):
+def abandoned(s, q):
+    def guarded(name):
+        try:
+            s.__iadd__(f"<{name}>" + lmc.gen("x", max_tokens=2))
+            yield s["x"]
+            yield "more"
+        finally:
+            s.__iadd__("</>")
+
+    got = next(guarded("a"))
     with contextlib.suppress(KeyError), section(s, "b"):
-        s += q + lmc.gen("y", max_tokens=2)
+        s += got + lmc.gen("y", max_tokens=2)
         raise KeyError
     s += lmc.gen("z")
 
 
-def test_finally_of_a_managed_body_that_raises_is_evaluated():
-    python = run_python(managed_and_raising, {"q": "q"})
-    asked, outcome = run_evaluation(managed_and_raising, {"q": "q"}, python.answers)
-    assert asked == python.asked and len(asked) == 2 and outcome.stopped_at is None
+def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest_and_where_a_managed_body_raises():
+    python = run_python(abandoned, {"q": "q"})
+    asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
+    assert asked == python.asked and len(asked) == 3 and outcome.stopped_at is None
 
 
 @lmc.function

@@ -1,4 +1,4 @@
-"""Searches with regular expressions in an evaluation: they are made where they are quick whatever the pattern, and warn of nothing."""
+"""Searches with regular expressions in an evaluation: they find what `re` finds, end whatever the pattern, and warn of nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.frontend.capture import searching
 from lmc.frontend.capture.searching import search
 from lmc.frontend.capture.unknown import Raised, Undecided, Unknown
 from tests.frontend.capture.recording import evaluate
@@ -34,33 +35,45 @@ def test_what_may_take_for_ever_ends(pattern: str, how: str) -> None:
     assert found is None
 
 
+PROSE = (
+    "Thought: I should look up the weather in Paris first.\nAction: search[weather in Paris, France]\nObservation: 12 °C, wind: 3 m/s; see "
+    "https://example.org/a?b=1 .\n"
+    * 20
+)
+CODE = "Here is the code:\n```python\n" + "def f(x):\n    return [y ** 2 for y in range(x)]  # squares\n" * 60 + "```\nIt prints 42.\n"
+XML = "<answer><thought>" + "I think so. " * 100 + "</thought><score>7</score><label>good</label></answer>"
 USUAL = [
-    (r"(\w+)\[(.*?)\]", "Action: search[tea]"), (r"^\s*(\d+)[.)]\s+(.*)$", "12. a"), (r"\d+", "Score: 7 of 10, " * 50), (r"(?<=[.!?])\s+", "One. Two? " * 12),
-    (r"\b[A-Z][a-z]+\b", "In Paris and Rome " * 30), (r"\s*[,;]\s*", "a , b;c, d" * 15), (r"(\w+)\s*:\s*(.*)", "a : b"), (r"\{.*\}", '{"a": 1} ' * 20),
-    (r"<(\w+)>(.*?)</\1>", "<a>x</a> <b>"), (r"\n\n+", "one\n\n\ntwo" * 60), (r"[^\w\s]", "a, b. c!" * 100), (r"^(yes|no)\b", "yes, of course"),
-    (r"(?P<name>\w+)?!", "so!"), (r"\W+", "a, b" * 100),
+    (r"(\w+)\[(.*)\]", PROSE), (r"Action:\s*(\w+)\[(.*?)\]", PROSE), (r"Action:\s*(.*?)\n+Observation:\s*(.*)", PROSE), (r"^\s*(\d+)[.)]\s+(.*)$", PROSE),
+    (r"\d+", PROSE),
+    (r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", PROSE), (r"(?<=[.!?])\s+", PROSE), (r"\b[A-Z][a-z]+\b", PROSE), (r"https?://[^\s]+", PROSE), (r"\s*[,;]\s*", PROSE),
+    (r"(\w+)\s*:\s*(.*)", PROSE),
+    (r"[\w.+-]+@[\w-]+\.[\w.-]+", PROSE), (r"```(?:\w+)?\n(.*?)```", CODE), (r"```python\s*(.*?)\s*```", CODE), (r"\{.*\}", CODE), (r"\((.*?)\)", CODE),
+    (r"(?i)answer\s*(?:is|:)\s*(yes|no|maybe)", PROSE),
+    (r"<thought>(.*?)</thought>.*?<score>(\d+)</score>.*?<label>(.*?)</label>", XML), (r"<(\w+)>(.*?)</\1>", XML), (r'"(?:[^"\\]|\\.)*"', CODE),
+    (r"(?:\d{1,3},)*\d{1,3}", PROSE), (r"\n\n+", CODE),
+    (r"(?P<day>\d{4}-\d{2}-\d{2})T?(?P<time>\d{2}:\d{2})?", PROSE), (r"[^\w\s]", PROSE), (r"^(yes|no)\b", "yes, of course"), (r"\W+", PROSE),
 ]  # fmt: skip
 
 
-@some(("usual", "flags"), product(USUAL, (0, re.DOTALL, re.MULTILINE | re.IGNORECASE, re.ASCII)), 6)
-def test_what_people_write_is_searched_by_re(usual: tuple[str, str], flags: int) -> None:
+
+def test_short_searches_need_no_matcher_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer to load than they take."""
+    monkeypatch.setattr(searching, "_interruptible", None)
+    assert search(re.sub, "sub", [r"^\d+\.\s*", "", "1. a step"], {}) == "a step"
+    assert search(re.fullmatch, "fullmatch", [r"\d{4}-\d\d-\d\d", "2024-01-11"], {}).span() == (0, 10)
+    assert search(re.findall, "findall", [r"\w+", "so " * 100], {}) == ["so"] * 100
+
+
+@some(("usual", "flags"), product(USUAL, (0, re.DOTALL, re.MULTILINE | re.IGNORECASE, re.ASCII)), 3)
+def test_what_people_write_finds_what_re_finds(usual: tuple[str, str], flags: int) -> None:
     pattern, text = usual
     spans = lambda found: [(m.span(), m.groups(), m.groupdict()) for m in found]
     for how in ("findall", "split"):
         assert search(getattr(re, how), how, [pattern, text], {"flags": flags}) == getattr(re, how)(pattern, text, flags=flags)
     assert spans(search(re.finditer, "finditer", [pattern, text, flags], {})) == spans(re.finditer(pattern, text, flags))
-    assert search(re.compile(pattern, flags).sub, "sub", ["#", text], {"count": 3}) == re.compile(pattern, flags).sub("#", text, count=3)
-    assert (found := search(re.search, "search", [pattern, text, flags], {})) is None or found.span() == re.search(pattern, text, flags).span()
-
-
-@pytest.mark.parametrize("size, is_quick", [(3000, True), (4000, False)])
-def test_how_long_a_text_may_be_depends_on_the_choices_of_the_pattern(size: int, is_quick: bool) -> None:
-    find = lambda: search(re.findall, "findall", [r"\w+", "a" * size], {})
-    if is_quick:
-        assert find() == ["a" * size]
-    else:
-        with pytest.raises(Undecided):
-            find()
+    assert search(re.compile(pattern, flags).sub, "sub", [r"<\g<0>>", text], {"count": 3}) == re.compile(pattern, flags).sub(r"<\g<0>>", text, count=3)
+    ours, own = (f and (f.span(), f.groups()) for f in (search(re.search, "search", [pattern, text, flags], {}), re.search(pattern, text, flags)))
+    assert ours == own
 
 
 def test_bytes_and_mistakes() -> None:
@@ -75,13 +88,14 @@ def test_bytes_and_mistakes() -> None:
     "how, given",
     [
         ("search", ["[[a]]", "a"]),
+        ("search", ["a{i<2}", "a"]),
         ("sub", ["a", "b", "a", 1]),
         ("compile", ["[a--b]"]),
         ("match", ["(?:a{500}){500}", "a"]),
         ("sub", ["a", r"\q", "a"]),
     ],
 )
-def test_what_warns_or_fails_or_repeats_too_much_is_unknown(how: str, given: list[Any]) -> None:
+def test_what_means_something_else_or_warns_is_unknown(how: str, given: list[Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(Undecided):
