@@ -128,6 +128,10 @@ class ArrayDFA(Walk):
         """Not looked for, as literals."""
         return ()
 
+    def parts(self, state: int) -> Sequence[int]:
+        """Not looked for, as literals."""
+        return ()
+
     def left_out(self, state: int) -> Sequence[bytes] | None:
         """Not looked for, as literals."""
         return None
@@ -228,7 +232,7 @@ class LazyArrays:
         self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
-        self.left_out, self.string = lazy.left_out, lazy.string
+        self.left_out, self.string, self.parts = lazy.left_out, lazy.string, lazy.parts
         self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property

@@ -44,6 +44,7 @@ UNMADE = -1  # a place
 UNKNOWN = 2  # whether a text may end
 WIDE = 16  # ASCII characters that stay in a state, from which on a loop pays off
 _SEVERAL = 3  # names
+_MOST_PARTS = 32  # terms
 _QUOTE = ord('"')
 NO_LIMIT = 1 << 40  # turns: more than any text has
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
@@ -113,6 +114,9 @@ class LazyDFA:
         alphabet = Alphabet.of_all((*((start, *rules.values()) if chars is None else chars), *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
+        self._widths = [0] * alphabet.size  # ASCII characters of each class
+        for low, high, c in alphabet.segments:
+            self._widths[c] += max(min(high, 0x7F) - low + 1, 0)
         self._terms = Terms(rules, recursive, alphabet.members, marks)
         self._lock = threading.RLock()
         self._wide = min(_OF_A_PART * parts, MOST_A_STEP)  # visited in a step in which any part may come next
@@ -327,9 +331,12 @@ class LazyDFA:
         content = self._contents[state]
         if not isinstance(content, frozenset):
             return None
-        texts = [text for term in content if (text := self._terms.literal(term))]
-        if not texts or len(texts) < len(content):
-            return None
+        texts: list[str] = []
+        for term in content:
+            text = self._terms.literal(term)
+            if len(text) < 2:
+                return None
+            texts.append(text)
         first, last, same = min(texts), max(texts), 0
         while same < len(first) and first[same] == last[same]:
             same += 1
@@ -391,6 +398,8 @@ class LazyDFA:
         for term in content if isinstance(content, frozenset) else ():
             names = self._terms.names(term)
             if not names:
+                if len(content) == 1:
+                    return ()
                 text = self._terms.literal(term)
                 if len(text) < 2:
                     return ()
@@ -400,30 +409,53 @@ class LazyDFA:
             found += [(text, term, at) for at, text in enumerate(names)]
         return sorted(found, key=_text_of) if len(found) >= _SEVERAL else ()
 
+    def parts(self, state: int) -> Sequence[int]:
+        """Return states whose texts are together those of one that many characters may follow, in several ways; () where there are none,
+        or its tokens are sooner found at once. A token is legal from a state if it is from one of its parts."""
+        content = self._contents[state]
+        if not isinstance(content, frozenset) or not 1 < len(content) <= _MOST_PARTS:
+            return ()
+        if self.literal(state) is not None or self.names(state) or self.string(state) is not None or not any(map(self._is_wide, content)):
+            return ()
+        parts: dict[object, list[Term]] = {}
+        for term in content:
+            known = self._terms.left_out(term) is not None or self._named_in(term) is not None
+            parts.setdefault(None if known else self._terms.origin(term), []).append(term)
+        if len(parts) == 1:
+            return ()
+        with self._lock:
+            return [self._number(frozenset(terms)) for terms in parts.values()]
+
+    def _is_wide(self, term: Term) -> bool:
+        widths = self._widths
+        return sum([widths[c] for classes, _ in self._terms.forms(term) for c in classes]) > FEW_WAYS
+
     def left_out(self, state: int) -> Sequence[bytes] | None:
         """Return the names, as far as they are not written, with the quote behind each, that a key may not be or is one of several ways
         to go on with, where any other key may be as well: none of its other texts differs from those of the loop. None elsewhere."""
         if state not in self._left_out:
-            self._left_out[state] = self._find_left_out(state)
+            self._left_out[state] = self._find_left_out(self._contents[state])
         return self._left_out[state]
 
-    def _find_left_out(self, state: int) -> Sequence[bytes] | None:
-        content = self._contents[state]
+    def _find_left_out(self, content: _Set | _Inner) -> Sequence[bytes] | None:
         if not isinstance(content, frozenset):
             return None
+        others = {term: self._terms.left_out(term) for term in content}
+        if all(names is None for names in others.values()):
+            return None
         found: set[str] = set()
-        is_open = False
-        for term in content:
-            others = self._terms.left_out(term)
-            if others is not None:
-                is_open = True
-                found.update(others)
-                continue
-            for name in self._terms.names(term) or (self._terms.literal(term, None),):
-                if not name.isascii() or not name or name.find('"') != len(name) - 1 or "\\" in name:
-                    return None  # of a key that is neither free nor a name, nothing is known
-                found.add(name)
-        return [name.encode() for name in sorted(found)] if is_open else None
+        for term, names in others.items():
+            if names is None and (names := self._named_in(term)) is None:
+                return None
+            found.update(names)
+        return [name.encode() for name in sorted(found)]
+
+    def _named_in(self, term: Term) -> Sequence[str] | None:
+        """Return the names that a term is in, as far as they are not written, with the quote behind each; None of a key that is neither
+        free nor a name, of which nothing is known."""
+        names = self._terms.names(term) or (self._terms.literal(term, None),)
+        is_known = all(name.isascii() and name and name.find('"') == len(name) - 1 and "\\" not in name for name in names)
+        return names if is_known else None
 
     def behind_names(self, names: Sequence[Name], chars: int) -> int:
         """Return the state behind so many characters, which they share, of all of `names` that have these."""

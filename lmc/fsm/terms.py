@@ -12,6 +12,7 @@ that differ in one counter only are joined where their ranges touch. So `.*[0-9]
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,8 @@ from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
 from lmc.fsm.lengths import ShortestLengths, bytes_of
-from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
-from lmc.fsm.words import WordLists, WordRange, prefix_free
+from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.words import WordLists, WordRange, are_letters, listed
 
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
@@ -93,7 +94,7 @@ class Terms:
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._graphs: dict[int, _GraphPosition] = {}  # by id: at their starts
-        self._members_at: dict[tuple[int, int], _Members | None] = {}  # by id of a graph, and state
+        self._members_at: dict[tuple[int, int], tuple[_Members, list[_Member]]] = {}  # by id of a graph, and state
         self._lists = WordLists()
         self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
@@ -353,37 +354,42 @@ class Terms:
 
     def _begin_graph(self, at: _GraphPosition, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
         found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
-        members: list[tuple[str, Concat, int]] = []
+        members: list[_Member] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
             for body, to in at.edges.get(state, ()):
-                if type(body) is Concat and (name := self._literal_of(body)):
+                if type(body) is Concat and (name := self._literal_of(body)) and are_letters(name):
                     members.append((name, body, to))
                     continue
-                frame, behind = self.frame(body, place), (self._position(at, to, place),)
-                found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
-                if self._is_nullable(frame) and to not in seen:
+                if body != EMPTY:
+                    frame, behind = self.frame(body, place), (self._position(at, to, place),)
+                    found += [(classes, frames + behind) for classes, frames in self._forms(frame)]
+                    if not self._is_nullable(frame):
+                        continue
+                if to not in seen:
                     seen.add(to)
                     todo.append(to)
-        if len(members) >= _SEVERAL and (several := self._several(at, members)) is not None:
+        if len(members) >= _SEVERAL:
+            several, members = self._several(at, members)
             found += self._begin_members(several, place)
-        else:
-            for _, body, to in members:
-                behind = (self._position(at, to, place),)
-                found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
+        for _, body, to in members:
+            behind = (self._position(at, to, place),)
+            found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
         return found, not seen.isdisjoint(at.graph.final)
 
     def _position(self, at: _GraphPosition, state: int, place: At | None) -> TermFrame:
         key = "g", id(at.graph), state, place
         return self._frames.get(key) or self._frame(key, _GraphPosition(at.graph, at.edges, state), place)
 
-    def _several(self, at: _GraphPosition, members: list[tuple[str, Concat, int]]) -> _Members | None:
-        """Return those that may come next in a graph; None if their names do not tell them apart."""
+    def _several(self, at: _GraphPosition, members: list[_Member]) -> tuple[_Members, list[_Member]]:
+        """Return those that may come next in a graph; the others are apart whose texts another one goes on with: a key that may be any."""
         key = id(at.graph), at.state
         if key not in self._members_at:
             members = sorted(members, key=lambda member: member[0])
-            names = prefix_free([name for name, _, _ in members])
-            self._members_at[key] = None if names is None else _Members(names, [member[1:] for member in members], at)
+            is_apart = [behind[0].startswith(member[0]) for member, behind in itertools.pairwise(members)] + [False]
+            told = [member for member, apart in zip(members, is_apart) if not apart]
+            names = listed([name for name, _, _ in told])
+            self._members_at[key] = _Members(names, [member[1:] for member in told], at), list(itertools.compress(members, is_apart))
         return self._members_at[key]
 
     def _begin_members(self, members: _Members, place: At | None) -> list[tuple[Classes, tuple[TermFrame, ...]]]:
@@ -467,6 +473,11 @@ class Terms:
         if isinstance(frame.node, _Members):
             return frame.node.names.literal[:most]
         return frame.node.literal[:most] if isinstance(frame.node, WordRange) else ""
+
+    def origin(self, term: Term) -> object:
+        """Return what is equal for terms that are in one place of a tree, in several styles."""
+        node: Any = None if term.frame is None else term.frame.node
+        return (id(node.node), node.index) if type(node) is _Tail else id(node)
 
     def names(self, term: Term) -> Sequence[str]:
         """Return what is left of the names of several members of an object, each with what surely follows it, where a term begins with
@@ -578,8 +589,10 @@ class Terms:
         while at.frame is not None and solid < far:
             assert at.rest is not None
             frame = at.frame
-            text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
-            solid += text if solid + text >= far else self._surely(frame)
+            if (surely := frame.surely) is None:
+                text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
+                surely = text if solid + text >= far else self._surely(frame)
+            solid += surely
             kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
             at = at.rest
         found = term.near[far] = tuple(kept)
@@ -863,6 +876,10 @@ class _GraphPosition:
         self, graph: NodeGraph, edges: Mapping[int, Sequence[tuple[Node, int]]], state: int, counts: Counts | None = None, low: int = 0, high: int | None = None
     ) -> None:
         self.graph, self.edges, self.state, self.counts, self.low, self.high = graph, edges, state, counts, low, high
+
+
+_Member = tuple[str, Concat, int]
+"""The characters that a member begins with, the member, and the state of a graph behind it."""
 
 
 class _Members:

@@ -19,7 +19,7 @@ from lmc.fsm.bytedfa import FAR
 from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.runs import Tail, bits_of
-from lmc.fsm.vocabulary import LongAllowed, Vocabulary, along
+from lmc.fsm.vocabulary import NO_LONG, LongAllowed, Vocabulary, along
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,32 @@ class TokenAutomaton:
         """Return the allowed tokens, EOS where the text may end. Raises ConstraintError if no token of the vocabulary
         is allowed here."""
         row = self.known.get(state)
-        return self._made(state, lambda: self._legal(self.dfa.representative(state))) if row is None else row
+        if row is None:
+            self.dfa.begin()
+            row = self._spelled(state, self._row_of(state))
+        return row
+
+    def _row_of(self, state: int) -> TokenRow:
+        """Return the row of a state, which may have no token: of one of several parts the tokens of each of them."""
+        if (row := self.known.get(state)) is not None:
+            return row
+        if not (parts := self.dfa.parts(state)):
+            return self._made(state, lambda: self._legal(self.dfa.representative(state)))
+        bits = np.zeros(self.vocabulary.words, np.uint32)
+        for part in parts:
+            row = self._row_of(part)
+            bits |= row.bits
+            if row.bits.any():
+                self.known.setdefault(part, row)
+        return TokenRow(bits, size=self.vocabulary.size)
+
+    def _spelled(self, state: int, row: TokenRow) -> TokenRow:
+        """Keep the row of a state if it has a token."""
+        if not row.bits.any():
+            raise ConstraintError(
+                f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may follow here; allow other characters"
+            )
+        return self.known.setdefault(state, row)
 
     def mask(self, state: int) -> np.ndarray:
         """Return the bits of `row`."""
@@ -144,8 +169,9 @@ class TokenAutomaton:
     def build(self, state: int) -> np.ndarray:
         """Build the row of a state ahead of its use; return int64: the states that prefixes of its tokens lead to, the
         most frequent first. Raises ConstraintError as `row` does."""
+        self.dfa.begin()
         walked = self.vocabulary.trie.walk(self.dfa, state)
-        self._made(state, lambda: self.vocabulary.bits(walked)).list_ids()
+        self._spelled(state, self._made(state, lambda: self.vocabulary.bits(walked))).list_ids()
         often = np.bincount(walked + 1, minlength=1)[1:]  # without DEAD
         reached = np.flatnonzero(often)
         return reached[np.argsort(-often[reached], kind="stable")]
@@ -176,8 +202,9 @@ class TokenAutomaton:
     def nbytes(self) -> int:
         """Return the memory of the tables so far; the vocabulary counts its own."""
         with self._lock:
-            bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in self._rows.values())]}
-            lists = sum(row.nbytes - row.bits.nbytes for row in self._rows.values())
+            rows = list({id(row): row for row in [*self._rows.values(), *list(self.known.values())]}.values())
+            bits = {id(bits): bits.nbytes for bits in [*self._short.values(), *(row.bits for row in rows)]}
+            lists = sum(row.nbytes - row.bits.nbytes for row in rows)
             lists += sum(rule.bits.nbytes + rule.ends.nbytes for rule in list(self._rules.values()))
         return self.dfa.nbytes + sum(bits.values()) + lists
 
@@ -216,9 +243,8 @@ class TokenAutomaton:
     def _made(self, state: int, walk: Callable[[], np.ndarray]) -> TokenRow:
         """Build the row of a state that has none yet; `walk` computes the legal tokens of up to LONG bytes if its
         window has no row. No lock is held meanwhile: a thread that needs another row does not wait for this one."""
-        self.dfa.begin()
         vocabulary, window = self.vocabulary, self.dfa.window_of(state)
-        long = self._long_allowed(self.dfa.far(state, vocabulary.longest))
+        long = self._long_allowed(state)
         ends = vocabulary.eos if self.is_final(state) else ()
         made = self._rows.get((window, long, ends))
         if made is None:
@@ -228,16 +254,15 @@ class TokenAutomaton:
             if long.others or ends:
                 bits = bits | bits_of(long.others + ends, vocabulary.words)
             made = TokenRow(bits, size=vocabulary.size)
-            if not bits.any():
-                raise ConstraintError(
-                    f"the model's vocabulary has no token that begins with {_bytes_of(self.dfa, state)}, which alone may follow here; allow other characters"
-                )
         with self._lock:
-            made = self._rows.setdefault((window, long, ends), made)  # states with equal rows have the same one
-            return self.known.setdefault(state, made)
+            return self._rows.setdefault((window, long, ends), made)  # states with equal rows have the same one
 
     def _long_allowed(self, state: int) -> LongAllowed:
-        """Return the tokens above LONG bytes that are legal from a state, or from all that only longer texts tell from it."""
+        """Return the tokens above LONG bytes that are legal from a state, found once for all that only longer texts tell from it."""
+        heads = self.dfa.heads(self.dfa.representative(state)) if self.vocabulary.long_heads else ()
+        if heads is not None and self.vocabulary.long_heads.isdisjoint(heads):
+            return NO_LONG
+        state = self.dfa.far(state, self.vocabulary.longest)
         found = self._long.get(state)
         if found is None:
             found = self._long[state] = self.vocabulary.long_allowed(self.dfa, state)

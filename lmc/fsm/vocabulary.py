@@ -63,6 +63,7 @@ class Vocabulary:
         self._runs: dict[tuple[Ranges, int], ClassRun] = {}
         self._strings: dict[tuple[int, int], StringRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
+        self.long_heads = frozenset(self._long)
 
     def prepare(self) -> Vocabulary:
         """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
@@ -244,22 +245,22 @@ class Vocabulary:
     def _names_below(self, dfa: Arrays, node: int, names: Sequence[Name], legal: list[_At], todo: list[_At]) -> None:
         """As `_words_below`, of a few texts with a state behind each."""
         children, find = self.trie.children, self.trie.bytes.find
-        inner = [(node, 0, names)]
+        inner = [(node, 0, 0, len(names))]
         while inner:
-            node, depth, names = inner.pop()
+            node, depth, first, last = inner.pop()
             begin, end = children(node)
-            if begin == end:
-                continue
-            for letter, same in itertools.groupby(names, key=lambda name, at=depth: name[0][at]):
-                if (child := find(ord(letter), begin, end)) < 0:
-                    continue
-                further = list(same)
-                if len(further[0][0]) == depth + 1:  # the first one is the shortest
-                    legal.append((child, dfa.behind_names(further, depth + 1)))
-                    todo.append(legal[-1])
-                else:
-                    legal.append((child, WITHIN))
-                    inner.append((child, depth + 1, further))
+            while begin < end and first < last:
+                letter, further = names[first][0][depth], first + 1
+                while further < last and names[further][0][depth] == letter:
+                    further += 1
+                if (child := find(ord(letter), begin, end)) >= 0:
+                    if len(names[first][0]) == depth + 1:  # the first one is the shortest
+                        legal.append((child, dfa.behind_names(names[first:further], depth + 1)))
+                        todo.append(legal[-1])
+                    else:
+                        legal.append((child, WITHIN))
+                        inner.append((child, depth + 1, first, further))
+                first = further
 
     def _run_at(self, dfa: Arrays, node: int, state: int) -> tuple[RunInLoop, list[_At], list[_At]] | None:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
@@ -340,8 +341,6 @@ class Vocabulary:
 
     def long_allowed(self, dfa: Arrays, state: int) -> LongAllowed:
         """Return the tokens above LONG bytes that are legal from `state`."""
-        if not self._long:
-            return LongAllowed(None, ())
         found: list[int] = []
         whole: ClassRun | StringRun | None = None
         if (string := dfa.string(state)) is not None:
@@ -517,6 +516,9 @@ class LongAllowed(NamedTuple):
     @property
     def ids(self) -> list[int]:
         return [*self.others, *(self.whole.long.inside.tolist() if self.whole is not None else ())]
+
+
+NO_LONG = LongAllowed(None, ())
 
 
 class RunInLoop(NamedTuple):

@@ -5,7 +5,6 @@ bean, bear, beat, bee      be│an be│ar be│at be│e      the range 0 to 4,
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -61,11 +60,14 @@ class WordRange(NamedTuple):
         return min(map(len, self.texts[self.low : self.high])) - self.depth
 
 
-def prefix_free(words: Sequence[str]) -> WordRange | None:
-    """Return ascending words; None if one of them begins like another one ends, or has a character that stands for a class here."""
-    if any(b.startswith(a) for a, b in itertools.pairwise(words)) or max(map(max, words)) >= chr(_CLASSES):
-        return None
+def listed(words: Sequence[str]) -> WordRange:
+    """Return ascending words."""
     return WordRange(words, 0, len(words), 0, all(map(str.isascii, words)))
+
+
+def are_letters(word: str) -> bool:
+    """Return whether each character stands for itself in a list."""
+    return max(word) < chr(_CLASSES)
 
 
 class WordLists:
@@ -97,7 +99,7 @@ class WordLists:
                     letter = known[id(part)] = self._letter(part)
                 word += letter
             found.add(word)
-        return WordRange(sorted(found), 0, len(found), 0, all(map(str.isascii, found)))
+        return listed(sorted(found))
 
     def _letter(self, chars: Chars) -> str:
         ranges = chars.ranges

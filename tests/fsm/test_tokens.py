@@ -418,6 +418,33 @@ def test_optional_names_are_followed_without_a_state_for_each_letter(begin, othe
     assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
 
 
+def test_tokens_of_objects_of_several_kinds_are_those_of_each():
+    """Beside a key that may be any but those of a pattern, all kinds were looked at together wherever some name goes on."""
+    vocabulary, _ = small()
+    names = ["dependencies", "exceptionHandlers", "fuses", "module", "name", "next", "resource"]
+    text = {"type": "string"}
+    kinds = [{"properties": dict.fromkeys([*names, f"kind{i}"], text), "additionalProperties": True, "required": [f"kind{i}"]} for i in range(8)]
+    others = {"patternProperties": {"^/": {"type": "null"}}, "additionalProperties": {"type": "null"}}
+    kinds.append({"properties": dict.fromkeys(names, text), **others})
+    schema = json.dumps({"anyOf": [{"type": "object", **kind} for kind in kinds]})
+    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
+    key = made.dfa.step(made.start, b'{"')
+    spent = made.dfa.lazy._terms.spent
+    row = made.row(key)
+    assert made.dfa.lazy._terms.spent - spent < 400
+    assert made.row(key) is row
+    state = walked.dfa.step(0, b'{"')
+    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
+    legal[[i for i in vocabulary.long_ids if walked.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
+    assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
+
+
+def test_a_part_without_tokens_leaves_those_of_the_others():
+    vocabulary = Vocabulary([*(bytes([b]) for b in range(0x21, 0x7F)), b"<eos>"], [0x7F - 0x21])
+    made = TokenAutomaton(lazily(Grammar(parse("[!-~]+x|[\\u0400-\\u0430]+|é"), {})), vocabulary)
+    assert len(made.dfa.parts(made.start)) != 1 and allowed(made.mask(made.start)) == set(range(0x7F - 0x21))
+
+
 def test_the_turns_of_a_key_that_is_no_name_have_no_states_of_their_own():
     """Each of 60 characters of the longest token had one: 4 ms for a first key."""
     words, _ = small()
