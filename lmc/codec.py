@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from lmc.errors import message_of
-from lmc.json_data import PLAIN, dumps, is_plain
+from lmc.json_data import PLAIN, are_atoms, dumps, is_plain
 
 TAG = "!"
 """The key of what JSON lacks: `{"!": [tag, …]}`. Plain dicts with keys that begin so are tagged as well."""
@@ -84,7 +84,7 @@ class _Encoding:
             self.seen[id(x)] = len(self.seen)
             self.keep.append(x)
         if cls is list:
-            return [i if is_plain(i) else self.value(i, depth + 1) for i in x]
+            return [*x] if are_atoms(x) else [i if is_plain(i) else self.value(i, depth + 1) for i in x]
         if cls is dict:
             if all(type(k) is str and not k.startswith(TAG) for k in x):
                 return {k: v if is_plain(v) else self.value(v, depth + 1) for k, v in x.items()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lmc import codec
+from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
 from lmc.durable.call_records import arguments_digest, contents_digest, name_of, shown_call
@@ -339,7 +339,7 @@ class JournaledCalls(Answers):
             elif ok and inspect.isawaitable(value):
                 record = ["awaitable", type(value).__name__]
             else:
-                record = ["value" if ok else "raised", codec.encode(value, None if reached is None else reached.places)]
+                record = ["value" if ok else "raised", codec.encode(value, None if reached is None or json_data.is_plain(value) else reached.places)]
             changed: list[list[Any]] = []
             if reached is not None:
                 changed = reached.changed(alone=alone)

@@ -132,7 +132,7 @@ def holds_language(x: Any) -> bool:
         if left == 0 or id(y) in seen:
             return False
         seen.add(id(y))
-        return any(search(z, left if type(y) in _CONTAINERS else left - 1) for z in inside(y))
+        return any(search(z, left if type(y) in _CONTAINERS else left - 1) for z in inside(y) if type(z) not in _ATOMS)
 
     return search(x, _DEPTH)
 

@@ -384,14 +384,15 @@ def _path(x: Any, wanted: Any) -> list[Any] | None:
 
 
 def _items(x: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the items of a container, or the fields of an object, by keys that a journal can write."""
+    """Return the items of a container, or the fields of an object, by keys that a journal can write; no text, number or None."""
     if isinstance(x, StateGroup):
         return list(enumerate(x))
     if mutations.is_object(x):
         return mutations.fields_of(x)
     if not isinstance(x, list | dict | deque | tuple):
         return ()
-    return [(key, item) for key, item in (x.items() if isinstance(x, dict) else enumerate(x)) if isinstance(key, str | int) or key is None]
+    held = x.items() if isinstance(x, dict) else enumerate(x)
+    return [(key, item) for key, item in held if type(item) not in json_data.PLAIN and (isinstance(key, str | int) or key is None)]
 
 
 def _item(x: Any, key: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc.durable import mutations
+from lmc.durable.snapshots import CallSnapshot
 from tests.durable.resuming import CALLS, resumes_anywhere, seen
 
 
@@ -101,3 +104,25 @@ def test_what_calls_do_to_an_object_of_the_run_is_there_again(program: Any, tmp_
         backend = lmc.Mock()
         assert seen(way(backend=backend, seed=1, journal=path)) == expected
         assert CALLS == [] and not backend.call_log
+
+
+@pytest.mark.parametrize("held", [lambda n: [str(i) for i in range(n)], lambda n: {str(i): i for i in range(n)}, lambda n: [[*range(n)]]])
+def test_texts_and_numbers_in_arguments_are_not_looked_at_one_by_one(held: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [0]
+    is_object = mutations.is_object
+
+    def counted(x: Any) -> bool:
+        looks[0] += 1
+        return is_object(x)
+
+    monkeypatch.setattr(mutations, "is_object", counted)
+
+    def looked(n: int) -> int:
+        looks[0] = 0
+        value = held(n)
+        snapshot = CallSnapshot(len, [value], {})
+        snapshot.look()
+        assert snapshot.changed(alone=True) == [] and snapshot.part(value) == [0] and id(value) in snapshot.places
+        return looks[0]
+
+    assert looked(10) == looked(1000)
