@@ -10,7 +10,7 @@ loop, "lmc engine" the whole backend (scheduler, radix tree, sampler), also with
 them. A speed counts only if every token of ours is within 0.1 logit of the reference's best by teacher forcing (but for 4
 bits, whose texts may be others); otherwise the exit code is 1.
 
-llama.cpp runs in the process of another interpreter, which has llama-cpp-python; one sequence at a time. On a busy machine
+llama.cpp runs in the process of another interpreter, which has llama-cpp-python or xllamacpp; one sequence at a time. On a busy machine
 compare tokens per second of CPU time, of one thread: llama.cpp's threads spin while they wait for each other.
 """
 
@@ -181,17 +181,29 @@ def engine(loaded: LoadedModel, **options: Any) -> Generate:
 
 _LLAMA_CPP = """
 import json, sys, time
-import llama_cpp
-model = llama_cpp.Llama(model_path=sys.argv[1], n_ctx=2048, n_threads=int(sys.argv[2]), n_threads_batch=int(sys.argv[2]), verbose=False)
+path, threads = sys.argv[1], int(sys.argv[2])
+try:
+    import llama_cpp
+except ImportError:
+    import xllamacpp as llama_cpp
+    params = llama_cpp.CommonParams()
+    params.model.path, params.n_ctx, params.n_parallel, params.verbosity = path, 2048, 1, -1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    server = llama_cpp.Server(params)
+
+    def answer(ids, new):
+        server.handle_completions({"prompt": ids, "max_tokens": new, "temperature": 0, "ignore_eos": True, "cache_prompt": False})
+else:
+    model = llama_cpp.Llama(model_path=path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def answer(ids, new):
+        for made, _ in enumerate(model.generate(ids, top_k=1, temp=0.0, repeat_penalty=1.0), 1):
+            if made == new:
+                break
 print(llama_cpp.__version__, flush=True)
 for line in sys.stdin:
-    ids, new = json.loads(line)
-    found = []
-    for token in model.generate(ids, top_k=1, temp=0.0, repeat_penalty=1.0):
-        found.append(token)
-        if len(found) == new:
-            break
-    print(json.dumps([found, time.process_time()]), flush=True)
+    answer(*json.loads(line))
+    print(time.process_time(), flush=True)
 """
 
 
@@ -205,13 +217,11 @@ class LlamaCpp:
         self.cpu = 0.0
 
     def generate(self, prompts: Sequence[Ids], new: int) -> list[Ids]:
-        found: list[Ids] = []
         for ids in prompts:
             assert self._process.stdin is not None
             print(json.dumps([list(ids), new]), file=self._process.stdin, flush=True)
-            answer, self.cpu = json.loads(self._line())
-            found.append(answer)
-        return found
+            self.cpu = float(self._line())
+        return []
 
     def _line(self) -> str:
         assert self._process.stdout is not None
@@ -314,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as data, too")
     parser.add_argument("--threads", type=int, help="torch's and llama.cpp's threads")
-    parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter that has llama-cpp-python, to measure it, too")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="an interpreter that has llama-cpp-python or xllamacpp, to measure it, too")
     options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
