@@ -165,11 +165,11 @@ class JournaledCalls(Answers):
         changeable: list[Any] = []
         digest, task = arguments_digest(args, kwargs, changeable), here() if of is None else of
         by = task if of is None else MANY_TASKS  # of host code, whose tasks have one number
-        dropped: list[Any] = []
+        contents, dropped = tuple(map(contents_digest, changeable)), list[Any]()
         with self.effects.lock:
             self.effects.read(self.known.effects)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
-            call = Call(stream, name, digest, tuple(map(contents_digest, changeable)), shared, task, ordered)
+            call = Call(stream, name, digest, contents, shared, task, ordered)
             try:
                 known = self.effects.match(call, [id(x) in self.effects.given for x in changeable], strict=self.diverges)
             except LookupError:

@@ -44,6 +44,7 @@ class CallSnapshot:
     They are numbered; those behind the objects are variables, which a function may rebind. Buffers in memory have negative numbers.
 
     whole       whether what changes between its steps is its change, too: it runs on a thread, or the program stands still
+    is_empty    whether it can change none
     overlapped  whether other calls were under way meanwhile
     asked       whether host code has asked for an answer in a state of the run meanwhile
     """
@@ -86,6 +87,7 @@ class CallSnapshot:
         self._left = [0 if isinstance(x, SharedIterator) else length_hint(x) for x in self.iterators]
         self._changes: list[tuple[bool, list[list[Any]] | codec.NotData]] = []
         self._found = _Found([], [], [], [], [])
+        self.is_empty = not (self.values or self.variables or self._watched or self.states)
 
     def _add(self, values: Iterable[Any]) -> None:
         for x in values:
@@ -119,17 +121,11 @@ class CallSnapshot:
 
     def claim(self, *, own: bool = True) -> None:
         """Take what has changed since the last look for the call's, or for changes between its steps."""
-        if self.is_empty:
-            return
         before, self._found = self._found, self._look()
         try:
             self._changes.append((own, self._changed(before)))
         except codec.NotData as error:
             self._changes.append((own, error))
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.values or self.variables or self._watched or self.states)
 
     def part(self, value: Any) -> list[Any] | None:
         """Return the position of a returned container within the arguments: [number, key, …]."""

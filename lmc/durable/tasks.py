@@ -49,8 +49,8 @@ _THREAD: ContextVar[str] = ContextVar("lmc_journaled_thread", default="")
 def here() -> int:
     """Return the number of the task or thread of the program that runs here: of the path by which the program has begun it, so that it has the same
     one when the run is resumed; 0 outside of any."""
-    task = TASK.get()
-    return crc32(f"{_THREAD.get()}{'' if task is None else task.label}".encode())
+    task, path = TASK.get(), _THREAD.get()
+    return crc32(f"{path}{'' if task is None else task.label}".encode()) if task is not None or path else 0
 
 
 def of_host() -> int:

@@ -18,7 +18,7 @@ class CallsUnderWay:
     def __init__(self) -> None:
         self._calls: list[CallSnapshot] = []
         self._redone: dict[int, RedoneChanges] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a finalizer may make a call
 
     @contextmanager
     def making(self, reached: CallSnapshot) -> Generator[None]:
@@ -41,6 +41,8 @@ class CallsUnderWay:
             self._claim(reached)
 
     def _claim(self, reached: CallSnapshot) -> None:
+        if reached.is_empty:
+            return
         reached.claim()
         for other in self._calls:
             if other.whole and other is not reached:
