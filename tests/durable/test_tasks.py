@@ -174,8 +174,39 @@ def later_by_a_tool(q: str) -> Any:
     return later(q)
 
 
+@lmc.function
+async def tries_groups_again(s: Any) -> Any:
+    """A group whose task fails, until it does not; tasks that make tasks of their group; and a group that is late."""
+    found: list[Any] = []
+
+    async def branch(group: asyncio.TaskGroup, f: Any, n: int) -> Any:
+        f += f"{n}" + lmc.gen("x", max_tokens=2)
+        return f["x"], [group.create_task(fetch(f"{n} {i}")) for i in range(2)]
+
+    async def late() -> None:
+        await asyncio.Event().wait()
+
+    for name in ("missing 1", "missing 2", "there"):
+        try:
+            async with asyncio.TaskGroup() as group:
+                branches = [group.create_task(branch(group, f, n)) for n, f in enumerate(s.fork(2))]
+                await asyncio.gather(*branches)
+                last = group.create_task(fetch(name))
+        except* LookupError as errors:
+            s += f"{errors.exceptions}" + lmc.gen("why", max_tokens=2)
+        else:
+            found += [last.result(), *[(task.result()[0], [inner.result() for inner in task.result()[1]]) for task in branches]]
+    try:
+        async with asyncio.timeout(0.01), asyncio.TaskGroup() as group:
+            group.create_task(late())
+    except TimeoutError:
+        found.append(await fetch("late"))
+    return found
+
+
 PROGRAMS = [
     gathers_tools,
+    tries_groups_again,
     tasks_of_tools,
     cancels_one_that_comes,
     group_of_tools,
