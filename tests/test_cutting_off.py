@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -67,11 +70,18 @@ def two_threads() -> Iterator[None]:
     lmc.config(host_threads=None)
 
 
+def _waits(innermost: FrameType) -> bool:
+    """Whether a thread waits, and not for another that it starts."""
+    frames = [frame.f_code.co_name for frame, _ in traceback.walk_stack(innermost)]
+    return frames[0] in ("wait", "block") and "start" not in frames
+
+
 def press_ctrl_c(when: Callable[[], bool]) -> None:
     def press() -> None:
-        until(when, "the moment for Ctrl-C did not come")
-        time.sleep(0.05)  # what was going on is done: Ctrl-C between two instructions of lmc may lose a request
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        main = threading.main_thread().ident or 0
+        # Between two instructions of lmc, Ctrl-C may lose a request: what was going on is done once the main thread waits for results.
+        until(lambda: when() and _waits(sys._current_frames()[main]), "the moment for Ctrl-C did not come")
+        signal.pthread_kill(main, signal.SIGINT)
 
     threading.Thread(target=press, daemon=True).start()
 
