@@ -122,6 +122,7 @@ def test_texts_and_numbers_in_arguments_are_not_looked_at_one_by_one(held: Calla
         value = held(n)
         snapshot = CallSnapshot(len, [value], {})
         snapshot.look()
+        snapshot.claim()
         assert snapshot.changed(alone=True) == [] and snapshot.part(value) == [0] and id(value) in snapshot.places
         return looks[0]
 
