@@ -1,9 +1,11 @@
-"""When work ahead begins: after waits that pay for it, when no other program is ready, and never before the first request."""
+"""When work ahead begins: after waits that pay for it, when no other program is ready, and never before the first request;
+and what a compiled run adds where nothing is asked ahead."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -677,3 +679,37 @@ def test_a_loop_is_left_once_its_turns_only_repeat_what_cannot_be_requested(fn: 
     monkeypatch.setattr(Evaluation, "run", lambda self: outcomes.append(found := run(self)) or found)
     lmc.compile(fn, ahead=ahead)("x", backend=Mock(latency=0.3))
     assert outcomes and max(outcome.steps for outcome in outcomes) < 1000 and not any(outcome.paused for outcome in outcomes)
+
+
+@lmc.function
+def asks_each(s: Any, n: int) -> None:
+    for i in range(n):
+        s += f"{i}" + lmc.gen("x", max_tokens=4)
+        s["x"]
+
+
+def calls_of(run: Callable[..., Any], n: int) -> int:
+    """The calls of Python functions in a run of `n` requests, after one that makes what is made once."""
+    backend, found = lmc.Mock(), 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal found
+        found += event == "call"
+
+    run(n, backend=backend, seed=1)
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        run(n, backend=backend, seed=1)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_a_request_and_a_run_add_few_calls() -> None:
+    program = lmc.compile(asks_each)
+    program.planner.annotations(lmc.Mock(), False)
+    few, many = [calls_of(program, n) - calls_of(asks_each.run, n) for n in (10, 50)]
+    each = (many - few) / 40
+    assert each <= 14, "for a request"
+    assert few - 10 * each <= 60, "for a run"
