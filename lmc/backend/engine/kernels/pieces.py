@@ -61,7 +61,6 @@ def scale_of(dim: int) -> float:
     return _LOG2E * dim**-0.5
 
 
-
 @triton.jit
 def is_row(piece, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr):
     """Return which of a piece's lanes are a row and a head of it."""
