@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import inspect
 import threading
-import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import product
@@ -26,6 +25,7 @@ from lmc.segments import Gen, SamplingParams
 from tests.backend.gated import Gated
 from tests.conformance.harness import conform, effect
 from tests.searching import some
+from tests.waiting import until
 
 ITEMS = [{"q": "a"}, {"q": "bb"}]
 
@@ -217,10 +217,7 @@ def test_what_is_awaited_when_the_time_is_over_fails_and_is_cancelled():
         assert isinstance(error, TimeoutError)
         assert "took longer than timeout=0.03 s" in str(error)
         assert error.spent.calls <= 1  # 0: tracing took all of the time
-    until = time.monotonic() + 60
-    while mock._pending and time.monotonic() < until:
-        time.sleep(0.001)
-    assert not mock._pending, "a request was not cancelled"
+    until(lambda: not mock._pending, "a request was not cancelled")
 
 
 def test_after_its_time_a_program_may_end_but_not_ask():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from tests.api import anthropic_server, openai_server
 from tests.api.http import Server
 from tests.api.openai_server import OpenAIModel
 from tests.api.text_model import TextModel
+from tests.waiting import until
 
 QUICK = Patience(retries=8, timeout=60.0, first_delay=0.001, longest_delay=0.01)
 
@@ -24,10 +24,7 @@ QUICK = Patience(retries=8, timeout=60.0, first_delay=0.001, longest_delay=0.01)
 def nothing_is_left(backend: Any, server: Server) -> None:
     """Closes a backend: its thread is gone, and so are its connections."""
     backend.close()
-    deadline = time.monotonic() + 60
-    while server.open_connections and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.open_connections == 0
+    until(lambda: server.open_connections == 0, "a connection is left")
     assert [t.name for t in threading.enumerate() if t.name == f"lmc-{backend.name}"[:40]] == []
 
 

@@ -16,6 +16,7 @@ from lmc.backend.api.rates import seconds
 from tests.api.conftest import QUICK
 from tests.api.http import Planted
 from tests.api.text_model import TextModel
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 
@@ -85,10 +86,8 @@ def test_hundreds_of_programs_under_faults(openai):
         assert sum(s.usage.prompt_tokens for s in states) == spent.usage.prompt_tokens
     backend.close()
     mock.close()
-    deadline = time.monotonic() + 60
-    while server.open_connections and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.open_connections == 0 and threads() == []
+    until(lambda: server.open_connections == 0, "a connection is left")
+    assert threads() == []
 
 
 @pytest.mark.parametrize("kind", ("status", "reset", "truncate", "garbage", "shape", "model"))

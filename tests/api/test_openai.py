@@ -8,7 +8,6 @@ import gc
 import itertools
 import json
 import threading
-import time
 
 import jsonschema
 import pytest
@@ -21,6 +20,7 @@ from tests.api.http import Answer, Planted, Server
 from tests.api.openai_server import VLLM
 from tests.api.text_model import TextModel
 from tests.pictures import png
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 
@@ -431,8 +431,7 @@ def test_a_cancelled_request_ends_and_so_does_what_depends_on_it(openai):
     backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30)})
     first = backend.submit(None, _turn("a"))
     second = backend.submit(first, _turn("b"))
-    while not server.seen:
-        time.sleep(0.005)
+    until(lambda: server.seen)
     first.cancel()
     for handle in (first, second):
         with pytest.raises(lmc.CancelledError):
@@ -442,33 +441,25 @@ def test_a_cancelled_request_ends_and_so_does_what_depends_on_it(openai):
 def test_a_dropped_state_ends_its_request(openai):
     backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30)})
     handle = backend.submit(None, _turn("a"))
-    while not server.seen:
-        time.sleep(0.005)
+    until(lambda: server.seen)
     assert backend._loop.tasks
     del handle
     gc.collect()
-    deadline = time.monotonic() + 60
-    while backend._loop.tasks > 1 and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert backend._loop.tasks <= 1
+    until(lambda: backend._loop.tasks <= 1, "a task is left")
 
 
 def test_closing_leaves_nothing(openai):
     backend, server = openai(says("x"), stand_in={"plant": lambda n, path, body: Planted("delay", seconds=30) if n else None})
     ask("Q", backend=backend).sync()
     pending = backend.submit(None, _turn("a"))
-    while len(server.seen) < 2:
-        time.sleep(0.005)
+    until(lambda: len(server.seen) >= 2)
     backend.close()
     backend.close()
     with pytest.raises(lmc.CancelledError):
         pending.results[0].output()
     with pytest.raises(lmc.BackendError, match="is closed"):
         backend.submit(None, _turn("b"))
-    deadline = time.monotonic() + 60
-    while server.open_connections and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert server.open_connections == 0
+    until(lambda: server.open_connections == 0, "a connection is left")
     assert [t.name for t in threading.enumerate() if t.name.startswith(("lmc-OpenAI", "asyncio_"))] == []
 
 

@@ -49,6 +49,7 @@ from tests.backend.engine_fakes import (
     top,
 )
 from tests.searching import apart
+from tests.waiting import until
 
 WORDS = FakeWords()
 
@@ -841,9 +842,7 @@ def test_an_engine_that_is_dropped_ends_its_thread():
     answer(engine, "x", gen(2))
     del engine
     gc.collect()
-    deadline = time.time() + 60
-    while threading.active_count() > before and time.time() < deadline:
-        time.sleep(0.01)
+    until(lambda: threading.active_count() <= before, "a thread is left")
     assert threading.active_count() == before
 
 

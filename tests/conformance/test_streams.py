@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from lmc.errors import BackendError
 from tests.backend.gated import Gated
 from tests.conformance.harness import opaque
 from tests.searching import some
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +29,7 @@ def leaves_no_thread() -> Iterator[None]:
     gc.collect()
     while MOCKS:
         MOCKS.pop().close()
-    deadline = time.monotonic() + 60
-    while (left := {t for t in threading.enumerate() if t.name != "lmc-mock"} - set(OTHERS)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left
+    until(lambda: not {t for t in threading.enumerate() if t.name != "lmc-mock"} - set(OTHERS), "a thread is left")
 
 
 MOCKS: list[Mock] = []
@@ -289,15 +286,10 @@ def test_an_abandoned_stream_stops_its_run(program: Any, compiled: bool) -> None
     run = lmc.compile(program).stream if compiled else lambda **kw: program.run(stream=True, **kw)
     state = run(q="Why?", backend=backend, seed=1)
     next(state.text_iter())
-    deadline = time.monotonic() + 60
-    while not backend.waiting and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert backend.waiting
+    until(lambda: backend.waiting, "nothing is asked")
     del state
     gc.collect()
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert not running()
+    until(lambda: not running(), "its threads do not end")
     asked = len(backend.call_log)
     backend.open()
     assert len(backend.call_log) == asked
@@ -327,12 +319,9 @@ def test_an_abandoned_stream_calls_no_more_tools(compiled: bool) -> None:
     stopping = threading.active_count()
     del state
     gc.collect()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > stopping and time.monotonic() < deadline:
-        time.sleep(0.005)  # the thread that stops it
+    until(lambda: threading.active_count() <= stopping, "the thread that stops it does not end")
     dropped.set()
-    while running() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    until(lambda: not running(), "its threads do not end")
     assert calls == [0, 1, 2, 3]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import sys
 import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from lmc.frontend.expressions import Expr, VarScopeEnd
 from lmc.frontend.interpreter import Function, State
 from lmc.segments import SamplingParams, derive_seed
 from tests.backend.gated import Gated
+from tests.waiting import until
 
 
 def upper(prompt: str, ask: Any) -> str:
@@ -821,10 +821,7 @@ def test_16_an_abandoned_batch_cancels_its_items() -> None:
     states = program.run_batch([(i,) for i in range(8)], backend=backend, num_threads=4, generator_style=True)
     next(states)
     states.close()  # type: ignore[attr-defined]
-    end = time.monotonic() + 60
-    while sorted(cancelled) != sorted(started)[1:]:
-        assert time.monotonic() < end, (cancelled, started)
-        time.sleep(0.001)
+    until(lambda: sorted(cancelled) == sorted(started)[1:], "what had begun is not cancelled")
     backend.close()
 
 
