@@ -25,4 +25,5 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def _threads() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name not in ("tqdm_monitor", "lmc-mock")}  # one for all, as long as Python runs
+    """Those of a pool that all programs share stay as long as Python runs."""
+    return {t for t in threading.enumerate() if not t.name.startswith(("tqdm_monitor", "lmc-mock", "lmc-pure"))}
