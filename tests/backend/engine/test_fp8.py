@@ -132,7 +132,7 @@ def check_gated(f8, rows, inner, columns, dtype, cuts=(None,)):
                 found.block_scales[:, :rows], apart.block_scales[:, :rows], atol=0, rtol=1e-5 if cut is None and dtype == torch.float32 else 1e-2
             )
             error = float((found.dequantized() - right).norm() / right.norm())
-            assert error < (0.03 if f8.device == "cuda" else 0.07), "four bits of significand; the interpreter forgets carries, see above"
+            assert error < (0.03 if f8.device == "cuda" else 0.08), "four bits of significand; the interpreter forgets carries, see above"
             differs = (found.rows.view(torch.uint8) != apart.rows.view(torch.uint8)).float().mean()
             assert float(differs) < (1e-2 if dtype == torch.float32 else 0.1), "sums in another order round few of them to their neighbours"
     assert few.gate(x.rows[:0], x.scales[:0], matrix.weight, matrix.scale, dtype).rows.shape == (0, inner)
