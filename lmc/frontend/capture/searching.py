@@ -47,7 +47,7 @@ def search(fn: Callable[..., Any], how: str, args: Sequence[Any], kwargs: Mappin
         pattern, args = op.native(re.compile, given, flags), ()
     if how == "compile":
         return pattern
-    sizes = [len(x) for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes))]
+    sizes = [len(x) for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes, bytearray, memoryview))]
     if how in ("sub", "subn"):
         op.fits(math.prod(sizes))
     try:

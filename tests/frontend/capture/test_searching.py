@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
@@ -74,6 +75,12 @@ def test_what_people_write_finds_what_re_finds(usual: tuple[str, str], flags: in
     assert search(re.compile(pattern, flags).sub, "sub", [r"<\g<0>>", text], {"count": 3}) == re.compile(pattern, flags).sub(r"<\g<0>>", text, count=3)
     ours, own = (f and (f.span(), f.groups()) for f in (search(re.search, "search", [pattern, text, flags], {}), re.search(pattern, text, flags)))
     assert ours == own
+
+
+def test_a_buffer_is_as_long_as_its_bytes() -> None:
+    """It once had no length, and was searched with `re`: then this test would not end."""
+    with suppress(Undecided):
+        assert search(re.search, "search", [b"a?" * 60 + b"a" * 60 + b"b", bytearray(b"a" * 60)], {}) is None
 
 
 def test_bytes_and_mistakes() -> None:
