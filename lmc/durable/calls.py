@@ -177,7 +177,7 @@ class JournaledCalls(Answers):
                 raise self._differs(call, args, kwargs, instead, loc) from None
             if known is not None and not peek:
                 self.effects.take(known)
-            if not ordered and not peek:
+            if not peek and not (ordered and self.effects.callbacks.none):
                 dropped = self.effects.note_given(changeable, by)
         del dropped
         return call, known

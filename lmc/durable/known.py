@@ -43,7 +43,8 @@ class KnownEffects:
 
     known       effects that the program has not reached, by kind, then by contents and task;  ordered: such of them, by number
     next        the number of the next one
-    given       objects that can change and were given to calls of tasks and threads, by id, with the task of the last one
+    given       objects that can change and were given to calls since the program has passed functions to libraries, or begun tasks, by id, with
+                the task of the last one
     under_way   calls that are being made
     reordered   whether a task was seen to make a call that another one made in an earlier execution
     idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id

@@ -64,6 +64,11 @@ class Callbacks:
     def __init__(self) -> None:
         self._made = Counter[int]()
 
+    @property
+    def none(self) -> bool:
+        """Return whether there is none: then only the program's own thread, and tasks, make calls."""
+        return not self._made
+
     def path(self) -> str:
         """Return the path of a function that is passed on here."""
         self._made[by := here()] += 1

@@ -373,3 +373,58 @@ STEPS = ["ask", "own", "turn", "add", "store", "objects", "table", "lock", "gath
 def test_tasks_that_do_anything_call_once(steps: list[str], grouped: bool, order: list[int]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         once(mixes, {"steps": steps, "grouped": grouped}, InTurn(order), 5, Path(directory))
+
+
+# -- the program's own thread and another one -----------------------------------------------------------------------------
+
+FIRST: list[str] = []
+"""The call that is made first."""
+
+
+def size(notes: list[str]) -> int:
+    CALLS.append(("size", len(notes)))
+    return len(notes)
+
+
+@lmc.function
+def looks_on_a_thread(s: Any) -> Any:
+    notes, looked, added = list[str](), threading.Event(), threading.Event()
+    s += lmc.gen("a", max_tokens=3)
+
+    def look_at_them() -> None:
+        if FIRST != ["size"]:
+            added.wait()
+        try:
+            size(notes)
+        finally:
+            looked.set()
+
+    thread = threading.Thread(target=look_at_them)
+    thread.start()
+    if FIRST == ["size"]:
+        looked.wait()
+    try:
+        add("x", notes)
+    finally:
+        added.set()
+        thread.join()
+    s += lmc.gen("b", max_tokens=3)
+    return notes
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("orders", [("add", "size"), ("size", "add")], ids="-".join)
+def test_a_thread_and_the_program_itself_may_share_an_object(orders: tuple[str, str], tmp_path: Path) -> None:
+    whole, path = tmp_path / "j", tmp_path / "cut"
+    FIRST[:] = orders[:1]
+    assert looks_on_a_thread.run(backend=lmc.Mock(), seed=1, journal=whole).ret_value == ["x"]
+    FIRST[:] = orders[1:]
+    resumed = 0
+    for data in prefixes(whole):
+        lay(path, data)
+        known = records.read(path).runs[0]
+        if known.end is None and sum(effect.outcome is not None for effect in known.effects.values()) == 2:
+            CALLS.clear()
+            assert looks_on_a_thread.run(backend=lmc.Mock(), journal=path).ret_value == ["x"] and CALLS == []
+            resumed += 1
+    assert resumed
