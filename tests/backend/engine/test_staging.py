@@ -62,14 +62,18 @@ def test_large_passes_are_captured_if_a_graph_has_room_for_them(rows, wanted, wa
     from lmc.backend.engine import cuda_runner
 
     runner: Any = object.__new__(cuda_runner.CudaRunner)
-    runner.buckets, runner._tiled = cuda_runner.BUCKETS_OF_FP8, SimpleNamespace(many=16)
+    runner.buckets, runner._tiled = cuda_runner.BUCKETS_OF_FP8, SimpleNamespace(many=16, widens=lambda rows: rows > 1100)
     runner._stage, runner._partials = SimpleNamespace(capacity=lambda _: 8), SimpleNamespace(capacity=1)
     monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
-    for name, found in (("_groups", []), ("_seen", None), ("_plan", SimpleNamespace(indices=[], wide=np.zeros((1, 8)), indptr=[0, 1]))):
+    plan = SimpleNamespace(indices=[], wide=np.zeros((1, 8)), indptr=[0, 1], widened=1 if rows > 1024 else None)
+    for name, found in (("_groups", []), ("_seen", None), ("_plan", plan)):
         monkeypatch.setattr(runner, name, lambda *_, found=found: found)
     monkeypatch.setattr(runner, "_replay", lambda known, layout, plan, rows: rows)
     monkeypatch.setattr(runner, "_launch", lambda *_: "launched")
     assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == way
+    plan.widened = None if plan.widened else 1
+    assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == "launched", "its graph reads other KV than the plan says"
+    plan.widened = None if plan.widened else 1
     runner._partials.capacity = 0
     assert runner.logits(SimpleNamespace(rows=rows), list(range(wanted))) == "launched", "no graph has room for its partial results"
 
