@@ -49,7 +49,7 @@ log = logging.getLogger("lmc.engine")
 _MOST_SAMPLES = 1 << 14
 _MOST_INDICES = 1 << 22
 _SHARE_FROM = 1 << 15
-_WIDENED = 1 << 16  # slots for which there is room: 0.27 GB of 8 heads of 128; passes over more attend to KV as it is stored
+_WIDENED = 1 << 16  # slots for which there is room at most: 0.27 GB of 8 heads of 128; passes over more attend to KV as it is stored
 _MOMENT = 3.0  # seconds that a start may wait for compilers to find nothing to do
 _SMALL = (1, 2, 4, 8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 288, 304, 320, 352, 384, 448, 512)
 _MIDDLE = (576, 640, 704, 768, 832, 896, 960, 1024)  # in which some rows are of prompts
@@ -365,10 +365,11 @@ def _inputs(stage: StagingBuffer, rows: int) -> Inputs:
 
 def _room(model: LlamaModel, kv: KVPool) -> Widened | None:
     """Return room to widen KV in FP8, if the device has TMA and blocks fit its shared memory."""
-    c = model.config
-    if not isinstance(kv.key(0), Fp8Rows) or torch.cuda.get_device_capability(model.device) < (9, 0) or c.head_dim > 128:
+    c, stored = model.config, kv.key(0)
+    if not isinstance(stored, Fp8Rows) or torch.cuda.get_device_capability(model.device) < (9, 0) or c.head_dim > 128 or model.dtype.itemsize > 2:
         return None
-    return Widened.empty(_WIDENED, c.num_kv_heads, c.head_dim, model.dtype, model.device)
+    slots = min(_WIDENED, -(-stored.shape[0] // BLOCK) * BLOCK)
+    return Widened.empty(slots, c.num_kv_heads, c.head_dim, model.dtype, model.device)
 
 
 def _flash(shape: AttentionShape, device: torch.device) -> PagedAttention | None:

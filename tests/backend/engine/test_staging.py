@@ -95,3 +95,18 @@ def test_weights_and_kv_in_fp8_have_graphs_of_more_rows():
     assert found(fp8(matrix), rows, 4096) == BUCKETS_OF_FP8
     assert found(fp8(matrix), rows, 2000)[-1] == 2048 and found(fp8(matrix), rows, 64) == BUCKETS
     assert found(Dense(matrix), rows, 4096) == found(fp8(matrix), matrix, 4096) == BUCKETS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "device", "slots"),
+    [(torch.bfloat16, 16, (9, 0), 128), (torch.float32, 16, (9, 0), None), (torch.bfloat16, 256, (9, 0), None), (torch.bfloat16, 16, (8, 9), None)],
+)
+def test_kv_is_widened_where_blocks_fit_shared_memory_and_for_no_more_slots_than_there_are(dtype, head_dim, device, slots, monkeypatch):
+    pytest.importorskip("triton")
+    from lmc.backend.engine.cuda_runner import _room
+    from lmc.backend.engine.kv_fp8 import Fp8Rows
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: device)
+    model: Any = SimpleNamespace(config=SimpleNamespace(head_dim=head_dim, num_kv_heads=2), device=torch.device("cpu"), dtype=dtype)
+    room = _room(model, SimpleNamespace(key=lambda _: Fp8Rows.zeros(100, 2, head_dim, "cpu")))  # pyright: ignore[reportArgumentType]
+    assert (room and tuple(room.keys.shape)) == (slots and (2, slots, head_dim))
