@@ -119,7 +119,7 @@ class Result:
     """
 
     __slots__ = (
-        "_callbacks", "_deltas", "_error", "_followed", "_heard", "_output", "_scored", "_told", "_watchers", "asked", "began", "checked", "ended", "first",
+        "_callbacks", "_deltas", "_error", "_heard", "_output", "_scored", "_told", "_watchers", "asked", "began", "checked", "ended", "first",
         "in_vain", "raised",
     )  # fmt: skip
 
@@ -135,7 +135,6 @@ class Result:
         self._callbacks: list[Callable[[Result], None]] | None = None  # for its end
         self._watchers: list[Callable[[Result], None]] | None = None  # of these, for each delta, too
         self._deltas: list[str] | None = None
-        self._followed = False  # something has read what there was of it
         self._scored: list[Scored] | None = None
         self._heard: tuple[tuple[str, Mapping[str, Any]], ...] = ()  # calls of tools, while the answer grows
         self._told: Callable[[str, Mapping[str, Any]], None] | None = None
@@ -177,8 +176,6 @@ class Result:
             self._output, self._error = output, error
             if output is not None and output.phases is not None:
                 self.first = self.first or output.phases[1]
-            if not self._followed:  # who reads it from now on has all of it
-                self._deltas = self._scored = None
             callbacks, self._callbacks, self._watchers = self._callbacks, None, None
         for notify in callbacks or ():
             notify(self)
@@ -212,8 +209,7 @@ class Result:
     @property
     def deltas(self) -> Sequence[str]:
         """Return text deltas of the first item so far; none from a backend that does not stream, or that nobody has
-        told to; none of a complete answer that nothing followed while it grew."""
-        self._followed = True
+        told to."""
         return self._deltas or ()
 
     def scored(self, start: int = 0, end: int | None = None) -> Scored:
@@ -227,7 +223,6 @@ class Result:
         """Call `notify(self)` after each delta and at the end; at once if already done."""
         with _lock:
             if not self.done:
-                self._followed = True
                 self._watchers = self._watchers or []
                 self._watchers.append(notify)
         self.on_done(notify)

@@ -508,7 +508,7 @@ def test_an_answer_is_fed_to_those_who_watch_it_from_then_on(options):
         core.turn()
     before = "".join(read.deltas)
     assert before and "".join(watched.deltas)
-    late.on_change(lambda _: None)
+    late.watch()
     drain(core)
     for result in (watched, read, late):
         assert "".join(result.deltas) == result.output().text
