@@ -120,9 +120,10 @@ class Ledger:
     """
 
     __slots__ = (
-        "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_calls", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused", "_prefilled",
-        "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "guesses", "host_calls", "made_ahead", "missed", "once",
-        "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source", "stream", "used", "wasted", "wasted_tokens",
+        "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused",
+        "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "calls", "closed", "ended", "evaluations", "guesses",
+        "host_calls", "made_ahead", "missed", "once", "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source",
+        "stream", "used", "wasted", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +132,7 @@ class Ledger:
     ) -> None:  # fmt: skip
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
-        self._calls: CallsAhead | None = None
+        self.calls = CallsAhead(self.wake)
         self.asked: dict[Address, Asked] = {}
         self.guesses: dict[Address, list[Guess]] = {}
         """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
@@ -157,13 +158,6 @@ class Ledger:
         self._ends: dict[int, int] = {}  # their numbers, by the ids of their handles
         self._prompts: list[Prompt] = []  # with their answers
         self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
-
-    @property
-    def calls(self) -> CallsAhead:
-        """Return the run's calls of pure functions."""
-        if self._calls is None:
-            self._calls = CallsAhead(self.wake)
-        return self._calls
 
     @property
     def root(self) -> tuple[int, int, str]:
@@ -398,7 +392,7 @@ class Ledger:
         if entry is not None:
             return entry.result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
-        return all(g.result.done for g in there) if there else self._calls is not None and self._calls.done(address)
+        return all(g.result.done for g in there) if there else self.calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
@@ -408,7 +402,7 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self._calls or self.worth()) else ()
+        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
         if lines and not profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not profile.affords(FIRST_PLAN)):
@@ -535,8 +529,7 @@ class Ledger:
                 self.source.close()
                 self.source = None
             self.plan.close()
-            if self._calls is not None:
-                self._calls.close()
+            self.calls.close()
         self.profile.ended(self)
 
 
