@@ -39,7 +39,7 @@ from lmc.backend.local_model import Engine
 from lmc.segments import Gen, SamplingParams, Text
 
 SIZES = (8 << 10, 512 << 10, 16 << 20)  # bytes
-ROWS = (1, 8, 64, 128, 256, 512, 1024)
+ROWS = (1, 8, 64, 128, 256, 512, 1024, 2048, 4096)
 _FIRST = 1024  # tokens of the prompt whose first token is timed
 _COLUMNS, _SUMS = 4096, 32  # of the sums with residual and norm; how many in a graph
 
@@ -98,7 +98,13 @@ def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
             "NCCL and norm": lambda _, x=x, rest=residual: add_rms_norm(group.sum(x), rest, weight, 1e-5),
             "norm alone": lambda _, x=x, rest=residual: add_rms_norm(x, rest, weight, 1e-5),
         }
-        if (peers := group.peers) is not None:
+        if (peers := group.peers) is not None and rows <= peers.rows:
+            for turn in range(8):
+                x = torch.randn(rows, _COLUMNS, device=device).bfloat16()
+                first, second = residual.clone(), residual.clone()
+                ours = PartialSum(peers, turn % 2, x).add_rms_norm(first, weight, 1e-5)
+                theirs = add_rms_norm(group.sum(x), second, weight, 1e-5)
+                torch.testing.assert_close((ours, first), (theirs, second), atol=0.05, rtol=0.02)
             ways["lmc's kernel"] = lambda turn, x=x, rest=residual, peers=peers: PartialSum(peers, turn, x).add_rms_norm(rest, weight, 1e-5)
         for name, way in ways.items():
             with torch.inference_mode():  # turns 0 and 1 follow each other
@@ -110,13 +116,13 @@ def measure_norms(group: RankGroup, device: torch.device) -> dict[str, float]:
 
 
 def prompts(engine: Any, count: int, length: int, seed: int) -> list[Text]:
-    """Of words that begin differently; about `length` tokens each."""
+    """Of words that begin differently; hardly fewer than `length` tokens each, and not more."""
     rng, words = np.random.default_rng(seed), [f" {chr(97 + i)}{chr(97 + j)}" for i in range(26) for j in range(26)]
     found = []
     for i in range(count):
-        text = f"{seed} {i}"
-        while engine.count_tokens(text) < length:
-            text += "".join(rng.choice(words, 16))
+        text = longer = f"{seed} {i}"
+        while engine.count_tokens(longer) <= length:
+            text, longer = longer, longer + "".join(rng.choice(words, 4))
         found.append(Text((text,)))
     return found
 

@@ -65,11 +65,11 @@ class ThreeRanks:
         return self.k.sum_add_rms_norm(x, self.addresses, self.stop, self.rounds, 1, turn, self.most, residual, weight, 1e-5)
 
 
-@pytest.mark.parametrize("programs", [3, 224])
+@pytest.mark.parametrize("programs", [1, 3, 224])
 def test_norm_after_a_sum_of_ranks_and_an_addition(k, monkeypatch, programs):
     from lmc.backend.engine.kernels import peer_sum
 
-    monkeypatch.setattr(peer_sum, "_PROGRAMS", programs)  # 3: most of them have several rows
+    monkeypatch.setattr(peer_sum, "_PROGRAMS", programs)  # 1: several tiles of several rows; 3: several rows
     ranks, weight = ThreeRanks(k), noise(96, dtype=torch.float16, seed=9)
     for number, rows in enumerate((5, 5, 3, 3, 5, 8, 1, 1, 8, 8)):
         x = [noise(rows, 96, dtype=torch.float16, seed=10 * number + i) for i in range(3)]

@@ -20,14 +20,16 @@ from torch import Tensor
 
 log = logging.getLogger("lmc.engine")
 
-_ROWS = 1024  # of a sum, at most
+_ROWS = 4096  # of a sum, at most
 _RECEIVED = 8 << 20  # bytes that a rank receives in one: it gets all rows of each of the others, and from NCCL about twice its own
+_RECEIVED_OF_ONE = 32 << 20  # where there is one other rank, whose rows it gets from NCCL, too
 _OPEN_LAZILY = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 
 def most_rows(ranks: int, columns: int) -> int:
     """Return for how many rows of a pass places are worth their memory and the bytes that are sent: a power of two."""
-    return min(_ROWS, 1 << (max(1, _RECEIVED // (2 * columns * max(1, ranks - 1))).bit_length() - 1))
+    received = _RECEIVED_OF_ONE if ranks == 2 else _RECEIVED
+    return min(_ROWS, 1 << (max(1, received // (2 * columns * max(1, ranks - 1))).bit_length() - 1))
 
 
 class PeerError(Exception):
