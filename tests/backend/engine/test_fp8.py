@@ -263,10 +263,11 @@ def test_a_model_in_fp8_is_near_the_one_that_it_was_made_of(f8, folder):
 
 
 @pytest.mark.model
-def test_an_engine_answers_in_fp8(folder):
+@pytest.mark.parametrize("options", [{}, {"tp": 2, "kv_dtype": "fp8"}], ids=["alone", "two ranks, KV in FP8"])
+def test_an_engine_answers_in_fp8(folder, options):
     import lmc
 
-    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=512, quantization="fp8") as engine:
+    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=512, quantization="fp8", **options) as engine:
         handle = engine.submit(None, [Text(("the order",)), Gen(SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True))])
         assert handle.results[0].output().usage.completion_tokens == 8
 
@@ -331,6 +332,32 @@ def test_a_checkpoint_is_read_as_it_is(f8, folder, tmp_path, scheme, per, beside
             torch.testing.assert_close(f8.dequantized(matrix.weight, matrix.scale[0], torch.float32), getattr(theirs, name).weight, atol=0, rtol=1e-6)
     a, b = logits(plain.model), logits(found.model)
     assert float((a - b).norm() / a.norm()) < 0.1
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("per", [None, "channel", "tensor"])
+def test_ranks_have_their_slices_of_a_model_in_fp8(f8, folder, tmp_path, per):
+    """Of a checkpoint its very numbers; of what is quantized while it is read, each rank's rows and matrices have scales of their own."""
+    from pathlib import Path
+
+    from lmc.backend.engine.models.linear import local
+    from tests.backend.engine.test_distributed import logits_of, spread
+
+    path, near = tmp_path / "quantized", {"atol": 0, "rtol": 1e-6}
+    checkpoint(f8, Path(folder), path, compressed(**({"strategy": per} if per else {})), per or "channel")
+    if per is None:
+        path, near = path.with_name("quantized-plain"), {"atol": 3e-3, "rtol": 0.07}
+    options = {"dtype": "float32", "quantization": "fp8"}
+    whole = f8.loader.load(str(path), **options)
+    (first, logits), (second, _) = spread(path, 2, tmp_path, **options)
+    assert first.weights == "float8_e4m3fn"
+    numbers = lambda matrix: f8.dequantized(matrix.weight, matrix.scale[0], torch.float32)
+    for layer, *parts in zip(whole.model.layers, first.model.layers, second.model.layers, strict=True):
+        for name in ("o", "down"):
+            halves = [numbers(local(getattr(part, name))) for part in parts]
+            torch.testing.assert_close(torch.cat(halves, 1), numbers(getattr(layer, name)), **near)
+    expected = logits_of(whole)
+    assert float((logits - expected).norm() / expected.norm()) < 0.05
 
 
 @pytest.mark.model

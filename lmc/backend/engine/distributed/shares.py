@@ -101,7 +101,8 @@ class Slices(Mapping[str, "Tensor"]):
             raise ModelLoadError(
                 f"the weights' {name!r} is {list(found.shape)}, and the model's configuration says {list(wanted)}; do both belong to the same model?"
             )
-        return _sliced(found, name.rpartition(".")[0].rpartition(".")[2], self._share)
+        *_, kind, part = ("", *name.split("."))
+        return _sliced(found, kind, part, self._share)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._state)
@@ -110,17 +111,17 @@ class Slices(Mapping[str, "Tensor"]):
         return len(self._state)
 
 
-def _sliced(found: Tensor, kind: str, share: RankShard) -> Tensor:
-    """Return the slice of one of transformers' matrices or biases."""
+def _sliced(found: Tensor, kind: str, part: str, share: RankShard) -> Tensor:
+    """Return the slice of a `part` of one of transformers' matrices: its weight, its bias, or scales, one for all or one for each row."""
     size = share.whole.head_dim
     rows = {
         "q_proj": _times(share.heads, size), "k_proj": _times(share.kv_heads, size), "v_proj": _times(share.kv_heads, size),
         "gate_proj": share.inner, "up_proj": share.inner, "w1": share.inner, "w3": share.inner, "lm_head": share.vocabulary,
     }.get(kind)  # fmt: skip
     columns = {"o_proj": _times(share.heads, size), "down_proj": share.inner, "w2": share.inner}.get(kind)
-    if rows is not None:
+    if rows is not None and found.numel() > 1:
         return found[rows.start : rows.stop]
-    if columns is not None and found.dim() == 2:
+    if columns is not None and part == "weight":
         return found[:, columns.start : columns.stop]
     return found
 

@@ -15,7 +15,7 @@ from lmc.backend.engine.models import llama, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
-from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, check_unsharded, fused, total_bytes
+from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused, total_bytes
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
         raw["quantization_config"] = of_modelopt(json_of(path / _MODELOPT))
     sees = raw.get("model_type") in SEEING
     if quantized := is_fp8(raw, str(path / "config.json")):
-        check_unsharded(layout, str(path))
         if layout.int4:
             raise ModelLoadError(f"{path}: its weights are in FP8; leave quantization='int4' out, or take the unquantized ones")
         layout = layout.in_fp8

@@ -15,7 +15,7 @@ from lmc.backend.engine.models import directory, gguf, gguf_model
 from lmc.backend.engine.models.files import download
 from lmc.backend.engine.models.fp8 import E4M3
 from lmc.backend.engine.models.linear import can_pack_half
-from lmc.backend.engine.models.weights import ModelSource, WeightStorage, check_unsharded
+from lmc.backend.engine.models.weights import ModelSource, WeightStorage
 from lmc.backend.engine.whole_template import WholeTemplate, around, whole
 from lmc.chat import ChatTemplate
 from lmc.errors import ModelLoadError
@@ -105,7 +105,6 @@ def load(
         kv_fp8.check_device(where)
     layout = replace(_layout(where, dtype), group=group)
     if quantization == "fp8":
-        check_unsharded(layout, source)
         layout = layout.in_fp8
     elif quantization == "int4":
         if not layout.pack_half or layout.group is not None:

@@ -107,12 +107,6 @@ class ModelSource:
     theirs: bool = False  # through transformers' own code
 
 
-def check_unsharded(layout: WeightStorage, name: str) -> None:
-    """Refuse quantized weights on several devices."""
-    if layout.group is not None:
-        raise ModelLoadError(f"{name}: weights in FP8 are not spread over devices (tp={layout.group.ranks}) yet; take tp=1, dp=…, or unquantized weights")
-
-
 def check_positions(where: Path, config: ModelConfig, device: torch.device) -> None:
     """Refuse a context whose positions take more memory than there is: its length is only the file's claim."""
     need, free = config.max_context * (config.head_dim // 2) * 16, free_memory(device)
