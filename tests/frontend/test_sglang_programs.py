@@ -1,4 +1,4 @@
-"""Programs written for SGLang's frontend run after `import lmc as sgl`, and mean the same interpreted, compiled and in a batch."""
+"""What SGLang's frontend offers besides programs (those are in the conformance table): streams, batches, the module's functions, `Runtime`."""
 
 from __future__ import annotations
 
@@ -9,216 +9,32 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from math import exp
 from typing import Any
 
 import pytest
 
 import lmc as sgl
 from lmc.backend.mock import CAPABILITIES
-from tests.conformance.harness import conform, effect, scripted
-from tests.frontend.kinds import Kinds
-from tests.searching import some
+from tests.conformance.table import TABLE
+from tests.conformance.table.sglang import CHARACTER, METHODS, OCTETS, STATEMENTS
 
-kind = KINDS = Kinds()
-
-
-# -- questions and answers -------------------------------------------------------------------------------------------
-
-
-@kind({"question": "Which river runs through Cairo?"}, {"question": "Which river runs through Prague?"}, temperature=0)
-@sgl.function
-def few_shot_qa(s, question):
-    s += "Short questions with short answers.\n\n"
-    s += "Q: Which river runs through London?\n"
-    s += "A: The Thames\n"
-    s += "Q: Which river runs through Vienna?\n"
-    s += "A: The Danube\n"
-    s += "Q: " + question + "\n"
-    s += "A:" + sgl.gen("answer", stop="\n", temperature=0)
-
-
-@kind({"question_1": "Describe a lighthouse.", "question_2": "Now as a haiku."}, temperature=0.7, max_new_tokens=24)
-@sgl.function
-def mt_bench_turns(s, question_1, question_2):
-    s += sgl.system("You are a careful writer.")
-    s += sgl.user(question_1)
-    s += sgl.assistant(sgl.gen("answer_1"))
-    with s.user():
-        s += question_2
-    with s.assistant():
-        s += sgl.gen("answer_2")
-
-
-@kind({"question": "Name a prime."})
-@sgl.function
-def begin_and_end(s, question):
-    s += sgl.system_begin() + "Terse." + sgl.system_end()
-    s += sgl.user_begin()
-    s += "Question: " + question
-    s += sgl.user_end()
-    s += sgl.assistant_begin()
-    s += "Answer: " + sgl.gen("answer", max_tokens=32, stop=["\n", "."])
-    s += sgl.assistant_end()
-
-
-@kind({"question": "Name a prime."})
-@sgl.function
-def roles_of_the_state(s, question):
-    s.system("Terse.")
-    s += s.user(question)  # appended once
-    s += s.assistant(sgl.gen("answer", max_tokens=8))
-    return s
-
-
-@kind({"question": "How high is the Eiffel tower?"}, temperature=0.1)
-@sgl.function
-def expert_answer(s, question):
-    s += "Question: " + question + "\n"
-    s += "Somebody who knows this is" + sgl.gen("expert", stop=[".", "\n"], max_tokens=16) + ".\n"
-    s += "Asked,"
-    s += s["expert"] + " would say that " + sgl.gen("answer", stop=".", max_tokens=16) + "."
-
-
-# -- select ----------------------------------------------------------------------------------------------------------
-
-
-def statements(method: Any) -> Any:
-    @sgl.function
-    def true_or_false(s, statement):
-        s += "True, False or Unknown?\nStatement: Water is wet.\nAnswer: True\n"
-        s += "Statement: " + statement + "\nAnswer:"
-        if method is None:
-            s += sgl.select("answer", ["True", "False", "Unknown"])
-        else:
-            s += sgl.select("answer", choices=["True", "False", "Unknown"], temperature=0.0, choices_method=method)
-        return s["answer"]
-
-    return true_or_false
-
-
-STATEMENTS = [{"statement": "The sea is dry."}, {"statement": "Bonn is a city."}, {"statement": "Blue is best."}]
-METHODS = (None, sgl.token_length_normalized, sgl.greedy_token_selection, sgl.unconditional_likelihood_normalized, "greedy_token_selection")
-
-
-@pytest.mark.parametrize("method", METHODS, ids=str)
-def test_select(method):
-    conform(statements(method), STATEMENTS)
+few_shot_qa, mt_bench_turns, decode_int, ip_address, json_by_one_regex, json_by_schema, json_by_dtypes, every_dtype, at_least = (
+    TABLE[name].program
+    for name in (
+        "few_shot_qa", "mt_bench_turns", "decode_int", "ip_address", "json_by_one_regex", "json_by_schema", "json_by_dtypes", "every_dtype", "at_least",
+    )
+)  # fmt: skip
 
 
 def test_each_method_says_what_it_compared():
     keys = {}
-    for method in METHODS[1:4]:
-        state = statements(method).run(statement="x", backend=sgl.Mock())
+    for method in ("length", "greedy", "unconditional"):
+        state = TABLE[f"true_or_false_{method}"].program.run(statement="x", backend=sgl.Mock())
         keys[method] = set(state.get_meta_info("answer"))
         assert state["answer"] in ("True", "False", "Unknown")
-    for found in keys.values():
-        assert found >= {"normalized_prompt_logprobs", "input_token_logprobs"}
-    assert "greedy_logprob_matrix" in keys[sgl.greedy_token_selection]
-    assert "normalized_unconditional_prompt_logprobs" in keys[sgl.unconditional_likelihood_normalized]
-
-
-@kind({"question": "What is 2 * 2?"}, {"question": "Who wrote Emma?"}, {"question": "What is 7 * 6?"})
-@sgl.function
-def gen_with_choices(s, question):
-    s += "To answer " + question + " I need a "
-    s += sgl.gen("tool", choices=["calculator", "search engine"]) + ". "
-    if s["tool"] == "calculator":
-        s += "The expression is" + sgl.gen("expression", max_tokens=12)
-    elif s["tool"] == "search engine":
-        s += "The key word is" + sgl.gen("word", max_tokens=12)
-
-
-ENDINGS = [
-    {"question": "He strikes a match. ", "choices": ["It burns.", "It swims.", "It sings aloud.", "It is a cat."]},
-    {"question": "She opens the book. ", "choices": ["She reads.", "She barks at the moon.", "It rains.", "The end."]},
-    {"question": "They board the train. ", "choices": ["It leaves.", "It melts.", "It flies.", "It is late again."]},
-]
-
-
-@kind(*ENDINGS, temperature=0)
-@sgl.function
-def sentence_endings(s, question, choices):
-    s += "Finish the story.\n\n" + question
-    s += sgl.select("answer", choices=choices)
-
-
-# -- constraints -----------------------------------------------------------------------------------------------------
-
-OCTETS = r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)"
-
-
-@kind(temperature=0.1)
-@sgl.function
-def decode_int(s):
-    s += "Hours in a day: " + sgl.gen_int("hours") + "\n"
-    s += "Days in a year: " + sgl.gen_int("days") + "\n"
-
-
-@kind()
-@sgl.function
-def ip_address(s):
-    s += "Q: What is the address of the name server?\n"
-    s += "A: " + sgl.gen("answer", temperature=0, regex=OCTETS)
-
-
-@kind(temperature=0.0)
-@sgl.function
-def json_by_regexes(s):
-    s += "Basic facts of Lisbon as a JSON object:\n"
-    with s.var_scope("json_output"):
-        s += "{\n"
-        s += '  "name": ' + sgl.gen(regex=sgl.REGEX_STR) + ",\n"
-        s += '  "population": ' + sgl.gen(regex=sgl.REGEX_INT, stop=[" ", "\n"]) + ",\n"
-        s += '  "latitude": ' + sgl.gen(regex=r"[0-9]+\.[0-9]+", stop=[" ", "\n"]) + ",\n"
-        s += '  "capital": ' + sgl.gen(regex="(true|false)") + "\n"
-        s += "}"
-
-
-@kind(max_new_tokens=64)
-@sgl.function
-def json_by_dtypes(s):
-    s += "Basic facts of Lisbon as a JSON object:\n"
-    with s.var_scope("json_output"):
-        s += '{\n  "name": ' + sgl.gen_string() + ",\n"
-        s += '  "country": ' + sgl.gen(dtype=str) + ",\n"
-        s += '  "where": ' + sgl.gen_string("where") + "\n"
-        s += "}"
-
-
-CHARACTER = r"""\{\n    "name": "[\w\d\s]{1,16}",\n    "house": "(North|South|East)",\n    "age": [0-9]{1,2}\n\}"""
-
-
-@kind({"name": "Ann"}, {"name": "Bob"})
-@sgl.function
-def json_by_one_regex(s, name):
-    s += sgl.user(f"{name} is a character of a play. Fill in what is known.")
-    s += sgl.assistant(sgl.gen("json_output", max_tokens=256, regex=CHARACTER))
-
-
-SCHEMA = json.dumps(
-    {
-        "type": "object",
-        "properties": {"city": {"type": "string", "maxLength": 40}, "n": {"type": "integer", "minimum": 0, "maximum": 9999999}},
-        "required": ["city", "n"],
-    }
-)
-
-
-@kind({"q": "Lisbon"})
-@sgl.function
-def json_by_schema(s, q):
-    s += q + sgl.gen("json_output", max_tokens=256, json_schema=SCHEMA)
-
-
-@kind()
-@sgl.function
-def every_dtype(s):
-    s += "Full name: " + sgl.gen("str_res", dtype=str, stop="\n") + "\n"
-    s += "Year: " + sgl.gen("int_res", dtype=int) + "\n"
-    s += "Pi: " + sgl.gen("float_res", dtype=float) + "\n"
-    s += "Blue? " + sgl.gen("bool_res", dtype=bool) + "\n"
-    s += "By name: " + sgl.gen("named", dtype="int") + "\n"
+        assert keys[method] >= {"normalized_prompt_logprobs", "input_token_logprobs"}
+    assert "greedy_logprob_matrix" in keys["greedy"]
+    assert "normalized_unconditional_prompt_logprobs" in keys["unconditional"]
 
 
 def test_constrained_answers_are_of_their_language():
@@ -239,205 +55,6 @@ def test_constrained_answers_are_of_their_language():
         sgl.set_default_backend(None)
 
 
-@kind({"question": "2 + 2?", "width": 2})
-@sgl.function
-def paths_by_confidence(s, question, width):
-    s += "Q: " + question + "\nA:"
-    first = s.fork(1)[0]
-    first += sgl.gen("start", max_tokens=1, return_logprob=True, top_logprobs_num=width, return_text_in_logprobs=True)
-    tops = first.get_meta_info("start")["output_top_logprobs"][0]
-    found = []
-    for f, (_, _, text) in zip(s.fork(width), tops):
-        f += text + sgl.gen("answer", temperature=0, max_tokens=8, return_logprob=True, top_logprobs_num=2)
-        best = f.get_meta_info("answer")["output_top_logprobs"]
-        gaps = [exp(a[0]) - exp(b[0]) for a, b in best]
-        found.append((sum(gaps) / len(gaps), f["answer"]))
-    s += max(found)[1]
-    return sorted(found)
-
-
-@kind({"question": "2 + 2?", "width": 3})
-@sgl.function
-def paths_from_the_candidates(s, question, width):
-    s += sgl.user("Question: " + question) + sgl.assistant_begin()
-    first, forks = s.fork(1)[0], s.fork(width)
-    first += sgl.gen("top", max_tokens=0, return_logprob=True, top_logprobs_num=width, return_text_in_logprobs=True)
-    for f, (_, _, text) in zip(forks, first.get_meta_info("top")["output_top_logprobs"][0]):
-        f += text + sgl.gen("answer", temperature=0, max_tokens=4)
-    first += "!"
-    return first["top"], first.text()[-3:], [f.text()[-6:] for f in forks]
-
-
-@kind({"q": "x"}, {"q": "y"})
-@sgl.function
-def surprise(s, q):
-    s += sgl.user(q) + sgl.assistant(sgl.gen("answer", max_tokens=6, return_logprob=True, logprob_start_len=0))
-    meta = s.get_meta_info("answer")
-    return meta["prompt_tokens"] == len(meta["input_token_logprobs"]), sum(lp for lp, _, _ in meta["output_token_logprobs"])
-
-
-# -- tools -----------------------------------------------------------------------------------------------------------
-
-
-def calculate(expression):
-    effect("calculate", expression)
-    left, right = expression.split("*")
-    return f"{int(left) * int(right)}"
-
-
-@kind({"lhs": 257, "rhs": 983}, {"lhs": 3, "rhs": 4}, backend=lambda: sgl.Mock(answers={"expression": "12*12) is"}))
-@sgl.function
-def tool_use(s, lhs, rhs):
-    s += "Compute with calculate(expression).\ncalculate(1*2)=2\n"
-    s += "Question: What is " + str(lhs) + " times " + str(rhs) + "?\n"
-    s += "Answer: calculate(" + sgl.gen("expression", stop=")") + ") = "
-    with s.var_scope("answer"):
-        s += calculate(s["expression"])
-    return int(s["answer"])
-
-
-def react_answers() -> sgl.Mock:
-    def answer(prompt: str, ask: Any) -> str | None:
-        if ask.name in ("action_1", "action_2", "action_3"):
-            return "Finish" if "Observation 2" in prompt.split("---")[1] else "Search"
-        return None
-
-    return sgl.Mock(answers=answer)
-
-
-@kind({"question": "Who founded the home town of Kafka?"}, {"question": "Who?"}, backend=react_answers, temperature=0.1)
-@sgl.function
-def react(s, question):
-    s += "Thought 1: I look it up.\nAction 1: Search [x].\nObservation 1: y.\n---\n"
-    s += "Question: " + question + "\n"
-    for i in range(1, 5):
-        s += f"Thought {i}:" + sgl.gen(stop=[".", "\n"], max_tokens=16) + ".\n"
-        s += f"Action {i}: " + sgl.select(f"action_{i}", ["Search", "Finish"])
-        if s[f"action_{i}"] == "Search":
-            s += " [" + sgl.gen(stop="]", max_tokens=8) + "].\n"
-            s += f"Observation {i}:" + sgl.gen(stop=[".", "\n"], max_tokens=16) + ".\n"
-        else:
-            s += " [" + sgl.gen("answer", stop="]", max_tokens=8) + "].\n"
-            break
-
-
-# -- forks -----------------------------------------------------------------------------------------------------------
-
-TIPS = 3
-
-
-@kind({"topic": "sleep"}, {"topic": "tea"}, temperature=0.3)
-@sgl.function
-def parallel_decoding(s, topic):
-    s += "USER: Some tips for " + topic + ".\n"
-    s += "ASSISTANT: Here are " + str(TIPS) + " short tips:\n"
-    for i in range(1, 1 + TIPS):
-        s += f"{i}." + sgl.gen(max_tokens=16, stop=[".", "\n"]) + ".\n"
-    forks = s.fork(TIPS)
-    for i in range(TIPS):
-        forks[i] += f"Tip {i + 1} at length:\nTip {i + 1}:"
-        forks[i] += sgl.gen("detailed_tip", 32, stop=["\n\n"])
-    forks.join()
-    s += "The tips at length:\n"
-    for i in range(TIPS):
-        s += f"Tip {i + 1}:" + forks[i]["detailed_tip"] + "\n"
-    s += "\nIn summary," + sgl.gen("summary", max_tokens=48)
-    return len(s["detailed_tip"])
-
-
-@kind({"question": "Who baked?", "context_0": "Ann baked.", "context_1": "Bob sang.", "context_2": "Cid slept."}, temperature=0)
-@sgl.function
-def parallel_encoding(s, question, context_0, context_1, context_2):
-    s += "USER: A question about some statements.\n"
-    contexts = [context_0, context_1, context_2]
-    forks = s.fork(len(contexts))
-    forks += lambda i: f"Statement {i}: " + contexts[i] + "\n"
-    forks.join(mode="concate_and_append")
-    s += "Question: " + question + "\n"
-    s += "ASSISTANT:" + sgl.gen("answer", max_tokens=16)
-
-
-@kind()
-@sgl.function
-def tips_of_two_forks(s):
-    s += "Two tips: 1. Balanced diet. 2. Exercise.\n\n"
-    forks = s.fork(2)
-    for i, f in enumerate(forks):
-        f += f"Tip {i + 1} as a paragraph:\n"
-        f += sgl.gen("detailed_tip", max_tokens=32, stop="\n\n")
-    s += "Tip 1:" + forks[0]["detailed_tip"] + "\nTip 2:" + forks[1]["detailed_tip"] + "\n"
-    s += "In summary" + sgl.gen("summary")
-
-
-@kind({"q": "Why?"})
-@sgl.function
-def group_appends(s, q):
-    forks = s.fork(3)
-    forks += q + "\n"
-    forks += ["one", "two", "three"]
-    forks += sgl.gen("x", max_tokens=8)
-    forks.join("gather_variable")
-    s += " / ".join(s["x"])
-    return s["x"]
-
-
-@kind({"q": "Why?"})
-@sgl.function
-def stages_of_forks(s, q):
-    s += q
-    outer = s.fork(2)
-    for f in outer:
-        f += " stage one" + sgl.gen("one", max_tokens=8)
-        inner = f.fork(2)
-        for i, g in enumerate(inner):
-            g += f" stage two {i}" + sgl.gen("two", max_tokens=8)
-        inner.join()
-        f += " of which " + f["two"][0]
-    s += outer[0]["one"] + outer[1].text()[-8:]
-
-
-@kind({"q": "Why?"})
-@sgl.function
-def a_copy(s, q):
-    s += sgl.user(q)
-    with s.copy() as tmp:
-        tmp += sgl.assistant(sgl.gen("draft", max_tokens=16))
-    s += sgl.assistant("On " + s["draft"][0] + sgl.gen("final", max_tokens=16))
-
-
-# -- sampling --------------------------------------------------------------------------------------------------------
-
-
-@kind({"q": "A name: "}, temperature=0.9)
-@sgl.function
-def parallel_samples(s, q):
-    s += q + sgl.gen("names", n=3, max_tokens=8) + "\n" + sgl.gen("more", max_tokens=8)
-    return len(s["names"]), s["names"][0]
-
-
-@kind({"q": "x"})
-@sgl.function
-def samples_of_forks(s, q):
-    s += q
-    forks = s.fork(4)
-    forks += sgl.gen("answer", temperature=0.6, max_tokens=8)
-    return sorted(f["answer"] for f in forks)
-
-
-@kind({"q": "capital?"})
-@sgl.function
-def at_least(s, q):
-    s += sgl.user(q)
-    s += sgl.assistant(sgl.gen("answer", min_tokens=64, max_tokens=128))
-
-
-@kind({"q": "x"}, stop=["zzz"], max_new_tokens=40, top_p=0.9, top_k=20, min_p=0.05, frequency_penalty=0.1, presence_penalty=0.2)
-@sgl.function
-def own_and_inherited(s, q):
-    s += q + sgl.gen("a", stop=[" ", "\n"]) + sgl.gen("b", stop=(" k",), temperature=0.2) + sgl.gen("c")
-    s += sgl.gen("d", stop_regex=r"[aeiou]{2}|m", stop_token_ids=[13], ignore_eos=True, top_k=5)
-
-
 def test_min_tokens_and_stop_lists():
     words = ["\n", "."]
     state = at_least.run(q="x", backend=sgl.Mock())
@@ -453,80 +70,6 @@ def test_min_tokens_and_stop_lists():
     assert stops.run(backend=mock, stop=words).ret_value == "one"
     assert words == ["\n", "."]  # never made longer
     assert {c.params.stop for c in mock.call_log} == {("\n", ".")}
-
-
-# -- speculation, sub-programs, bound arguments -----------------------------------------------------------------------
-
-
-@kind()
-@sgl.function(num_api_spec_tokens=64)
-def character_by_completion(s):
-    s += "Name: Ada.\nBirthday: December 10.\nJob: programmer.\n\nAnother one.\n"
-    s += "Name:" + sgl.gen("name", stop="\n") + "\nBirthday:" + sgl.gen("birthday", stop="\n")
-    s += "\nJob:" + sgl.gen("job", stop="\n") + "\n"
-
-
-@kind()
-@sgl.function(num_api_spec_tokens=256)
-def character_by_chat(s):
-    s += sgl.system("You are a helpful assistant.")
-    s += sgl.user("Make up a character.")
-    s += sgl.assistant(
-        "Name:" + sgl.gen("name", stop="\n") + "\nBirthday:" + sgl.gen("birthday", stop="\n") + "\nJob:" + sgl.gen("job", stop="\n")
-    )
-    return s["name"]
-
-
-@sgl.function
-def expand(s, tip):
-    s += "Expand: " + tip + "\n" + sgl.gen("text", max_tokens=16)
-
-
-@kind({"topic": "tea"})
-@sgl.function
-def calls_another(s, topic):
-    s += "A tip on " + topic + ":" + sgl.gen("tip", max_tokens=12)
-    states = [expand(tip=s["tip"] + mark) for mark in "?!"]
-    for state in states:
-        s += state["text"] + "\n"
-    return states[0]["text"]
-
-
-@kind({"question": "1 + 1?"}, {"question": "2 + 2?"})
-@sgl.function
-def variables(s, question):
-    s += question + sgl.gen("answer", max_tokens=8)
-    s.set_var("copy", s.get_var("answer") + "!")
-    s["upper"] = s["answer"].upper()
-    if "nothing" not in s and "answer" in s:
-        s += s["copy"] + s["upper"]
-    with s.var_scope("outer"):
-        s += "a" + sgl.gen(max_tokens=4)
-        with s.var_scope("inner"):
-            s += "b" + sgl.gen(max_tokens=4)
-    s += s["inner"]
-    return s["outer"]
-
-
-REASONED = {"answer": "<think>\nTwo cities.\n</think>\n\nBern.", "second": "no thought", "cut": "<think>and then"}
-
-
-@kind({"question": "The capital of Switzerland?"}, backend=scripted(**REASONED))
-@sgl.function
-def reasons(s, question):
-    s += sgl.user(question)
-    s += sgl.assistant_begin()
-    s += "So: " + sgl.separate_reasoning(sgl.gen("answer", max_tokens=512), model_type="qwen3")
-    s += sgl.assistant_end()
-    s += sgl.user("Sure?") + sgl.assistant(sgl.separate_reasoning(sgl.gen("second") + "." + sgl.gen("cut"), model_type="qwen3"))
-    return s["answer_reasoning_content"]
-
-
-# -- all of them, three ways -----------------------------------------------------------------------------------------
-
-@some("name", KINDS, 5)
-def test_means_the_same_in_every_execution(name):
-    KINDS[name].check()
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -753,10 +296,10 @@ ON_THE_MODEL = {
 @pytest.mark.model
 @pytest.mark.parametrize("name", ON_THE_MODEL)
 def test_the_model_says_the_same_in_every_execution(small, name):
-    one, options = KINDS[name], {"seed": 1, **ON_THE_MODEL[name], "backend": small}
-    items = one.items[:2]
-    expected = [one.program.run(**item, **options) for item in items]
-    fast = sgl.compile(one.program)
+    program, options = TABLE[name].program, {"seed": 1, **ON_THE_MODEL[name], "backend": small}
+    items = TABLE[name].variants[0][0][:2]
+    expected = [program.run(**item, **options) for item in items]
+    fast = sgl.compile(program)
     for states in ([fast(**item, **options) for item in items], fast.batch(items, **options)):
         assert texts(states) == texts(expected)
         assert [set(s.variables) for s in states] == [set(s.variables) for s in expected]
@@ -772,8 +315,8 @@ def test_what_the_model_must_obey(small):
         state = at_least(q="The capital of France?", temperature=0)
         assert state.get_meta_info("answer")["completion_tokens"] >= 64
         json.loads(json_by_schema(q="The city of Lisbon as JSON: ", temperature=0)["json_output"])
-        for method in METHODS[1:4]:
-            assert statements(method)(**STATEMENTS[0])["answer"] in ("True", "False", "Unknown")
+        for method in METHODS:
+            assert TABLE[f"true_or_false_{method}"].program(**STATEMENTS[0])["answer"] in ("True", "False", "Unknown")
         stream = few_shot_qa(question="Which river runs through Paris?", stream=True)
         pieces = list(stream.text_iter("answer"))
         assert "".join(pieces) == stream["answer"] and len(pieces) > 1
