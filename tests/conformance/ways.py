@@ -55,6 +55,8 @@ def _ways(program: Any, compiled: Program, path: Path, apart: dict[str, Any], in
 
     def streamed(**given: Any) -> lmc.State:
         state = ahead.stream(**given)
+        shown = "".join(state.text_iter())
+        assert shown == state.text()
         state.ret_value  # noqa: B018
         return state
 
