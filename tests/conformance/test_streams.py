@@ -179,7 +179,12 @@ def test_a_stream_is_compiled_and_streams_while_it_runs() -> None:
     backend.close()
 
 
-def test_text_after_a_failing_tool_is_not_shown() -> None:
+def streamed(program: Any, compiled: bool, **options: Any) -> lmc.State:
+    return lmc.compile(program).stream(**options) if compiled else program.run(stream=True, **options)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_text_after_a_failing_tool_is_not_shown(compiled: bool) -> None:
     """The graph could append ahead of the tool; nobody sees it."""
 
     def fails() -> None:
@@ -192,26 +197,24 @@ def test_text_after_a_failing_tool_is_not_shown() -> None:
         fails()
         s += "never"
 
-    state = lmc.compile(program).stream(q="Q", backend=mock(), seed=1)
-    shown: list[str] = []
-    with pytest.raises(LookupError, match="mine"):
-        shown.extend(state.text_iter())
-        pytest.fail("the stream ended without the error")
-    pieces: list[str] = []
-    with pytest.raises(LookupError):
-        for piece in state.text_iter():
-            pieces.append(piece)
-    assert "".join(pieces) == "Q" + state["a"]
+    state = streamed(program, compiled, q="Q", backend=mock(), seed=1)
+    for _ in range(2):
+        pieces: list[str] = []
+        with pytest.raises(LookupError, match="mine"):
+            for piece in state.text_iter():
+                pieces.append(piece)
+            pytest.fail("the stream ended without the error")
+        assert "".join(pieces) == "Q" + state["a"]
     assert isinstance(state.error(), LookupError)
-    with pytest.raises(LookupError):
-        state["later"]
-    with pytest.raises(LookupError):
-        _ = state.ret_value
+    for read in (lambda: state["later"], lambda: state.ret_value):
+        with pytest.raises(LookupError):
+            read()
 
 
-def test_a_backend_error_comes_after_what_was_before_it() -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_backend_error_comes_after_what_was_before_it(compiled: bool) -> None:
     backend = mock(fault=lambda ask, i: BackendError("planted") if ask.name == "b" else None)
-    state = lmc.compile(scoped).stream(q="Q", backend=backend, seed=1)
+    state = streamed(scoped, compiled, q="Q", backend=backend, seed=1)
     pieces: list[str] = []
     with pytest.raises(BackendError, match="planted"):
         for piece in state.text_iter():
@@ -223,8 +226,7 @@ def test_a_backend_error_comes_after_what_was_before_it() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_an_abandoned_stream_stops_its_run(program: Any, compiled: bool) -> None:
     backend = Gated()
-    run = lmc.compile(program).stream if compiled else lambda **kw: program.run(stream=True, **kw)
-    state = run(q="Why?", backend=backend, seed=1)
+    state = streamed(program, compiled, q="Why?", backend=backend, seed=1)
     next(state.text_iter())
     until(lambda: backend.waiting, "nothing is asked")
     del state
@@ -254,7 +256,7 @@ def test_an_abandoned_stream_calls_no_more_tools(compiled: bool) -> None:
         for i in range(20):
             s += tool(i) + lmc.gen("a", max_tokens=1)
 
-    state = (lmc.compile(program) if compiled else program).run(stream=True, backend=Mock()) if not compiled else lmc.compile(program).stream(backend=Mock())
+    state = streamed(program, compiled, backend=Mock())
     assert called.wait(60)
     stopping = threading.active_count()
     del state
@@ -282,6 +284,6 @@ def test_an_attribute_error_of_the_program_is_raised_as_it_is(compiled):
         s += q + lmc.gen("x", max_tokens=2)
         return object().nothing
 
-    state = lmc.compile(program).stream("a", backend=mock()) if compiled else program.run("a", backend=mock(), stream=True)
+    state = streamed(program, compiled, q="a", backend=mock())
     with pytest.raises(AttributeError, match="'object' object has no attribute 'nothing'"):
         state.ret_value  # noqa: B018

@@ -1,27 +1,23 @@
-"""What SGLang's frontend offers besides programs (those are in the conformance table): streams, batches, the module's functions, `Runtime`."""
+"""What SGLang's frontend offers besides programs (those are in the conformance table): bound arguments, the module's functions, `Runtime`."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import lmc as sgl
-from lmc.backend.mock import CAPABILITIES
 from tests.conformance.table import TABLE
 from tests.conformance.table.sglang import CHARACTER, METHODS, OCTETS, STATEMENTS
 
-few_shot_qa, mt_bench_turns, decode_int, ip_address, json_by_one_regex, json_by_schema, json_by_dtypes, every_dtype, at_least = (
+few_shot_qa, mt_bench_turns, decode_int, ip_address, json_by_one_regex, json_by_schema, every_dtype, at_least = (
     TABLE[name].program
     for name in (
-        "few_shot_qa", "mt_bench_turns", "decode_int", "ip_address", "json_by_one_regex", "json_by_schema", "json_by_dtypes", "every_dtype", "at_least",
+        "few_shot_qa", "mt_bench_turns", "decode_int", "ip_address", "json_by_one_regex", "json_by_schema", "every_dtype", "at_least",
     )
 )  # fmt: skip
 
@@ -55,92 +51,13 @@ def test_constrained_answers_are_of_their_language():
         sgl.set_default_backend(None)
 
 
-def test_min_tokens_and_stop_lists():
-    words = ["\n", "."]
+def test_min_tokens():
     state = at_least.run(q="x", backend=sgl.Mock())
     assert state.get_meta_info("answer")["completion_tokens"] >= 64
-    mock = sgl.Mock(answers={"answer": "one. two"})
-
-    @sgl.function
-    def stops(s):
-        for _ in range(3):
-            s += sgl.gen("answer", stop=words)
-        return s["answer"]
-
-    assert stops.run(backend=mock, stop=words).ret_value == "one"
-    assert words == ["\n", "."]  # never made longer
-    assert {c.params.stop for c in mock.call_log} == {("\n", ".")}
-
-
-# -- streams ---------------------------------------------------------------------------------------------------------
-
-TURNS = {"question_1": "Describe a lighthouse.", "question_2": "Now as a haiku."}
-
-
-def turns(program: Any = mt_bench_turns, **options: Any) -> sgl.ProgramState:
-    return program(**TURNS, temperature=0, max_new_tokens=24, backend=sgl.Mock(latency=0.02), stream=True, **options)
-
-
-@pytest.mark.parametrize("make", (lambda fn: fn, sgl.compile), ids=("interpreter", "compiled"))
-def test_a_stream_is_the_text_in_pieces(make):
-    state = turns(make(mt_bench_turns))
-    pieces = list(state.text_iter())
-    assert "".join(pieces) == state.text() == turns().text()
-    assert len(pieces) > 8
-
-
-def test_a_stream_of_one_variable():
-    state = turns()
-    assert "".join(state.text_iter("answer_2")) == state["answer_2"]
-    assert "".join(state.text_iter(var_name="answer_1")) == state["answer_1"]
-
-
-def test_a_stream_of_a_scope_ends():
-    state = json_by_dtypes.run(backend=sgl.Mock(latency=0.01), stream=True)
-    assert "".join(state.text_iter("json_output")) == state["json_output"]
-
-
-def test_async_streams_also_with_meta_info():
-    async def read():
-        state = turns()
-        whole = [piece async for piece in state.text_async_iter()]
-        one = [piece async for piece in state.text_async_iter(var_name="answer_1")]
-        pairs = [pair async for pair in turns().text_async_iter("answer_2", return_meta_data=True)]
-        return state, whole, one, pairs
-
-    state, whole, one, pairs = asyncio.run(read())
-    assert "".join(whole) == state.text()
-    assert "".join(one) == state["answer_1"]
-    assert "".join(text for text, _ in pairs) == state["answer_2"]
-    assert pairs[-1][1]["completion_tokens"] == len(state["answer_2"])
-
-
-def test_a_state_that_is_not_streamed_can_be_read_as_a_stream():
-    state = few_shot_qa.run(question="x", backend=sgl.Mock())
-    assert "".join(state.text_iter()) == state.text()
-    assert "".join(state.text_iter("answer")) == state["answer"]
-
-
-# -- batches, bound arguments ------------------------------------------------------------------------------------------
-
-QUESTIONS = [{"question": f"{i} + {i}?"} for i in range(6)]
 
 
 def texts(states: Any) -> list[str]:
     return [state.text() for state in states]
-
-
-def test_batches_in_every_style_give_the_same():
-    expected = texts(few_shot_qa.run(**q, backend=sgl.Mock()) for q in QUESTIONS)
-    as_tuples = [tuple(q.values()) for q in QUESTIONS]
-    for batch in (QUESTIONS, as_tuples):
-        for options in ({}, {"num_threads": 1}, {"num_threads": 64}, {"progress_bar": True}, {"generator_style": True}):
-            states = few_shot_qa.run_batch(batch, backend=sgl.Mock(latency=0.001), **options)
-            assert isinstance(states, list) != options.get("generator_style", False)
-            assert texts(states) == expected
-    assert texts(few_shot_qa.run_batch(iter(QUESTIONS), backend=sgl.Mock())) == expected
-    assert texts(sgl.compile(few_shot_qa).batch(QUESTIONS, backend=sgl.Mock())) == expected
-    assert few_shot_qa.run_batch([], backend=sgl.Mock()) == []
 
 
 def test_bound_arguments_by_run_batch_trace_and_cache():
@@ -175,7 +92,7 @@ def test_cache_computes_roles_by_the_backend_s_template():
     mock = sgl.Mock()
     mt_bench_turns.cache(mock)
     before = mock.counters().prefilled_tokens
-    state = mt_bench_turns.run(**TURNS, backend=mock)
+    state = mt_bench_turns.run(question_1="Describe a lighthouse.", question_2="Now as a haiku.", backend=mock)
     state["answer_1"]
     text = state.text()
     known = text[: text.index("Describe")]
@@ -222,53 +139,6 @@ def test_global_config_is_lmc_s(no_default):
         sgl.global_config.verbosity = 2
     with pytest.raises(AttributeError, match=r"lmc\.config"):
         sgl.global_config.verbose = 1
-
-
-def test_images_are_refused_before_the_model_is_asked():
-    @sgl.function
-    def image_qa(s, question):
-        s += sgl.user(sgl.image("cat.png") + question)
-        s += sgl.assistant(sgl.gen("answer"))
-
-    @sgl.function
-    def video_qa(s, question):
-        s += sgl.user(sgl.video("cat.mp4", 8) + question)
-        s += sgl.assistant(sgl.gen("answer"))
-
-    mock = sgl.Mock(capabilities=replace(CAPABILITIES, images=False))
-    for program, what in ((image_qa, "image"), (video_qa, "video")):
-        for call in (program.run, sgl.compile(program)):
-            with pytest.raises(sgl.UnsupportedOpError, match=f"{what} input"):
-                call(question="What is this?", backend=mock)
-    assert mock.call_log == []
-
-
-SURFACE = {
-    "function": "func num_api_spec_tokens",
-    "gen": "name max_tokens min_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
-    "presence_penalty ignore_eos return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs dtype choices "
-    "choices_method regex json_schema",
-    "gen_int": "name max_tokens n stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
-    "presence_penalty ignore_eos return_logprob logprob_start_len top_logprobs_num return_text_in_logprobs",
-    "select": "name choices temperature choices_method",
-    "system": "expr",
-    "separate_reasoning": "expr model_type",
-    "flush_cache": "backend empty_cache",
-    "get_server_info": "backend",
-    "set_default_backend": "backend",
-}
-
-
-@pytest.mark.parametrize("name", SURFACE)
-def test_parameters_come_in_sglang_s_order(name):
-    """So that positional arguments mean the same."""
-    parameters = inspect.signature(getattr(sgl, name)).parameters
-    assert list(parameters)[: len(SURFACE[name].split())] == SURFACE[name].split()
-    assert all(p.default is None for n, p in parameters.items() if name.startswith("gen") and n != "unknown")
-
-
-def test_gen_string_takes_what_gen_int_takes():
-    assert list(inspect.signature(sgl.gen_string).parameters) == list(inspect.signature(sgl.gen_int).parameters)
 
 
 # -- on the small model ----------------------------------------------------------------------------------------------

@@ -342,6 +342,10 @@ def role_not_open(s, x):
     s += lmc.user_end()  # cannot close a user message: no message is open
 
 
+def role_of_another(s, x):
+    s += lmc.user_begin() + x + lmc.assistant_end()  # cannot close an assistant message: the open message is the user's
+
+
 def a_message_as_a_block(s, x):
     with s.user("q"):  # a message that is given its content is complete; for a block, write `with s.user():`
         s += "more"
@@ -648,6 +652,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run(qestion="a"), "has no parameter 'qestion'; did you mean 'question'?"),
     (lambda: program.run(), "missing a required argument: 'question'"),
     (lambda: program.run("a", 1, 2), "too many positional arguments"),
+    (lambda: program.run("a", 1, 2), f"program program(question, n) at {__file__}:"),
     (lambda: program.run("a", backend="gpt-4"), "no model 'gpt-4': there is no such file or folder"),
     (lambda: program.run("a", backend=4), "backend=4: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
     (lambda: lmc.compile(program, backend="mok"), "no model 'mok': "),
@@ -657,8 +662,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run_batch([{"question": "a"}, {"qestion": "b"}]), "item 1 of the batch: "),
     (lambda: program.run_batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: program.run_batch(None), "a batch is a list of items, each a dict or a tuple, not"),
-    (lambda: lmc.compile(program).batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
-    (lambda: program.run_batch(["a"]), "item 0 of the batch: "),
+    (lambda: program.run_batch(["a"]), "an item must be a dict or a tuple, not 'a'"),
     (lambda: program.run_batch([("a",)], tempreature=1), "run_batch() has no option 'tempreature'; did you mean 'temperature'?"),
     (lambda: program.run_batch([("a",)], errors="ignore"), "errors='ignore': must be 'raise' or 'return'"),
     (lambda: program.run_batch([("a",)], num_threads=0), "num_threads=0: must be 'auto' or a number of threads"),
