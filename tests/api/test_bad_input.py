@@ -45,7 +45,7 @@ def test_urls_with_and_without_v1_are_one(opened, given):
             made.add_server(opened(serve(stand_in(TextModel()))).url + "/v1")
 
 
-@pytest.mark.parametrize("url", ("localhost:8000", "http://", "http://host:0", "http://host:99999", "ftp://host", "http://a b"))
+@pytest.mark.parametrize("url", ("localhost:8000", "http://", "http://host:0", "http://host:99999", "http://h:port", "http://[h", "ftp://host", "http://a b"))
 @pytest.mark.parametrize("backend", (lmc.SGLang, lmc.VLLM))
 def test_what_is_no_url(backend, url):
     with pytest.raises(lmc.ParameterError, match="is not a URL such as http://host:port"):

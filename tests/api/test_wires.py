@@ -155,13 +155,10 @@ def test_a_key_does_not_follow_a_redirect(opened, kind):
 
 
 @pytest.mark.parametrize("make", [lmc.SGLang, lmc.VLLM])
-def test_keys_and_urls_that_cannot_be_sent_are_refused_at_once(make):
+def test_a_key_that_cannot_be_sent_is_refused_at_once(make):
     with pytest.raises(lmc.ParameterError, match="line break") as raised:
         make("http://127.0.0.1:9", api_key=KEY + "\n")
     assert KEY not in str(raised.value)
-    for url in ("http://", "http://h:port", "http://[h", "http://h:99999"):
-        with pytest.raises(lmc.ParameterError, match="is not a URL"):
-            make(url)
 
 
 @pytest.mark.parametrize("usage", [-3, "many", 1e9, [1], None])
