@@ -8,9 +8,7 @@ from typing import Any
 import lmc
 from lmc.durable import records
 from lmc.errors import InDoubtEffect
-from tests.durable.resuming import lay
-
-CALLS: list[Any] = []
+from tests.durable.resuming import CALLS, lay
 
 
 def look_up(q: str) -> list[Any]:

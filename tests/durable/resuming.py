@@ -44,6 +44,26 @@ def done(path: Path) -> Counter[str]:
     return Counter(e.name.removeprefix("await ") for e in records.read(path).runs[0].effects.values() if e.outcome is not None)
 
 
+def effects(path: Path) -> list[str]:
+    """The names of the effects in the journal of a run."""
+    return [effect.name for effect in records.read(path).runs[0].effects.values()]
+
+
+def recorded(program: Any, directory: Path, **arguments: Any) -> list[str]:
+    """Asserts that a run with a journal is one without, in both executions, and that the other one resumes it and calls nothing. The run's effects."""
+    ways = [program.run, lmc.compile(program)]
+    CALLS.clear()
+    expected, calls = seen(program.run(**arguments, backend=lmc.Mock(), seed=1)), CALLS[:]
+    directory.mkdir(exist_ok=True)
+    for n, way in enumerate(ways):
+        for call, done in ((way, calls), (ways[1 - n], [])):
+            CALLS.clear()
+            mock = lmc.Mock()
+            assert (seen(call(**arguments, backend=mock, seed=1, journal=directory / str(n))), CALLS) == (expected, done)
+        assert not mock.call_log
+    return effects(directory / "1")
+
+
 def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path, backend: Callable[[], Any] = lmc.Mock, *, doubtful: bool = False) -> None:
     """Asserts that a run is what it is without a journal, wherever and however it is resumed, and that nothing known is asked or called again.
 

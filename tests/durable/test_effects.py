@@ -25,7 +25,7 @@ from lmc.durable import files, journal, records
 from lmc.errors import InDoubtEffect, JournalError
 from tests.durable import journaled
 from tests.durable.journaled import CALLS, agent, ask_places, charge, cut, look_up, pays, seen
-from tests.durable.resuming import journal_of, lay
+from tests.durable.resuming import journal_of, lay, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -94,33 +94,6 @@ def test_what_is_not_data_stops_the_run_that_is_resumed(tmp_path: Path) -> None:
 
 def numbers() -> Any:
     return (i for i in range(3))
-
-
-def test_what_tools_do_to_closures_and_arguments_is_done_again(tmp_path: Path) -> None:
-    @lmc.function
-    def program(s: Any, q: str) -> Any:
-        total, kept = 0, []
-
-        def add(n: int) -> int:
-            nonlocal total
-            charge(str(n))
-            total += n
-            kept.append(n)
-            return total
-
-        rows = [[3], [1]]
-        for n in (1, 2):
-            add(n)
-            s += str(total) + lmc.gen("a", max_tokens=2)
-        rows.sort(key=lambda row: add(row[0]))
-        return total, kept, rows
-
-    for way in (program.run, lmc.compile(program)):
-        path = tmp_path / str(id(way))
-        expected = way("q", backend=lmc.Mock(), seed=1, journal=path).ret_value
-        CALLS.clear()
-        assert way("q", backend=lmc.Mock(), seed=1, journal=path).ret_value == expected == (7, [1, 2, 3, 1], [[3], [1]])
-        assert not CALLS
 
 
 async def fetch(q: str) -> str:
@@ -334,22 +307,6 @@ def adds(objects: list[Any]) -> None:
     objects.append(object())
 
 
-def test_what_tools_do_to_functions_of_the_program_is_done_again(tmp_path: Path) -> None:
-    @lmc.function
-    def program(s: Any) -> Any:
-        def own() -> None: ...
-
-        marks(own)
-        s += lmc.gen("a", max_tokens=2)
-        marks(own)
-        kept: list[str] = []
-        through(kept.append, "x")
-        return own.marked, kept, eval("1 + 1", {}, {})
-
-    for way in (program.run, lmc.compile(program), program.run):
-        assert way(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == (2, ["x"], 2)
-
-
 def test_what_tools_do_to_objects_that_are_not_data_is_missed_by_nobody(tmp_path: Path) -> None:
     @lmc.function
     def program(s: Any) -> Any:
@@ -404,26 +361,6 @@ def puts(table: dict[str, list[str]], rows: list[str]) -> None:
     table["also"] = rows
 
 
-def test_containers_that_a_tool_gives_or_puts_into_others_stay_the_same(tmp_path: Path) -> None:
-    @lmc.function
-    def program(s: Any, shared: bool) -> Any:
-        rows: list[str] = []
-        table = {"rows": rows}
-        s += lmc.gen("a", max_tokens=2)
-        first_of(table).append(s["a"])
-        if shared:
-            puts(table, rows)
-        return rows, table
-
-    expected = program.run(shared=False, backend=lmc.Mock(), seed=1).ret_value
-    assert expected[0] and expected[0] is expected[1]["rows"]
-    for way in (program.run, lmc.compile(program), program.run):
-        assert way(shared=False, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == expected
-    for _ in range(2):
-        rows, table = program.run(shared=True, backend=lmc.Mock(), seed=1, journal=tmp_path / "k").ret_value
-        assert rows is table["rows"] is table["also"]
-
-
 @lmc.function
 def draws(s: Any, q: str) -> Any:
     table: list[dict[str, Any]] = [{"n": n} for n in range(4)]
@@ -466,14 +403,6 @@ SHOP = Shop()
 def looks_up(s: Any, q: str) -> Any:
     s += SHOP.look(q) + lmc.gen("x", max_tokens=4)
     return s["x"]
-
-
-def test_marked_methods_are_the_same_in_every_execution(tmp_path: Path) -> None:
-    runs = [looks_up.run, lmc.compile(looks_up)]
-    for n, way in enumerate(runs):
-        expected = way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
-        CALLS.clear()
-        assert runs[1 - n]("q", backend=lmc.Mock(), journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
 
 @lmc.function
@@ -673,15 +602,6 @@ def keeps_functions(s: Any) -> Any:
     return type(tool).__name__, callable(tool), isinstance(tool, str), tools.index(look_up), tool(s["a"]), tools.pop() is look_up
 
 
-def test_holding_functions_and_looking_at_them_is_no_effect(tmp_path: Path) -> None:
-    runs = [keeps_functions.run, lmc.compile(keeps_functions)]
-    for n, way in enumerate(runs):
-        expected = way(backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
-        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["charge"]
-        CALLS.clear()
-        assert runs[1 - n](backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
-
-
 class Toolbox:
     def __init__(self) -> None:
         self.tools = {name: tool for name, tool in inspect.getmembers(self, inspect.ismethod) if name.startswith("do_")}
@@ -696,15 +616,6 @@ def describes_its_tools(s: Any) -> Any:
     parameters = {name: str(p.default) for name, p in inspect.signature(weight).parameters.items()}
     s += f"{weight.__name__} {inspect.getdoc(weight)} {parameters} {sorted(typing.get_type_hints(weight))}" + lmc.gen("a", max_tokens=2)
     return weight(s["a"]), Toolbox().tools["do_search"](s["a"])
-
-
-def test_a_program_may_look_at_its_tools(tmp_path: Path) -> None:
-    """What is called in place of a function had no annotations and no signature."""
-    expected = describes_its_tools.run(backend=lmc.Mock(), seed=1)
-    for called in (2, 0):
-        CALLS.clear()
-        state = describes_its_tools.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
-        assert (state.text(), state.ret_value, len(CALLS)) == (expected.text(), expected.ret_value, called)
 
 
 @functools.lru_cache(maxsize=2)
@@ -742,15 +653,6 @@ def sorts(s: Any, q: str) -> Any:
     best = max(words, key=weight)
     words.sort(key=lambda w: -weight(w + q))
     return best, sorted(words, key=weight), words
-
-
-def test_what_keys_of_sorts_call_is_the_same_in_every_execution(tmp_path: Path) -> None:
-    runs = [sorts.run, lmc.compile(sorts)]
-    for n, way in enumerate(runs):
-        expected = way("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value
-        assert [e.name for e in records.read(tmp_path / str(n)).runs[0].effects.values()] == ["weight"] * 9
-        CALLS.clear()
-        assert runs[1 - n]("q", backend=lmc.Mock(), seed=1, journal=tmp_path / str(n)).ret_value == expected and not CALLS
 
 
 def fail() -> None:
@@ -833,12 +735,61 @@ def calls_an_object(s: Any) -> None:
     s += ANSWERS()
 
 
-@pytest.mark.parametrize("program", [takes_turns, leaves_loops, prints_tracebacks, calls_an_object], ids=lambda p: p.name)
-def test_a_journal_changes_nothing(program: Any, tmp_path: Path) -> None:
-    expected, calls = seen(program.run(backend=lmc.Mock(), seed=1)), CALLS[:]
-    CALLS.clear()
-    assert (seen(program.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")), CALLS) == (expected, calls)
-    CALLS.clear()
-    backend = lmc.Mock()
-    again = seen(program.run(backend=backend, seed=1, journal=tmp_path / "j"))
-    assert (again[:2], CALLS, backend.call_log) == (expected[:2], [], [])
+@lmc.function
+def adds_to_closures(s: Any) -> Any:
+    total, kept = 0, []
+
+    def add(n: int) -> int:
+        nonlocal total
+        charge(str(n))
+        total += n
+        kept.append(n)
+        return total
+
+    rows = [[3], [1]]
+    for n in (1, 2):
+        add(n)
+        s += str(total) + lmc.gen("a", max_tokens=2)
+    rows.sort(key=lambda row: add(row[0]))
+    assert total == 7
+    return total, kept, rows
+
+
+@lmc.function
+def marks_its_functions(s: Any) -> Any:
+    def own() -> None: ...
+
+    marks(own)
+    s += lmc.gen("a", max_tokens=2)
+    marks(own)
+    kept: list[str] = []
+    through(kept.append, "x")
+    assert own.marked == 2  # pyright: ignore[reportFunctionMemberAccess]
+    return kept, eval("1 + 1", {}, {})
+
+
+@lmc.function
+def shares_containers(s: Any, shared: bool) -> Any:
+    """A tool gives one, or puts one into another: they stay the same."""
+    rows: list[str] = []
+    table = {"rows": rows}
+    s += lmc.gen("a", max_tokens=2)
+    first_of(table).append(s["a"])
+    if shared:
+        puts(table, rows)
+    assert rows is table["rows"] and (table.get("also") is rows) is shared
+    return rows, table
+
+
+RECORDED: list[tuple[Any, dict[str, Any], str]] = [
+    (takes_turns, {}, "await works, await works"), (leaves_loops, {}, ", ".join(["called"] * 6)), (prints_tracebacks, {}, "fail, printed"),
+    (calls_an_object, {}, "Answers"), (looks_up, {"q": "q"}, "Shop.look"), (sorts, {"q": "q"}, ", ".join(["weight"] * 9)),
+    (keeps_functions, {}, "charge"), (describes_its_tools, {}, "weight, Toolbox.do_search"), (adds_to_closures, {}, "charge, charge, charge, charge"),
+    (marks_its_functions, {}, "marks, marks, through, eval"), (shares_containers, {"shared": False}, "first_of"),
+    (shares_containers, {"shared": True}, "first_of, puts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("program", "arguments", "names"), RECORDED, ids=lambda x: getattr(x, "name", ""))
+def test_a_journal_changes_nothing_and_has_the_calls(program: Any, arguments: dict[str, Any], names: str, tmp_path: Path) -> None:
+    assert ", ".join(recorded(program, tmp_path, **arguments)) == names
