@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lmc.ir.core import FORMAT_VERSION, TYPES
 from lmc.ir.ops import ATTRS, FUNCTION, GEN_PARAMS, OPS, OpSpec
-from lmc.ir.text import parse, print_graph
+from lmc.ir.parser import parse
+from lmc.ir.text import print_graph
 
 PAGE = Path(__file__).parent / "ir.md"
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from textwrap import dedent
 
-from lmc.ir.text import parse, print_graph
+from lmc.ir.parser import parse
+from lmc.ir.text import print_graph
 from lmc.passes.base import Target, registry
 from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for, print_pipeline
 

@@ -28,6 +28,7 @@ from lmc.frontend.expressions import caller_loc
 from lmc.frontend.interpreter import Function
 from lmc.ir import text
 from lmc.ir.core import Graph
+from lmc.ir.parser import parse
 from lmc.ir.verifier import verify
 from lmc.runahead.profile import read_measured
 
@@ -120,7 +121,7 @@ class SavedFile:
         if self.opt not in (0, 1) or not (self.outputs is None or all(type(name) is str for name in self.outputs)):
             raise ValueError("unknown options of the compiler")
         self.measured = read_measured(data["measured"])
-        self.graph: Graph = text.parse("\n".join(data["graph"]), path)
+        self.graph: Graph = parse("\n".join(data["graph"]), path)
         verify(self.graph)
         self.function = SavedFunction(dict(data["program"]), path)
 

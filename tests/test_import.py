@@ -29,7 +29,7 @@ def test_it_runs_from_a_zip_archive(tmp_path):
             if path.suffix in (".py", ".lark"):
                 archive.write(path, Path("lmc") / path.relative_to(package))
     (tmp_path / "prog.py").write_text("import lmc\n\n@lmc.function\ndef hello(s):\n    s += 'Hello' + lmc.gen('x')\n")
-    code = "import lmc, prog; from lmc.ir.text import parse; print(lmc.__file__, parse(lmc.compile(prog.hello, backend='mock').dump_ir()).name)"
+    code = "import lmc, prog; from lmc.ir.parser import parse; print(lmc.__file__, parse(lmc.compile(prog.hello, backend='mock').dump_ir()).name)"
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'lmc.zip'}{os.pathsep}{tmp_path}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
     assert done.stdout.split() == [str(tmp_path / "lmc.zip" / "lmc" / "__init__.py"), "hello"], done.stderr

@@ -59,7 +59,8 @@ def dump_ir(
 
 def _without_locs(text: str) -> str:
     from lmc.ir.builder import without_locs
-    from lmc.ir.text import parse, print_graph
+    from lmc.ir.parser import parse
+    from lmc.ir.text import print_graph
 
     return print_graph(without_locs(parse(text)))
 
@@ -100,7 +101,8 @@ def opt(
     """
     from lmc.chat import get_chat_template
     from lmc.ir.builder import without_locs
-    from lmc.ir.text import parse, print_graph
+    from lmc.ir.parser import parse
+    from lmc.ir.text import print_graph
     from lmc.passes.base import Target
     from lmc.passes.manager import PassManager, parse_pipeline, pipeline_for
 

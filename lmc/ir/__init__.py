@@ -4,7 +4,8 @@ from lmc.ir import core
 from lmc.ir.builder import Builder, Rewriter, rewrite
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value
 from lmc.ir.ops import OPS, trait
-from lmc.ir.text import parse, print_graph, print_op
+from lmc.ir.parser import parse
+from lmc.ir.text import print_graph, print_op
 from lmc.ir.verifier import verify
 
 

@@ -127,6 +127,13 @@ def spec_of(kind: str) -> OpSpec | None:
     return FUNCTION if kind.startswith("py.") and len(kind) > 3 else None
 
 
+def default_type(kind: str, i: int) -> str | None:
+    """Return the type that an op's `i`-th result has unless its text says another; None if its text has to."""
+    found = spec_of(kind)
+    types = found.results if found is not None else ()
+    return types[i] if i < len(types) else None
+
+
 def spec(op: Op) -> OpSpec:
     """Return the table's entry for an op; KeyError for an unknown kind (the verifier's error is better)."""
     found = spec_of(op.kind)

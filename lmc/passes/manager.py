@@ -25,7 +25,8 @@ from lmc.config import cache_dir, logs, settings
 from lmc.errors import IRError, LmcError, ParameterError
 from lmc.ir.core import Graph
 from lmc.ir.ops import Stage, spec_of
-from lmc.ir.text import parse, print_graph
+from lmc.ir.parser import parse
+from lmc.ir.text import print_graph
 from lmc.ir.verifier import verify, verify_level
 from lmc.parameters import suggestion
 from lmc.passes.base import Pass, PassContext, Target, registry

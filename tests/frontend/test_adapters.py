@@ -95,7 +95,8 @@ def test_graphs_show_it():
     whole = lmc.compile(report).dump_ir()
     assert re.search(r'gen\(.*name = "query".*adapter = "sql"\}', whole) and re.search(r'select\(.*name = "count".*adapter = "tone"', whole)
     assert whole.count("adapter = ") == 2
-    from lmc.ir.text import parse, print_graph
+    from lmc.ir.parser import parse
+    from lmc.ir.text import print_graph
 
     assert [print_graph(parse(t)) for t in (text, whole)] == [text, whole]
 
