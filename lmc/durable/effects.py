@@ -13,38 +13,43 @@ import asyncio
 import collections
 import contextlib
 import contextvars
-import copy
-import csv
 import dataclasses
-import datetime
-import decimal
 import enum
 import functools
-import hashlib
 import inspect
-import io
 import operator
-import os
 import pathlib
-import queue
-import random
-import re
-import string
-import sys
 import threading
-import time
 import types
 import typing
-import uuid
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from lmc import codec
 from lmc.durable.computing import ComputingSearch
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import LAZY
+from lmc.durable.library import (
+    BEGINS_TASKS,
+    BUILTINS,
+    CACHED,
+    CALL_BACK,
+    CALL_LATER,
+    CHANGE_NOTHING,
+    COMPUTE,
+    DESCRIPTORS,
+    IN_MEMORY,
+    LOOKING,
+    MADE_AGAIN,
+    MANAGERS,
+    MANAGING,
+    OUTSIDE,
+    OWN_DATA,
+    RANDOM,
+    TURNS,
+    only_computes,
+    passes_on,
+)
 from lmc.durable.reaches import (
     attribute,
     class_names_language,
@@ -81,15 +86,15 @@ def kind_of(fn: Any) -> CallKind:
         return _of_class(fn)
     if cls is types.MethodType:
         return _of_method(fn)
-    if cls in _BUILTINS:
+    if cls in BUILTINS:
         return _of_builtin(fn)
     if isinstance(fn, HostFunction):
         return CallKind.CALLS_BACK if fn is call_tool else CallKind.AGAIN if fn.pure else CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EFFECT
-    if is_language(fn) or cls in _DESCRIPTORS:
+    if is_language(fn) or cls in DESCRIPTORS:
         return CallKind.AGAIN
-    if cls is type(_cached):
+    if cls is CACHED:
         return _of_cached(fn)
-    if cls.__module__ in _COMPUTE and cls is not operator.methodcaller:
+    if cls.__module__ in COMPUTE and cls is not operator.methodcaller:
         return CallKind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
     return CallKind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else CallKind.EITHER
@@ -98,17 +103,17 @@ def kind_of(fn: Any) -> CallKind:
 def _of_function(fn: types.FunctionType) -> CallKind:
     if is_instrumented(fn.__code__):
         return CallKind.AGAIN
-    if is_of_lmc(fn) or fn.__module__ in _LOOKING:
+    if is_of_lmc(fn) or fn.__module__ in LOOKING:
         return CallKind.AGAIN
     if fn in BEGINS_TASKS:
         return CallKind.MAKES_COROUTINE if makes_coroutine(fn) else CallKind.EITHER
     if fn.__code__ in MANAGERS:
         return CallKind.OWN if not from_library(fn.__wrapped__) else CallKind.AGAIN  # type: ignore[attr-defined]
-    if fn in _CHANGE_NOTHING and not makes_coroutine(fn):
+    if fn in CHANGE_NOTHING and not makes_coroutine(fn):
         return CallKind.EFFECT
-    if fn in _MADE_AGAIN:
+    if fn in MADE_AGAIN:
         return CallKind.AGAIN
-    if _is_of_pydantic(fn) or _only_computes(fn):
+    if _is_of_pydantic(fn) or only_computes(fn):
         return CallKind.CALLS_BACK
     if not from_library(fn) and (names_language(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)):
         return CallKind.OWN
@@ -118,7 +123,7 @@ def _of_function(fn: types.FunctionType) -> CallKind:
 def _of_cached(fn: Any) -> CallKind:
     """Return the treatment of a function with a cache: that of the function, which the cache may spare."""
     within = fn.__wrapped__
-    if _only_computes(fn) or is_instrumented(getattr(within, "__code__", None)):
+    if only_computes(fn) or is_instrumented(getattr(within, "__code__", None)):
         return CallKind.AGAIN
     return CallKind.EITHER if isinstance(within, types.FunctionType) and not names_language(within) else CallKind.CALLS_BACK
 
@@ -128,8 +133,8 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.PASSES_ON
     if (
         issubclass(cls, BaseException | pathlib.PurePath)
-        or cls in _OWN_DATA
-        or cls in _MADE_AGAIN
+        or cls in OWN_DATA
+        or cls in MADE_AGAIN
         or passes_on(cls)
         or is_of_lmc(cls)
         or _only_makes_data(cls)
@@ -138,7 +143,7 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.AGAIN
     if cls.__module__ == "builtins" and cls not in (map, filter):
         return CallKind.AGAIN
-    if cls.__module__ == "builtins" or cls.__module__ in _COMPUTE:
+    if cls.__module__ == "builtins" or cls.__module__ in COMPUTE:
         return CallKind.CALLS_BACK
     if from_library(cls) or not _is_called_as_type(cls):
         return CallKind.EITHER
@@ -161,7 +166,7 @@ def _is_made_by_the_run(cls: type) -> bool:
         return post is None or (isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post))
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
-        return any(init is base.__init__ for base in cls.__mro__ if base in _OWN_DATA)
+        return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
 
@@ -170,9 +175,9 @@ def is_plain(cls: type) -> bool:
     them."""
     return (
         _is_called_as_type(cls)
-        and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in _OWN_DATA)
+        and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in OWN_DATA)
         and not from_library(cls)
-        and all(base in _EMPTY_BASES or base in _OWN_DATA or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
+        and all(base in _EMPTY_BASES or base in OWN_DATA or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
     )
 
 
@@ -190,13 +195,13 @@ def _is_mixin(cls: type) -> bool:
 
 def _of_method(fn: types.MethodType) -> CallKind:
     owner, function = fn.__self__, fn.__func__
-    if fn.__name__ in _CALL_LATER and isinstance(owner, asyncio.AbstractEventLoop | asyncio.Future | Future):
+    if fn.__name__ in CALL_LATER and isinstance(owner, asyncio.AbstractEventLoop | asyncio.Future | Future):
         return CallKind.PASSES_ON
     if type(owner) in (threading.Thread, threading.Timer):
         return CallKind.AGAIN
     if not isinstance(function, types.FunctionType):
         return kind_of(function)  # such as of a marked function
-    if is_instrumented(function.__code__) or fn.__name__ in _MANAGING:
+    if is_instrumented(function.__code__) or fn.__name__ in MANAGING:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
@@ -207,13 +212,13 @@ def _of_method(fn: types.MethodType) -> CallKind:
         or is_of_lmc(type(owner))
         or is_of_lmc(function)
         or (isinstance(owner, BaseException) and from_library(function))
-        or type(owner) in _TURNS
-        or type(owner) in _OWN_DATA
+        or type(owner) in TURNS
+        or type(owner) in OWN_DATA
     ):
         return CallKind.EITHER if isinstance(owner, asyncio.TaskGroup) else CallKind.AGAIN
     if _is_of_pydantic(fn) or _is_of_pydantic(function):
         return CallKind.CALLS_BACK
-    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+    if fn in CHANGE_NOTHING or type(owner) in RANDOM:
         return CallKind.EFFECT
     if isinstance(owner, BaseException):
         return CallKind.OWN
@@ -225,179 +230,27 @@ def _of_method(fn: types.MethodType) -> CallKind:
 
 def _of_builtin(fn: Any) -> CallKind:
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
-    if name in _CALL_LATER and isinstance(owner, asyncio.Future):
+    if name in CALL_LATER and isinstance(owner, asyncio.Future):
         return CallKind.PASSES_ON
-    if fn in _CHANGE_NOTHING or type(owner) in _RANDOM:
+    if fn in CHANGE_NOTHING or type(owner) in RANDOM:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
         return CallKind.PASSES_ON
     if name == "__new__" or isinstance(owner, property):
         return CallKind.AGAIN
-    if type(owner) in _IN_MEMORY:
+    if type(owner) in IN_MEMORY:
         return CallKind.AGAIN
-    if owner is not None and not _OWN_DATA.isdisjoint(type(owner).__mro__):
-        return CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
-    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, type(_cached), *LAZY)) or type(owner) in _TURNS or name in _MANAGING:
+    if owner is not None and not OWN_DATA.isdisjoint(type(owner).__mro__):
+        return CallKind.CALLS_BACK if name in CALL_BACK else CallKind.AGAIN
+    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, CACHED, *LAZY)) or type(owner) in TURNS or name in MANAGING:
         return CallKind.AGAIN
-    if getattr(fn, "__objclass__", None) in _OWN_DATA or (isinstance(owner, type) and (owner in _OWN_DATA or owner.__module__ in _COMPUTE)):
+    if getattr(fn, "__objclass__", None) in OWN_DATA or (isinstance(owner, type) and (owner in OWN_DATA or owner.__module__ in COMPUTE)):
         return CallKind.CALLS_BACK
     if fn.__module__ == "builtins":
-        return CallKind.EFFECT if name in _OUTSIDE else CallKind.CALLS_BACK if name in _CALL_BACK else CallKind.AGAIN
-    if fn in _MADE_AGAIN or fn.__module__ in _LOOKING:
+        return CallKind.EFFECT if name in OUTSIDE else CallKind.CALLS_BACK if name in CALL_BACK else CallKind.AGAIN
+    if fn in MADE_AGAIN or fn.__module__ in LOOKING:
         return CallKind.AGAIN
-    return CallKind.CALLS_BACK if _only_computes(fn) else CallKind.EITHER
-
-
-_BUILTINS = frozenset({types.BuiltinFunctionType, type(re.compile("").finditer), types.MethodDescriptorType, types.ClassMethodDescriptorType})
-_DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
-_CALL_LATER = frozenset({"add_done_callback", "call_soon", "call_soon_threadsafe", "call_later", "call_at"})
-"""Methods of event loops and futures that have a function called."""
-_MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
-MANAGERS = {
-    contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
-    contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
-}
-"""Decorators that make managers of generator functions, by the code of the manager factory."""
-_LOOKING = frozenset({"inspect", "annotationlib", "logging", "traceback", "typing", "warnings", "_py_warnings", "_warnings"})
-"""Modules whose functions look at the calling line, at frames or at functions passed to them, so that nothing may stand in between; a resumed run calls them
-again."""
-BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
-
-
-_OWN_DATA = codec.DATA | {memoryview, types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
-_OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
-"""Builtins with effects outside of the run, or possible ones."""
-_TURNS = frozenset({
-    asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
-    threading.Semaphore, threading.BoundedSemaphore, Future,
-})  # fmt: skip
-"""Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
-KEPT = frozenset({
-    random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue, threading.Event, threading.Condition,
-    threading.Barrier, asyncio.Event, asyncio.Condition, asyncio.Barrier, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue, asyncio.Future,
-})  # fmt: skip
-"""Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
-_KEPT_OF: Mapping[str, str] = {
-    "argparse": "ArgumentParser", "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
-    "json.decoder": "JSONDecoder", "json.encoder": "JSONEncoder", "string": "Formatter",
-}  # fmt: skip
-"""More of them, which may be given functions to call, by module and name: importing them here would cost every program."""
-_FILES = frozenset({"read", "write", "read_file", "print_help", "print_usage"})
-"""Methods of those that read or write outside of the run."""
-
-
-def is_kept(cls: type) -> bool:
-    return cls in KEPT or passes_on(cls)
-
-
-def passes_on(cls: type) -> bool:
-    return cls.__qualname__ in _KEPT_OF.get(cls.__module__, "").split()
-
-
-def is_of_kept(fn: Any, owner: object) -> bool:
-    """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
-    return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
-
-
-_MADE_AGAIN = frozenset({
-    copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
-    asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
-    sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
-    contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
-    decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *_TURNS,
-})  # fmt: skip
-_IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
-"""Types of objects that a program makes again, with what it has done to them."""
-_RANDOM = frozenset({random.Random, random.SystemRandom})
-_CHANGE_NOTHING = frozenset({
-    asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
-    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4,
-    os.getenv, os.getcwd, os.urandom,
-    *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
-})  # fmt: skip
-"""Python functions that only wait, read the clock or draw random numbers: called again if it is not known whether they
-were called."""
-AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
-"""Code of coroutines that only wait for their turn."""
-WAITING = frozenset(fn.__code__ for fn in (
-    asyncio.Queue.get, asyncio.Queue.put, asyncio.Queue.join, asyncio.Event.wait, asyncio.Condition.wait, asyncio.Condition.wait_for, asyncio.Barrier.wait,
-))  # fmt: skip
-"""Code of coroutines that only wait for what the program does, if it has made their object."""
-_COMPUTING: Mapping[str, str] = {
-    "ast": "literal_eval",
-    "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
-              "b85encode b85decode a85encode a85decode",
-    "binascii": "hexlify unhexlify crc32",
-    "difflib": "get_close_matches",
-    "fnmatch": "fnmatch fnmatchcase filter translate",
-    "hmac": "new digest compare_digest",
-    "html": "escape unescape",
-    "json": "loads dumps",
-    "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
-    "re": "compile escape search match fullmatch sub subn findall finditer split",
-    "shlex": "quote join",
-    "string": "capwords",
-    "textwrap": "wrap dedent indent shorten fill",
-    "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
-    "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
-                    "urldefrag parse_qs parse_qsl",
-    "zlib": "crc32 adler32",
-}  # fmt: skip
-"""Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing
-them here would cost every program."""
-_COMPUTE = frozenset(
-    {
-        "_bisect",
-        "_heapq",
-        "_operator",
-        "_functools",
-        "_hashlib",
-        "abc",
-        "ast",
-        "bisect",
-        "cmath",
-        "collections",
-        "contextlib",
-        "csv",
-        "dataclasses",
-        "difflib",
-        "enum",
-        "functools",
-        "heapq",
-        "itertools",
-        "math",
-        "operator",
-        "statistics",
-        "typing",
-        "weakref",
-        "zoneinfo",
-    }
-)
-"""Modules whose functions and classes all do so, or define something."""
-_MODULES_OF: Mapping[str, Sequence[str]] = {
-    name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
-}
-_MAKE_DATES = frozenset({
-    datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
-    datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
-})  # fmt: skip
-_CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
-"""Methods of data and builtins that call a function passed to them. The others store or inspect it."""
-
-
-def _only_computes(fn: Any) -> bool:
-    """Return whether it is a Python function whose result depends only on its arguments, and that changes nothing."""
-    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, type(_cached)):
-        return False
-    if fn.__module__ in _COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
-        return True
-    name = fn.__name__.removeprefix("_path_")  # from CPython 3.13 on, os.path.normpath is posix._path_normpath
-    return any(getattr(sys.modules.get(module), name, None) is fn for module in _MODULES_OF.get(name, ()))
-
-
-@functools.lru_cache
-def _cached() -> None:
-    """Sample of the type of such functions: `urlsplit` is one."""
+    return CallKind.CALLS_BACK if only_computes(fn) else CallKind.EITHER
 
 
 def _only_makes_data(fn: Any) -> bool:
@@ -412,7 +265,7 @@ def _only_makes_data(fn: Any) -> bool:
     if not dataclasses.is_dataclass(fn) or type(fn) is not type or hasattr(fn, "__post_init__") or fn.__new__ is not object.__new__:
         return False
     made = [f.default_factory for f in dataclasses.fields(fn) if f.default_factory is not dataclasses.MISSING]
-    return fn.__init__.__code__.co_filename == "<string>" and all(isinstance(f, type) and f in _OWN_DATA for f in made)
+    return fn.__init__.__code__.co_filename == "<string>" and all(isinstance(f, type) and f in OWN_DATA for f in made)
 
 
 def _is_of_pydantic(fn: Any) -> bool:
@@ -453,7 +306,7 @@ def _is_of_dataclass(fn: types.FunctionType, cls: type) -> bool:
     return fn.__code__.co_filename == "<string>" and dataclasses.is_dataclass(cls)
 
 
-_SEEN = frozenset({"__init__", "__new__", "__call__", "__del__", *_MANAGING})
+_SEEN = frozenset({"__init__", "__new__", "__call__", "__del__", *MANAGING})
 """Methods called by the program or a constructor; and one that the garbage collector calls, at any time."""
 _CONSTRUCTORS = frozenset({"__init__", "__new__"})
 
@@ -464,9 +317,9 @@ def makes_coroutine(fn: Any) -> bool:
 
 
 def is_idempotent(fn: Any) -> bool:
-    if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in _CHANGE_NOTHING:
+    if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in CHANGE_NOTHING:
         return True
-    if type(attribute(fn, "__self__")) in _RANDOM:
+    if type(attribute(fn, "__self__")) in RANDOM:
         return True
     fn = attribute(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent

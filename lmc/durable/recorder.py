@@ -26,22 +26,10 @@ from lmc.durable import mutations
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import (
-    KEPT,
-    MANAGERS,
-    CallKind,
-    called_by_python,
-    computes,
-    is_idempotent,
-    is_kept,
-    is_of_kept,
-    is_plain,
-    kind_of,
-    makes_coroutine,
-    passes_on,
-)
+from lmc.durable.effects import CallKind, called_by_python, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import instrument, is_instrumented, twin
 from lmc.durable.iterators import drawn
+from lmc.durable.library import KEPT, MANAGERS, is_kept, is_of_kept, passes_on
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
 from lmc.errors import JournalError

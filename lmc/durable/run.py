@@ -14,8 +14,8 @@ from lmc import observing
 from lmc.durable.call_records import awaited_call
 from lmc.durable.calls import JournaledCalls, warn
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
-from lmc.durable.effects import AWAITED_AGAIN, WAITING
 from lmc.durable.groups import WELL
+from lmc.durable.library import AWAITED_AGAIN, WAITING
 from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect
 from lmc.durable.snapshots import CallSnapshot

@@ -1,0 +1,156 @@
+"""What a journal knows of Python's library: what only computes, what waits, what is made again with what was done to it, and what has effects."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import copy
+import csv
+import datetime
+import decimal
+import functools
+import hashlib
+import inspect
+import io
+import os
+import queue
+import random
+import re
+import string
+import sys
+import threading
+import time
+import types
+import uuid
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from typing import Any
+
+from lmc import codec
+from lmc.durable.reaches import attribute
+
+CACHED = type(functools.lru_cache(lambda: None))
+"""The type of functions with a cache, such as `urlsplit`."""
+BUILTINS = frozenset({types.BuiltinFunctionType, type(re.compile("").finditer), types.MethodDescriptorType, types.ClassMethodDescriptorType})
+DESCRIPTORS = frozenset({types.MethodWrapperType, types.WrapperDescriptorType})
+CALL_LATER = frozenset({"add_done_callback", "call_soon", "call_soon_threadsafe", "call_later", "call_at"})
+"""Methods of event loops and futures that have a function called."""
+MANAGING = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__"})
+MANAGERS = {
+    contextlib.contextmanager(lambda: (x for x in ())).__code__: contextlib.contextmanager,
+    contextlib.asynccontextmanager(lambda: (x async for x in ())).__code__: contextlib.asynccontextmanager,  # type: ignore[arg-type]
+}
+"""Decorators that make managers of generator functions, by the code of the manager factory."""
+LOOKING = frozenset({"inspect", "annotationlib", "logging", "traceback", "typing", "warnings", "_py_warnings", "_warnings"})
+"""Modules whose functions look at the calling line, at frames or at functions passed to them, so that nothing may stand in between; a resumed run calls them
+again."""
+BEGINS_TASKS = frozenset({asyncio.gather, asyncio.create_task, asyncio.ensure_future, asyncio.wait_for, asyncio.shield})
+
+
+OWN_DATA = codec.DATA | {memoryview, types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), re.Pattern, re.Match, string.Template}
+OUTSIDE = frozenset({"print", "input", "open", "breakpoint", "exec", "eval", "__import__", "exit", "quit"})
+"""Builtins with effects outside of the run, or possible ones."""
+TURNS = frozenset({
+    asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Timeout, asyncio.TaskGroup, type(threading.Lock()), type(threading.RLock()),
+    threading.Semaphore, threading.BoundedSemaphore, Future,
+})  # fmt: skip
+"""Synchronization of a run's own tasks and threads: after entering and leaving, its state is unchanged."""
+KEPT = frozenset({
+    random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue, threading.Event, threading.Condition,
+    threading.Barrier, asyncio.Event, asyncio.Condition, asyncio.Barrier, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue, asyncio.Future,
+})  # fmt: skip
+"""Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
+_KEPT_OF: Mapping[str, str] = {
+    "argparse": "ArgumentParser", "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
+    "json.decoder": "JSONDecoder", "json.encoder": "JSONEncoder", "string": "Formatter",
+}  # fmt: skip
+"""More of them, which may be given functions to call, by module and name: importing them here would cost every program."""
+_FILES = frozenset({"read", "write", "read_file", "print_help", "print_usage"})
+"""Methods of those that read or write outside of the run."""
+
+
+def is_kept(cls: type) -> bool:
+    return cls in KEPT or passes_on(cls)
+
+
+def passes_on(cls: type) -> bool:
+    return cls.__qualname__ in _KEPT_OF.get(cls.__module__, "").split()
+
+
+def is_of_kept(fn: Any, owner: object) -> bool:
+    """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
+    return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
+
+
+MADE_AGAIN = frozenset({
+    copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
+    asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
+    sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
+    contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
+    decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *TURNS,
+})  # fmt: skip
+IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
+"""Types of objects that a program makes again, with what it has done to them."""
+RANDOM = frozenset({random.Random, random.SystemRandom})
+CHANGE_NOTHING = frozenset({
+    asyncio.sleep, *[getattr(time, n) for n in ("sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")],
+    datetime.date.today, datetime.datetime.now, *[getattr(datetime.datetime, n) for n in ("today", "utcnow")], uuid.uuid1, uuid.uuid4,
+    os.getenv, os.getcwd, os.urandom,
+    *[getattr(random, n) for n in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "gauss", "getrandbits")],
+})  # fmt: skip
+"""Python functions that only wait, read the clock or draw random numbers: called again if it is not known whether they
+were called."""
+AWAITED_AGAIN = frozenset(fn.__code__ for fn in (asyncio.Lock.acquire, asyncio.Semaphore.acquire))
+"""Code of coroutines that only wait for their turn."""
+WAITING = frozenset(fn.__code__ for fn in (
+    asyncio.Queue.get, asyncio.Queue.put, asyncio.Queue.join, asyncio.Event.wait, asyncio.Condition.wait, asyncio.Condition.wait_for, asyncio.Barrier.wait,
+))  # fmt: skip
+"""Code of coroutines that only wait for what the program does, if it has made their object."""
+_COMPUTING: Mapping[str, str] = {
+    "ast": "literal_eval",
+    "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
+              "b85encode b85decode a85encode a85decode",
+    "binascii": "hexlify unhexlify crc32",
+    "difflib": "get_close_matches",
+    "fnmatch": "fnmatch fnmatchcase filter translate",
+    "hmac": "new digest compare_digest",
+    "html": "escape unescape",
+    "json": "loads dumps",
+    "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
+    "re": "compile escape search match fullmatch sub subn findall finditer split",
+    "shlex": "quote join",
+    "string": "capwords",
+    "textwrap": "wrap dedent indent shorten fill",
+    "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
+    "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
+                    "urldefrag parse_qs parse_qsl",
+    "zlib": "crc32 adler32",
+}  # fmt: skip
+"""Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing
+them here would cost every program."""
+COMPUTE = frozenset(
+    "_bisect _heapq _operator _functools _hashlib abc ast bisect cmath collections contextlib csv dataclasses difflib "
+    "enum functools heapq itertools math operator statistics typing weakref zoneinfo".split()
+)
+"""Modules whose functions and classes all do so, or define something."""
+_MODULES_OF: Mapping[str, Sequence[str]] = {
+    name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
+}
+_MAKE_DATES = frozenset({
+    datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
+    datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
+})  # fmt: skip
+CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "filter", "iter"})
+"""Methods of data and builtins that call a function passed to them. The others store or inspect it."""
+
+
+def only_computes(fn: Any) -> bool:
+    """Return whether it is a Python function whose result depends only on its arguments, and that changes nothing."""
+    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, CACHED):
+        return False
+    if fn.__module__ in COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
+        return True
+    name = fn.__name__.removeprefix("_path_")  # from CPython 3.13 on, os.path.normpath is posix._path_normpath
+    return any(getattr(sys.modules.get(module), name, None) is fn for module in _MODULES_OF.get(name, ()))
