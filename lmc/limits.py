@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 import math
 import threading
 import time
@@ -13,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from lmc import waiting
+from lmc.deadlines import Deadlines, TimedAwait
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
 from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Image, Select
@@ -112,7 +110,7 @@ class Limits:
         self._known: weakref.WeakKeyDictionary[Prompt, float] = weakref.WeakKeyDictionary()
         self._began: float | None = None
         self._expired = False
-        self._awaits: set[_Await] = set()  # pending awaits of host code
+        self._awaits: set[TimedAwait[Limits]] = set()  # pending awaits of host code
         self._said: list[RunTimeout] = []  # to be raised, or already raised, in the program
 
     @property
@@ -219,7 +217,7 @@ class Limits:
         Raises RunTimeout then, at `loc`. An answer that is being read fails instead, and once the program has seen that
         error it is not cancelled: its handlers may await.
         """
-        awaiting = _Await()
+        awaiting = TimedAwait[Limits]()
         timed = [limits for limits in self._chain() if limits.timeout is not None]
         for limits in timed:
             limits._watch(awaiting)
@@ -240,7 +238,7 @@ class Limits:
         """Return whether the run has a deadline."""
         return any(limits.timeout is not None for limits in self._chain())
 
-    def _watch(self, awaiting: _Await) -> None:
+    def _watch(self, awaiting: TimedAwait[Limits]) -> None:
         with self.lock:
             if not self._expired:
                 self._awaits.add(awaiting)
@@ -343,88 +341,4 @@ def _most(ask: Gen | Select) -> int:
     return ask.params.max_new_tokens if isinstance(ask, Gen) else max(len(c.encode()) for c in ask.choices)
 
 
-_SOON = 1e-3  # seconds
-
-
-class _Await:
-    """An await of a task, ended when the run's time is over."""
-
-    def __init__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None, "programs run in tasks"
-        self._task, self._loop, self._before = task, asyncio.get_running_loop(), task.cancelling()
-        self._late: Limits | None = None
-        self._ended = False
-
-    def end_soon(self, limits: Limits) -> None:
-        """End the await soon. From any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end, limits)
-
-    def _end(self, limits: Limits) -> None:
-        if self._ended or self._late is not None:
-            return
-        if self._task in waiting.reading:  # its read is about to fail
-            self._loop.call_later(_SOON, self._unless_known, limits)
-            return
-        self._late = limits
-        self._task.cancel()
-
-    def _unless_known(self, limits: Limits) -> None:
-        if self._task in waiting.reading or not limits.is_known:
-            self._end(limits)
-
-    def over(self) -> Limits | None:
-        """Mark the await as ended. Return whose deadline ended it, if one did and nothing else has cancelled the task
-        (cf. asyncio.Timeout)."""
-        late, self._late, self._ended = self._late, None, True
-        return late if late is not None and self._task.uncancel() <= self._before else None
-
-
-# -- time ------------------------------------------------------------------------------------------------------------
-
-
-class _Deadlines:
-    """Ends runs at their deadline: one thread for all, which lives while there are any."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._due: list[tuple[float, int, weakref.ref[Limits]]] = []
-        self._order = itertools.count()
-        self._running = False
-
-    def at(self, when: float, limits: Limits) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (when, next(self._order), weakref.ref(limits, self._wake)))
-            self._changed.notify()
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._work, name="lmc-clock", daemon=True).start()
-
-    def _wake(self, _: object) -> None:
-        with self._changed:
-            self._changed.notify()
-
-    def _work(self) -> None:
-        while (limits := self._next()) is not None:
-            limits.expire()
-            del limits
-
-    def _next(self) -> Limits | None:
-        with self._changed:
-            while self._due:
-                when, _, ref = self._due[0]
-                limits = ref()
-                left = when - time.monotonic()
-                if limits is None or left <= 0:
-                    heapq.heappop(self._due)
-                    if limits is not None:
-                        return limits
-                    continue
-                del limits  # a waiting clock keeps no run alive
-                self._changed.wait(left)  # woken when one is removed, which may be the earliest
-            self._running = False
-            return None
-
-
-_clock = _Deadlines()
+_clock = Deadlines()

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from lmc.backend.api.backend import ServerReply, Submission
 from lmc.backend.api.client import AttemptUsage, Client
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
+from lmc.backend.api.members import Member, MemberAnswer, Seat, index_of
 from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
@@ -31,67 +31,6 @@ from lmc.segments import Gen, Given, Text
 _MOST = 256  # most requests of a list
 _REFUSED = 3  # refused lists in a row, after which no more are tried
 _TURNS = 8  # most turns of the loop that a list waits for others to join
-
-
-class MemberAnswer(Protocol):
-    """One member's answer, assembled from its own events."""
-
-    def add(self, body: Body) -> Body | None:
-        """Return the whole answer, as if requested alone, once it is complete."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Member:
-    """A prompt that may be a list's member, and its request; `ask` None: the prompt is only prefilled.
-
-    kind    members of equal kinds may be in one list; None: this one is sent without a list
-    params  its sampling parameters, as JSON
-    stops   that end the answer
-    keys, size, limit  as of a Request
-    """
-
-    place: PromptNode
-    ask: Gen | None
-    prompt: str | Sequence[int]
-    params: bytes
-    kind: Hashable
-    stops: tuple[str, ...] = ()
-    keys: tuple[int, ...] = ()
-    size: int = 0
-    limit: int = 0
-    tally: AttemptUsage = field(default_factory=AttemptUsage)
-
-    @property
-    def sent(self) -> Mapping[str, Any]:
-        """The fields that its cost depends on, as in a request of its own."""
-        return {"prompt": [self.prompt], "max_tokens": self.limit, "n": 1 if self.ask is None else self.ask.params.n}
-
-
-class Seat:
-    """A submission in a list, as the one task of `Work`: cancelled when no longer wanted."""
-
-    __slots__ = ("asking", "cost", "member", "over", "task", "work")
-
-    def __init__(self, work: Submission, member: Member) -> None:
-        self.work, self.member = work, member
-        self.over = False  # it has its answer, or is no longer wanted
-        self.asking: Sequence[Seat] = ()  # its list
-        self.task: asyncio.Task[None] | None = None
-        self.cost = 0
-
-    def cancel(self) -> None:
-        """Cancel it. A list ends with its last member."""
-        if self.over:
-            return
-        self.fail(CancelledError("the request was cancelled before its answer was complete"))
-        if self.task is not None and all(seat.over for seat in self.asking):
-            self.task.cancel()
-
-    def fail(self, error: BaseException) -> None:
-        self.over = True
-        self.work.fail(error)
-        self.work.complete(error)
 
 
 class Listed(Completions):
@@ -409,12 +348,3 @@ class Listed(Completions):
         member.tally.failed = fault
         work.tally = member.tally
         self.alone(work)
-
-
-def index_of(body: Body) -> int:
-    """Return which member an event is about. Raises Fault if it does not tell."""
-    choices = body.get("choices")
-    index = choices[0].get("index") if isinstance(choices, list) and choices else body.get("index")
-    if not isinstance(index, int):
-        raise Fault("an event of a list does not say which of its answers it is about")
-    return index

@@ -14,7 +14,8 @@ from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.http1 import HttpWire
-from lmc.backend.api.lists import Listed, Member
+from lmc.backend.api.lists import Listed
+from lmc.backend.api.members import Member
 from lmc.backend.api.network import Access, proxy_of
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of

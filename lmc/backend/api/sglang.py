@@ -13,7 +13,7 @@ from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
-from lmc.backend.api.lists import Member
+from lmc.backend.api.members import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import keys_of, picture_keys
 from lmc.backend.api.redaction import shown

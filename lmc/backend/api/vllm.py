@@ -12,7 +12,7 @@ from lmc.backend.api.backend import ServerReply
 from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import AttemptUsage, Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
-from lmc.backend.api.lists import Member
+from lmc.backend.api.members import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
