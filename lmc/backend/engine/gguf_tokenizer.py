@@ -11,7 +11,8 @@ from tokenizers import Tokenizer as RawTokenizer
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.models.claims import Claims
 from lmc.backend.engine.models.gguf_keys import check_tokenizer
-from lmc.backend.engine.tokenizer import LLAMA3_SPLIT, QWEN2_SPLIT, Tokenizer
+from lmc.backend.engine.tokenizer import Tokenizer
+from lmc.backend.engine.tokenizer_rules import LLAMA3_SPLIT, QWEN2_SPLIT
 from lmc.errors import ModelLoadError
 
 

@@ -15,8 +15,9 @@ from tokenizers import models
 
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
+from lmc.backend.engine.tokenizer_rules import cuts_of, is_legacy, parts_of, spec_of, without_prefix
 from lmc.errors import ModelLoadError, ProgramError
-from lmc.fsm.canonical import Canonical, Cuts, merges_of
+from lmc.fsm.canonical import Canonical, merges_of
 from lmc.segments import Part, Special
 from lmc.tracebacks import warn
 
@@ -76,9 +77,9 @@ class Tokenizer:
         spellings = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
         self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
         self._warned = parse_special
-        self.prefixes_behind_specials = _is_legacy(raw)  # which put a space before each stretch of text, not the first alone
+        self.prefixes_behind_specials = is_legacy(raw)  # which put a space before each stretch of text, not the first alone
         self._words: dict[str, list[int]] = {}  # ids of words after a space; keys that begin with one: of the text without it
-        self._middle = _without_prefix(raw)
+        self._middle = without_prefix(raw)
         if self._middle is not raw:
             self._middle.encode_special_tokens = not parse_special
 
@@ -145,7 +146,7 @@ class Tokenizer:
         """Return, for sentencepiece's BPE, whether spaces are at the beginning of pieces only, and text is not
         normalized."""
         raw = self.raw
-        rules = [*_parts(raw.normalizer, "normalizers"), *_parts(raw.pre_tokenizer, "pretokenizers")]
+        rules = [*parts_of(raw.normalizer, "normalizers"), *parts_of(raw.pre_tokenizer, "pretokenizers")]
         known = [rule["type"] in ("Prepend", "Metaspace") or rule.get("pattern") == {"String": " "} for rule in rules]
         if not isinstance(raw.model, models.BPE) or not all(known):
             return False
@@ -250,12 +251,12 @@ class Tokenizer:
     @cached_property
     def byte_level(self) -> bool:
         """Return whether tokens are byte strings in GPT-2's alphabet."""
-        return "ByteLevel" in _spec(self.raw.decoder)
+        return "ByteLevel" in spec_of(self.raw.decoder)
 
     @cached_property
     def is_sentencepiece(self) -> bool:
         """Return whether tokens are text with ▁ for a space, or single bytes."""
-        spec = _spec(self.raw.decoder)
+        spec = spec_of(self.raw.decoder)
         return '"ByteFallback"' in spec or '"Metaspace"' in spec
 
     def token_bytes(self, token: int) -> bytes:
@@ -278,7 +279,7 @@ class Tokenizer:
         """Return which tokens never follow each other in an encoding, of a model with `size` logits; None for
         tokenizers where that is unknown. Takes some tenths of a second."""
         raw = self.raw
-        cuts = _cuts(raw)
+        cuts = cuts_of(raw)
         if cuts is None or not isinstance(raw.model, models.BPE):
             return None
         model = json.loads(raw.model.__getstate__())
@@ -348,42 +349,9 @@ def _unspell(text: str) -> bytes:
         return text.encode()  # an added token outside the alphabet is itself
 
 
-def _spec(part: Any) -> str:
-    """Return a part of a tokenizer as compact JSON: its pickled state, without writing out the vocabulary."""
-    return "" if part is None else part.__getstate__().decode().replace(" ", "")
-
-
-_LEGACY = '"Prepend"', '"prepend_scheme":"always"'
-
-
 def _as_word(head: str) -> str:
     """Return the beginning of a text in the form of the word cache's keys."""
     return head[1:] if head[0] == " " and head[1:2].isascii() and head[1:2].isalpha() else f" {head}"
-
-
-def _is_legacy(raw: RawTokenizer) -> bool:
-    return any(sign in _spec(part) for part in (raw.normalizer, raw.pre_tokenizer) for sign in _LEGACY)
-
-
-def _without_prefix(raw: RawTokenizer) -> RawTokenizer:
-    """Return the same rules for text that is not at the start: without sentencepiece's space before the first word."""
-    if not _is_legacy(raw) and '"prepend_scheme":"first"' not in _spec(raw.pre_tokenizer):
-        return raw
-    found = json.loads(raw.to_str())
-    splits, rules = _parts(raw.pre_tokenizer, "pretokenizers"), _parts(raw.normalizer, "normalizers")
-    for split in splits:
-        if "prepend_scheme" in split:
-            split["prepend_scheme"] = "never"
-    rules = [rule for rule in rules if rule["type"] != "Prepend"]
-    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits} if splits else None
-    found["normalizer"] = {"type": "Sequence", "normalizers": rules} if rules else None
-    return RawTokenizer.from_str(json.dumps(found))
-
-
-def _parts(part: Any, name: str) -> list[dict[str, Any]]:
-    """Return the specifications of the components of a part of a tokenizer."""
-    spec = {} if part is None else json.loads(part.__getstate__())
-    return spec.get(name, [spec] if spec else [])
 
 
 # -- from files ------------------------------------------------------------------------------------------------------
@@ -407,33 +375,3 @@ def from_json(text: str, where: str, **options: Any) -> Tokenizer:
         raise ModelLoadError(f"{where}: {error}") from None
     except Exception as error:  # as above
         raise ModelLoadError(f"{where}: its tokenizer is not readable: {error}") from error
-
-
-LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-
-
-def _cuts(raw: RawTokenizer) -> Cuts | None:
-    """Return how a tokenizer cuts texts into words; None if in no supported way, or if it changes texts other than by
-    spaces."""
-    if any(
-        rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "}
-        for rule in _parts(raw.normalizer, "normalizers")
-    ):
-        return None
-    match _parts(raw.pre_tokenizer, "pretokenizers"):
-        case []:
-            return "none"
-        case [{"type": "Metaspace"} as last]:
-            return "spaces" if last.get("split", True) else "none"
-        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
-            return "gpt2"
-        case [{"type": "Digits"}, {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
-            return "gpt2-digits"
-        case [
-            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
-            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
-        ]:
-            return "llama3" if pattern in (LLAMA3_SPLIT, QWEN2_SPLIT) and not split.get("invert") else None
-        case _:
-            return None

@@ -1,0 +1,74 @@
+"""What the parts of a `tokenizer.json` say: where texts are cut into words, and what is put before the first one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from lmc.fsm.canonical import Cuts
+
+
+def spec_of(part: Any) -> str:
+    """Return a part of a tokenizer as compact JSON: its pickled state, without writing out the vocabulary."""
+    return "" if part is None else part.__getstate__().decode().replace(" ", "")
+
+
+_LEGACY = '"Prepend"', '"prepend_scheme":"always"'
+
+
+def is_legacy(raw: RawTokenizer) -> bool:
+    """Return whether a space is put before every text, also one that goes on from a special token."""
+    return any(sign in spec_of(part) for part in (raw.normalizer, raw.pre_tokenizer) for sign in _LEGACY)
+
+
+def without_prefix(raw: RawTokenizer) -> RawTokenizer:
+    """Return the same rules for text that is not at the start: without sentencepiece's space before the first word."""
+    if not is_legacy(raw) and '"prepend_scheme":"first"' not in spec_of(raw.pre_tokenizer):
+        return raw
+    found = json.loads(raw.to_str())
+    splits, rules = parts_of(raw.pre_tokenizer, "pretokenizers"), parts_of(raw.normalizer, "normalizers")
+    for split in splits:
+        if "prepend_scheme" in split:
+            split["prepend_scheme"] = "never"
+    rules = [rule for rule in rules if rule["type"] != "Prepend"]
+    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splits} if splits else None
+    found["normalizer"] = {"type": "Sequence", "normalizers": rules} if rules else None
+    return RawTokenizer.from_str(json.dumps(found))
+
+
+def parts_of(part: Any, name: str) -> list[dict[str, Any]]:
+    """Return the specifications of the components of a part of a tokenizer."""
+    spec = {} if part is None else json.loads(part.__getstate__())
+    return spec.get(name, [spec] if spec else [])
+
+
+LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_SPLIT = LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+
+
+def cuts_of(raw: RawTokenizer) -> Cuts | None:
+    """Return how a tokenizer cuts texts into words; None if in no supported way, or if it changes texts other than by
+    spaces."""
+    if any(
+        rule["type"] not in ("Prepend", "Replace", "NFC") or rule.get("pattern", {"String": " "}) != {"String": " "}
+        for rule in parts_of(raw.normalizer, "normalizers")
+    ):
+        return None
+    match parts_of(raw.pre_tokenizer, "pretokenizers"):
+        case []:
+            return "none"
+        case [{"type": "Metaspace"} as last]:
+            return "spaces" if last.get("split", True) else "none"
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return "gpt2"
+        case [{"type": "Digits"}, {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return "gpt2-digits"
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ]:
+            return "llama3" if pattern in (LLAMA3_SPLIT, QWEN2_SPLIT) and not split.get("invert") else None
+        case _:
+            return None
