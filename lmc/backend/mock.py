@@ -10,32 +10,14 @@ import itertools
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
-from lmc import videos
 from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, check_supported
-from lmc.backend.mock_answers import (
-    Answers,
-    Ask,
-    check_constraint,
-    gen_output,
-    placed,
-    script_of,
-    select_output,
-)
+from lmc.backend.mock_answers import Answers, Ask, check_constraint, gen_output, placed, script_of, select_output
 from lmc.backend.mock_calls import MockCall
-from lmc.backend.mock_prompt import (
-    KNOWN_SPECIALS,
-    ROOT,
-    MockNode,
-    MockPicture,
-    PrefixCounter,
-    image_tokens,
-    part_tokens,
-    tokens_of,
-)
+from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, MockNode, MockPicture, PrefixCounter, SeenImage, part_tokens, seen_image, tokens_of
 from lmc.backend.mock_samples import KINDS
 from lmc.backend.mock_timer import timer
 from lmc.backend.results import Output, Result, Scored
@@ -43,43 +25,12 @@ from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
-from lmc.images import digest, read
 from lmc.segments import Gen, Given, Image, Part, Segment, Select, Special, Text
 from lmc.tracebacks import warn
 
 CAPABILITIES = Capabilities(
-    "mock",
-    KINDS,
-    select=True,
-    logprobs=True,
-    images=True,
-    videos=True,
-    documents=True,
-    n=True,
-    streams=True,
-    tools=True,
-    seed=0,
-    adapters=ANY_ADAPTER,
+    "mock", KINDS, select=True, logprobs=True, images=True, videos=True, documents=True, n=True, streams=True, tools=True, seed=0, adapters=ANY_ADAPTER
 )
-
-# -- images ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """An image as the mock sees it: its file, or its web address, and tokens derived from its content."""
-
-    content: bytes | str
-    tokens: str
-
-
-def _picture(image: Image) -> _Picture:
-    """Read an image as chat APIs do; raise at its location for an invalid one."""
-    seen = read(image) if image.frames is None else videos.read(image)
-    return _Picture(seen.source, image_tokens(digest(seen)))
-
-
-# -- the backend -----------------------------------------------------------------------------------------------------
 
 
 class MockHandle:
@@ -87,7 +38,7 @@ class MockHandle:
 
     __slots__ = ("__weakref__", "_backend", "_children", "_index", "_next", "_segments", "account", "error", "node", "prompt", "results")
 
-    def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | _Picture, ...], results: tuple[Result, ...], account: str = "") -> None:
+    def __init__(self, backend: Mock, segments: tuple[Text | Gen | Select | Given | SeenImage, ...], results: tuple[Result, ...], account: str = "") -> None:
         self._backend, self._segments, self.results, self.account = backend, segments, results, account
         self.prompt = 0  # prompt tokens of the pending answer
         self._index = self._next = 0  # of the segment to do next, and of its result
@@ -193,7 +144,7 @@ class Mock:
 
     def submit(self, parent: MockHandle | None, segments: Sequence[Segment], hints: Hints | None = None) -> MockHandle:
         check_supported(self.capabilities, segments)
-        seen = tuple([_picture(segment) if isinstance(segment, Image) else segment for segment in segments])
+        seen = tuple([seen_image(segment) if isinstance(segment, Image) else segment for segment in segments])
         if self._closed:
             raise BackendError("the mock backend is closed")
         asks = 0
@@ -289,7 +240,7 @@ class Mock:
                 node = MockNode(node, tokens_of(segment.text), segment.text)
                 node.answered = node.length
                 continue
-            if isinstance(segment, _Picture):
+            if isinstance(segment, SeenImage):
                 node = MockPicture(node, segment.tokens, segment.content)
                 continue
             result = handle.results[handle._next]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from lmc.segments import Part, Special
+from lmc import videos
+from lmc.images import digest, read
+from lmc.segments import Image, Part, Special
 
 # -- tokens ----------------------------------------------------------------------------------------------------------
 
@@ -45,6 +48,20 @@ def image_tokens(digest: bytes) -> str:
     """Return four tokens of the hash of an image's file or address."""
     numbers = (int.from_bytes(digest[at : at + 4], "big") for at in range(0, 16, 4))
     return "".join(chr(_FIRST_HASHED + number % (0x110000 - _FIRST_HASHED)) for number in numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenImage:
+    """An image as the mock sees it: its file, or its web address, and tokens derived from its content."""
+
+    content: bytes | str
+    tokens: str
+
+
+def seen_image(image: Image) -> SeenImage:
+    """Read an image as chat APIs do; raise at its location for an invalid one."""
+    seen = read(image) if image.frames is None else videos.read(image)
+    return SeenImage(seen.source, image_tokens(digest(seen)))
 
 
 LONG = 1024

@@ -22,8 +22,9 @@ from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.changes import apply, change_of, steadily
 from lmc.durable.iterators import ITERATORS, SharedIterator
+from lmc.durable.nested import DEPTH, containers_in, item_at, items_of, path_to
 from lmc.durable.reaches import attribute, from_library, inside
-from lmc.frontend.state import State, StateGroup
+from lmc.frontend.state import State
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class CallSnapshot:
         self.values = list[Any]()
         self._places = dict[int, list[Any]]()
         self._add(x for x in (*values, *owners) if mutations.can_change(x))
-        near = [x for value in values for x in (value, *[item for _, item in _items(value)])]
+        near = [x for value in values for x in (value, *[item for _, item in items_of(value)])]
         self.states = [x for x in near if isinstance(x, State)]
         files: tuple[Any, ...] = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
         self._watched = [(x, look) for x in (*near, *files) if (look := _look(x, instances))]
@@ -102,7 +103,7 @@ class CallSnapshot:
     def _look(self) -> _Found:
         items = [list(x) if type(x) is list else [] for x in self.values]
         looks = [look(x) for x, look in self._watched]
-        return _Found(self._snapshots(), items, [_containers(x) for x in self.values], looks, [state.ctx for state in self.states])
+        return _Found(self._snapshots(), items, [containers_in(x) for x in self.values], looks, [state.ctx for state in self.states])
 
     def look(self) -> None:
         """Look at what the call finds."""
@@ -133,7 +134,7 @@ class CallSnapshot:
             return self._of_states.get(id(value))
         if not mutations.can_change(value):
             return None
-        return next(([i, *path] for i, x in enumerate(self.values) if (path := _path(x, value)) is not None), None)
+        return next(([i, *path] for i, x in enumerate(self.values) if (path := path_to(x, value)) is not None), None)
 
     @property
     def places(self) -> dict[int, list[Any]]:
@@ -146,12 +147,12 @@ class CallSnapshot:
                 continue
             if mutations.can_change(x):
                 found[id(x)] = place
-            left += [(item, [*place, key]) for key, item in _items(x)] if len(place) <= DEPTH else []
+            left += [(item, [*place, key]) for key, item in items_of(x)] if len(place) <= DEPTH else []
         return found
 
     def at(self, place: list[Any]) -> Any:
         """Return the object at a position."""
-        return self.states[place[1]] if place[0] == "state" else functools.reduce(_item, place[1:], self.values[place[0]])
+        return self.states[place[1]] if place[0] == "state" else functools.reduce(item_at, place[1:], self.values[place[0]])
 
     def taken(self) -> list[int]:
         """Return the number of items taken of each iterator. Raises NotData."""
@@ -345,54 +346,6 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return _EMPTY
-
-
-def _containers(x: Any) -> set[int]:
-    """Yield a container or object and those in it, by identity."""
-    found: set[int] = set()
-    inside = [x]
-    while inside:
-        x = inside.pop()
-        if id(x) in found or not (isinstance(x, tuple | set) or mutations.can_change(x)):
-            continue
-        if not isinstance(x, tuple):
-            found.add(id(x))
-        inside.extend(x if isinstance(x, set) else [item for _, item in _items(x)])
-    return found
-
-
-DEPTH = 8
-"""Depth to which a call's arguments are searched."""
-
-
-def _path(x: Any, wanted: Any) -> list[Any] | None:
-    """Return the keys that lead from a container or object to an object in it: the fewest."""
-    left: deque[tuple[Any, list[Any]]] = deque([(x, [])])
-    seen: set[int] = set()
-    while left:
-        x, path = left.popleft()
-        if x is wanted:
-            return path
-        if len(path) < DEPTH and id(x) not in seen:
-            seen.add(id(x))
-            left += [(item, [*path, key]) for key, item in _items(x)]
-    return None
-
-
-def _items(x: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the items of a container, or the fields of an object, by keys that a journal can write; no text, number or None."""
-    if isinstance(x, StateGroup):
-        return list(enumerate(x))
-    if mutations.is_object(x):
-        return mutations.fields_of(x)
-    if not isinstance(x, list | dict | deque | tuple):
-        return ()
-    held = x.items() if isinstance(x, dict) else enumerate(x)
-    return [(key, item) for key, item in held if type(item) not in json_data.PLAIN and (isinstance(key, str | int) or key is None)]
-
-
-def _item(x: Any, key: Any) -> Any:
-    return getattr(x, key) if mutations.is_object(x) else x[key]
 
 
 class _OpaqueValue:

@@ -1,0 +1,60 @@
+"""Objects in containers and in fields: which there are, and the keys that lead to one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from lmc import json_data
+from lmc.durable import mutations
+from lmc.frontend.state import StateGroup
+
+
+def containers_in(x: Any) -> set[int]:
+    """Return a container or object and those in it, by identity."""
+    found: set[int] = set()
+    inside = [x]
+    while inside:
+        x = inside.pop()
+        if id(x) in found or not (isinstance(x, tuple | set) or mutations.can_change(x)):
+            continue
+        if not isinstance(x, tuple):
+            found.add(id(x))
+        inside.extend(x if isinstance(x, set) else [item for _, item in items_of(x)])
+    return found
+
+
+DEPTH = 8
+"""Depth to which a call's arguments are searched."""
+
+
+def path_to(x: Any, wanted: Any) -> list[Any] | None:
+    """Return the keys that lead from a container or object to an object in it: the fewest."""
+    left: deque[tuple[Any, list[Any]]] = deque([(x, [])])
+    seen: set[int] = set()
+    while left:
+        x, path = left.popleft()
+        if x is wanted:
+            return path
+        if len(path) < DEPTH and id(x) not in seen:
+            seen.add(id(x))
+            left += [(item, [*path, key]) for key, item in items_of(x)]
+    return None
+
+
+def items_of(x: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a container, or the fields of an object, by keys that a journal can write; no text, number or None."""
+    if isinstance(x, StateGroup):
+        return list(enumerate(x))
+    if mutations.is_object(x):
+        return mutations.fields_of(x)
+    if not isinstance(x, list | dict | deque | tuple):
+        return ()
+    held = x.items() if isinstance(x, dict) else enumerate(x)
+    return [(key, item) for key, item in held if type(item) not in json_data.PLAIN and (isinstance(key, str | int) or key is None)]
+
+
+def item_at(x: Any, key: Any) -> Any:
+    """Return the item of a container, or the field of an object, with a key."""
+    return getattr(x, key) if mutations.is_object(x) else x[key]
