@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmc.backend.engine.models import frames
-from lmc.backend.engine.models.towers import (
-    Gemma3,
-    Idefics3,
-    Llava,
-    LlavaNext,
-    LlavaNextVideo,
-    OneVision,
-    Qwen3VL,
-    QwenVL,
-    SmolVLM,
-    Vision,
-)
+from lmc.backend.engine.models.llava import Llava, LlavaNext, LlavaNextVideo, OneVision
+from lmc.backend.engine.models.towers import Gemma3, Idefics3, Qwen3VL, QwenVL, SmolVLM, Vision
 from lmc.errors import ModelLoadError
 from lmc.extras import require
 
