@@ -5,7 +5,7 @@ that extends a pending answer, or belongs to a group of siblings, goes where its
 ends, its requests are made again elsewhere, with the answers so far as given, if no part of the answer has been read;
 else they fail with the reason.
 
-    handle ──► _Node ──► its parent _Node        segments and answers so far: the prompt, which another replica can resume
+    handle ──► Node ──► its parent Node        segments and answers so far: the prompt, which another replica can resume
                  └──► the replica's handle        node and answers unreferenced: dropped over there, too
 """
 
@@ -18,140 +18,22 @@ import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from typing import Any
 
-from lmc.backend.api.prefixes import BLOCK, extended
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
-from lmc.backend.placement import Placement, PlacementTarget
+from lmc.backend.placement import Placement
+from lmc.backend.replicas.nodes import Forward, Node, Replica, ReplicaHandle, ReplicaResult, fail_answer, history, is_known, merged
 from lmc.backend.replicas.process import Process
-from lmc.backend.results import Output, Result, Scored
-from lmc.backend.usage import Counters, charge
+from lmc.backend.usage import Counters
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
-from lmc.images import digest
-from lmc.segments import Gen, Given, Image, Mark, Segment, Select, Special, Text
+from lmc.segments import Segment
 
 log = logging.getLogger("lmc.engine")
-
-_CHARACTERS = 4  # of text, for about a token
-_PICTURE = 512  # characters that a picture counts
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Replica(PlacementTarget):
-    """One replica."""
-
-    process: Process
-    backend: PipeBackend
-    counted: Counters = field(default_factory=Counters)  # when they were last asked for
-
-    def counters(self) -> Counters:
-        """Return its counters; of one that has ended, the last that are known."""
-        with suppress(BackendEnded):
-            self.counted = self.backend.counters()
-        return self.counted
-
-
-class _ReplicaResult(Result):
-    """An answer; keeps its request alive while it may still be read."""
-
-    __slots__ = ("__weakref__", "node")
-
-    def __init__(self, node: _Node) -> None:
-        super().__init__()
-        self.node: _Node | None = node
-
-
-class _Node:
-    """A submission: its segments, parent and replica, and its load there until its answers arrive.
-
-    others       of a prefill: its handles in other replicas, for what goes on behind it there
-    released     of a prefill: it is pinned no longer, and made nowhere else
-    outputs      of its requests, in order; None if not answered yet
-    answers      results waiting for these, if still referenced
-    keys, rest   keys of the prefixes of the prompt up to here (prefixes.py), and the characters after the last of them
-    size, limit  approximate tokens of that prompt, and most of the answers
-    """
-
-    __slots__ = (
-        "__weakref__", "answers", "cancelled", "cost", "handle", "hints", "keys", "kind", "limit", "moves", "others", "outputs", "owner", "parent", "released",
-        "replica", "rest", "segments", "size",
-    )  # fmt: skip
-
-    def __init__(self, owner: Replicas, kind: str, parent: _Node | None, segments: Sequence[Segment], hints: Hints | None) -> None:
-        self.owner, self.kind, self.parent, self.segments, self.hints = owner, kind, parent, tuple(segments), hints
-        self.handle: PipeHandle | None = None
-        self.replica: Replica | None = None
-        self.others: dict[Replica, PipeHandle] = {}
-        self.cost, self.moves, self.cancelled, self.released = 0, 0, False, False
-        self.keys, self.rest = extended(*(parent.keys, parent.rest) if parent is not None else ((), ""), _text(segments))
-        self.size = len(self.keys) * BLOCK + len(self.rest) // _CHARACTERS
-        self.limit = sum(s.params.max_new_tokens for s in segments if isinstance(s, Gen))
-        self.outputs: list[Output | None] = [None for s in segments if isinstance(s, Gen | Select)]
-        self.answers: tuple[weakref.ref[_ReplicaResult], ...] = ()
-
-    @property
-    def known(self) -> bool:
-        """Return whether all its answers have arrived."""
-        return None not in self.outputs
-
-    @property
-    def written(self) -> list[Segment]:
-        """Return its segments, with the answers so far as given."""
-        outputs = iter(self.outputs)
-        return [
-            segment if not isinstance(segment, Gen | Select) or (output := next(outputs)) is None
-            else Given(output.text, output.ids if isinstance(segment, Gen) else ())
-            for segment in self.segments
-        ]  # fmt: skip
-
-    def __del__(self) -> None:
-        self.owner.leave(self)
-
-
-class ReplicaHandle:
-    """A prompt in one of the replicas."""
-
-    __slots__ = ("__weakref__", "_results", "node")
-
-    def __init__(self, node: _Node, results: tuple[Result, ...]) -> None:
-        self.node, self._results = node, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
-
-    def cancel(self) -> None:
-        """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
-        CancelledError."""
-        self.node.cancelled = True
-        for _, there in self.node.owner.handles(self.node):
-            there.cancel()
-
-    def needed(self) -> None:
-        """Mark as needed: it was a guess, and is none any longer."""
-        node = self.node
-        if node.hints is not None:
-            node.hints = node.hints._replace(guess=False)
-        for _, there in node.owner.handles(node):
-            there.needed()
-
-    def prepared(self) -> None:
-        """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed.
-        If a replica ends meanwhile, another prepares them. Raises BackendEnded if none is left."""
-        while (handle := self.node.handle) is not None:
-            try:
-                return handle.prepared()
-            except BackendEnded:
-                if not self.node.cancelled:
-                    self.node.owner.revive(self.node)
-                if self.node.handle is handle:
-                    raise
 
 
 class Replicas:
@@ -171,7 +53,7 @@ class Replicas:
         self._placement.use(every)
         self._every, self._closed = every, False
         self._moving = threading.RLock()  # held while nodes of a lost replica are resubmitted to others
-        self._mover: queue.SimpleQueue[tuple[_Node, int, BaseException] | None] | None = None
+        self._mover: queue.SimpleQueue[tuple[Node, int, BaseException] | None] | None = None
         self.tokenizer, self.whole_template = words, whole_template
         weakref.finalize(self, _end, [r.backend for r in every], self._processes)
         belongs_here(self)
@@ -273,12 +155,12 @@ class Replicas:
     def _living(self) -> list[Replica]:
         return [replica for replica in self._every if replica.backend.lost is None]
 
-    def _own(self, handle: Handle) -> _Node:
+    def _own(self, handle: Handle) -> Node:
         if not (isinstance(handle, ReplicaHandle) and handle.node.owner is self):
             raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
         return handle.node
 
-    def handles(self, node: _Node) -> list[tuple[Replica, PipeHandle]]:
+    def handles(self, node: Node) -> list[tuple[Replica, PipeHandle]]:
         """Return its handles in all replicas that have one."""
         with self._lock:
             own = [] if node.replica is None or node.handle is None else [(node.replica, node.handle)]
@@ -287,17 +169,17 @@ class Replicas:
     def _enter(self, kind: str, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None) -> ReplicaHandle:
         if self._closed:
             raise BackendError(f"{self.capabilities.name} is closed")
-        node = _Node(self, kind, None if parent is None else self._own(parent), segments, hints)
-        results = tuple([_ReplicaResult(node) for _ in node.outputs])
+        node = Node(self, kind, None if parent is None else self._own(parent), segments, hints)
+        results = tuple([ReplicaResult(node) for _ in node.outputs])
         node.answers = tuple(map(weakref.ref, results))
         self._place(node)
         return ReplicaHandle(node, results)
 
-    def _place(self, node: _Node) -> None:
+    def _place(self, node: Node) -> None:
         """Submit to a replica. Raises the request's errors; if a replica ends meanwhile, another is used."""
         while True:
             before = node.parent
-            if before is not None and not _known(before):
+            if before is not None and not is_known(before):
                 self.revive(before)
             with self._lock:
                 replica = self._choose(node)
@@ -306,9 +188,9 @@ class Replicas:
                 cost = self._placement.give(replica, node)
             try:
                 onto = self._there(before, replica)
-                segments = node.written if onto is not None else [*_history(before), *node.written]
+                segments = node.written if onto is not None else [*history(before), *node.written]
                 enter = replica.backend.submit if node.kind == "submit" else replica.backend.prefill
-                handle = enter(onto, _merged(segments), node.hints)
+                handle = enter(onto, merged(segments), node.hints)
             except BaseException:
                 with self._lock:
                     self._placement.leave(replica, cost)
@@ -322,14 +204,14 @@ class Replicas:
                 self.leave(node)
             open_ = [i for i, output in enumerate(node.outputs) if output is None]
             for i, result in zip(open_, handle.results, strict=True):
-                result.on_change(_Forward(node, i))
+                result.on_change(Forward(node, i))
             if node.cancelled:  # meanwhile
                 handle.cancel()
             if node.released:  # before it moved
                 replica.backend.release(handle)
             return
 
-    def _there(self, node: _Node | None, replica: Replica) -> PipeHandle | None:
+    def _there(self, node: Node | None, replica: Replica) -> PipeHandle | None:
         """Return a prompt's handle in this replica, where a prefill is made if need be: else each of many requests behind
         it would send its text there, to be tokenized each time. None if there is none."""
         if node is None or node.replica is replica:
@@ -339,14 +221,14 @@ class Replicas:
         with self._lock:
             there, over = node.others.get(replica), node.released
         if there is None and not over:
-            made = replica.backend.prefill(None, _merged(_history(node)), node.hints)
+            made = replica.backend.prefill(None, merged(history(node)), node.hints)
             with self._lock:
                 there, over = node.others.setdefault(replica, made), node.released  # another thread may have been first
             if over:  # meanwhile
                 replica.backend.release(there)
         return there
 
-    def _choose(self, node: _Node) -> Replica | None:
+    def _choose(self, node: Node) -> Replica | None:
         """Return the parent's replica, if it has to be that one; else choose by prefixes and load."""
         for replica in self._placement.targets:
             if replica.backend.lost is not None:
@@ -356,11 +238,11 @@ class Replicas:
         before = node.parent
         if before is not None and before.replica is not None and before.replica.backend.lost is None:
             grouped = node.hints is not None and node.hints.group is not None
-            if grouped or not _known(before):
+            if grouped or not is_known(before):
                 return before.replica
         return self._placement.pick(node)
 
-    def leave(self, node: _Node) -> None:
+    def leave(self, node: Node) -> None:
         """Release its load: its replica has nothing to do for it any longer. Usable from a destructor."""
         with self._lock:
             replica, cost, node.cost = node.replica, node.cost, 0
@@ -382,7 +264,7 @@ class Replicas:
 
     # -- answers ------------------------------------------------------------------------------------------------------------
 
-    def answered(self, node: _Node) -> None:
+    def answered(self, node: Node) -> None:
         """Record one more of its answers."""
         with self._lock:
             if node.replica is not None and not node.replica.dropped:
@@ -390,7 +272,7 @@ class Replicas:
         if node.known:
             self.leave(node)
 
-    def move_soon(self, node: _Node, index: int, error: BaseException) -> None:
+    def move_soon(self, node: Node, index: int, error: BaseException) -> None:
         """Move a request whose replica has ended. From the reading thread, which must not wait."""
         with self._lock:
             if self._mover is None:
@@ -398,11 +280,11 @@ class Replicas:
                 threading.Thread(target=_move, args=(self._mover,), name="lmc-moves", daemon=True).start()
         self._mover.put((node, index, error))
 
-    def move(self, node: _Node, index: int, error: BaseException) -> None:
+    def move(self, node: Node, index: int, error: BaseException) -> None:
         """Resubmit to another replica, if no part of the answer has been read; else fail with the reason."""
         answer = node.answers[index]()
         if answer is None or answer.done or node.cancelled or self._closed:
-            return _fail(answer, error)
+            return fail_answer(answer, error)
         replica = node.replica
         try:
             if replica is not None and replica.backend.lost is not None:
@@ -413,9 +295,9 @@ class Replicas:
                     )
             self.revive(node)
         except Exception as failure:
-            _fail(answer, failure)
+            fail_answer(answer, failure)
 
-    def revive(self, node: _Node) -> None:
+    def revive(self, node: Node) -> None:
         """Resubmit its requests to a live replica, if its own has ended."""
         with self._moving:
             if node.replica is not None:
@@ -427,102 +309,12 @@ class Replicas:
             self._place(node)
 
 
-def _fail(answer: _ReplicaResult | None, error: BaseException) -> None:
-    if answer is not None:
-        answer.fail(error)
-        answer.node = None
-
-
-def _move(moves: queue.SimpleQueue[tuple[_Node, int, BaseException] | None]) -> None:
+def _move(moves: queue.SimpleQueue[tuple[Node, int, BaseException] | None]) -> None:
     """Move nodes one after another, until the backend is garbage."""
     while (each := moves.get()) is not None:
         node, index, error = each
         node.owner.move(node, index, error)
         del node, each
-
-
-def _history(node: _Node | None) -> list[Segment]:
-    """Return all parts of a prompt, its answers as given."""
-    found = list[list[Segment]]()
-    while node is not None:
-        found.append(node.written)
-        node = node.parent
-    return [segment for written in reversed(found) for segment in written]
-
-
-def _known(node: _Node | None) -> bool:
-    """Return whether all answers of a prompt have arrived."""
-    while node is not None:
-        if not node.known:
-            return False
-        node = node.parent
-    return True
-
-
-def _merged(segments: Sequence[Segment]) -> list[Segment]:
-    """Return consecutive texts merged."""
-    found = list[Segment]()
-    for segment in segments:
-        if isinstance(segment, Text) and found and isinstance(before := found[-1], Text):
-            found[-1] = Text((*before.parts, *segment.parts))
-        else:
-            found.append(segment)
-    return found
-
-
-def _text(segments: Sequence[Segment]) -> str:
-    """Return the text by which prompts are compared: literal text; an answer only by its position."""
-    found = list[str]()
-    for segment in segments:
-        if isinstance(segment, Text):
-            found += [
-                p if isinstance(p, str) else p.spelling if isinstance(p, Special) else f"\0{p.role}{p.edge}" if isinstance(p, Mark) else "\0"
-                for p in segment.parts
-            ]
-        elif isinstance(segment, Given):
-            found.append(segment.text)
-        elif isinstance(segment, Image):
-            found.append(f"\0{digest(segment).hex()}".ljust(_PICTURE))
-        else:
-            found.append(f"\0{segment.seed}")
-    return "".join(found)
-
-
-class _Forward:
-    """Forwards a remote answer to its local result. On the thread that reads the replica's pipe."""
-
-    __slots__ = ("_index", "_node", "_seen")
-
-    def __init__(self, node: _Node, index: int) -> None:
-        self._node, self._index, self._seen = weakref.ref(node), index, 0
-
-    def __call__(self, result: Result) -> None:
-        node = self._node()
-        if node is None:
-            return
-        answer, deltas = node.answers[self._index](), result.deltas
-        while answer is not None and self._seen < len(deltas):
-            answer.feed(deltas[self._seen], _scored(result, self._seen))
-            self._seen += 1
-        if not result.done:
-            return
-        if result.error is None:
-            node.outputs[self._index] = output = result.output()
-            if node.hints is not None:  # accounts are of this process
-                charge(node.hints.owner, output.usage)
-        elif node.replica is not None and node.replica.backend.lost is not None and not node.cancelled:
-            return node.owner.move_soon(node, self._index, result.error)
-        node.owner.answered(node)
-        if answer is None:
-            return
-        if result.error is not None:
-            return _fail(answer, result.error)
-        answer.finish(result.output())
-        answer.node = None
-
-
-def _scored(result: Result, at: int) -> Scored:
-    return result.scored(at, at + 1)
 
 
 def _said(replica: Replica) -> dict[str, Any]:
