@@ -669,6 +669,27 @@ def test_16_an_abandoned_batch_cancels_its_items() -> None:
 # -- running
 
 
+def test_arguments_are_checked_with_the_programs_place() -> None:
+    @function
+    def program(s: State, essay: str, n: int = 2) -> None: ...
+
+    where = f"program program(essay, n) at {line(-2).rsplit(':', 1)[0]}"
+    for call, says in (
+        (lambda: program.run(), "missing a required argument: 'essay'"),
+        (lambda: program.run(esay="x"), "has no parameter 'esay'; did you mean 'essay'?"),
+        (lambda: program.run("a", 1, 2), "too many positional arguments"),
+        (lambda: program.bind(x=1), "has no parameter 'x'"),
+        (lambda: program.run_batch([{"essay": "a"}, {"q": 1}], backend=Mock()), "item 1 of the batch"),
+        (lambda: program.run_batch(["text"], backend=Mock()), "an item must be a dict or a tuple, not 'text'"),
+        (lambda: program.run_batch([], threads=3), "no option 'threads'"),
+    ):
+        with pytest.raises(TypeError, match=r".") as caught:
+            call()
+        assert isinstance(caught.value, ArgumentError)
+        assert says in str(caught.value)
+        assert where in str(caught.value) or "run_batch() has" in says or "no option" in says
+
+
 def test_bind_fixes_arguments_and_a_call_may_change_them() -> None:
     @function
     def program(s: State, a: str, b: str = "b") -> None:

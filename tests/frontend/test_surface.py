@@ -652,7 +652,6 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run(qestion="a"), "has no parameter 'qestion'; did you mean 'question'?"),
     (lambda: program.run(), "missing a required argument: 'question'"),
     (lambda: program.run("a", 1, 2), "too many positional arguments"),
-    (lambda: program.run("a", 1, 2), f"program program(question, n) at {__file__}:"),
     (lambda: program.run("a", backend="gpt-4"), "no model 'gpt-4': there is no such file or folder"),
     (lambda: program.run("a", backend=4), "backend=4: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
     (lambda: lmc.compile(program, backend="mok"), "no model 'mok': "),
