@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 
 import pytest
@@ -40,64 +39,29 @@ def run(tokens, *, stop_ids=(EOS,), **params):
     return None, fed
 
 
-SPLITS = [list(p) for p in (["x", "y", "E", "N", "D", "z"], ["x", "y", "EN", "D", "z"], ["x", "y", "END", "z"])]
+A, CHARACTER = ord("a"), tuple("世".encode())
+ENDINGS = {
+    "a stop that begins inside a token keeps the rest of it": ([A, token(b"aE"), *b"ND"], {"stop": ("END",)}, ("aa", (A, A), 1), ("stop", "matched", "END")),
+    "eos is not part of it": ([A, EOS], {}, ("a", (A,), 1), ("stop", "matched", EOS)),
+    "a length counts every token": ([A] * 9, {"max_new_tokens": 3}, ("aaa", (A,) * 3, 3), ("length", "length", 3)),
+    "a length leaves no half a character": ([A, *CHARACTER], {"max_new_tokens": 3}, ("a", (A,), 1), ("length", "length", 3)),
+    "half a character that the model ends with is readable": ([A, CHARACTER[0], EOS], {}, ("a\ufffd", (A, CHARACTER[0]), 2), ("stop", "matched", EOS)),
+    "a cut before a character drops all its tokens": ([A, *CHARACTER, ord("b")], {"stop": ("世b",)}, ("a", (A,), 1), ("stop", "matched", "世b")),
+    "a cut after a character keeps them": ([A, *CHARACTER, ord("b")], {"stop": ("b",)}, ("a世", (A, *CHARACTER), 4), ("stop", "matched", "b")),
+}
 
 
-@pytest.mark.parametrize("pieces", SPLITS)
-def test_a_stop_is_found_whatever_tokens_spell_it(pieces):
-    ending, _ = run([token(p.encode()) for p in pieces], stop=("END",))
-    assert ending is not None
-    assert (ending.text, ending.keep, ending.reason) == ("xy", 2, {"type": "stop", "matched": "END"})
-    assert WORDS.decode(ending.ids) == "xy"
-
-
-def test_a_stop_that_begins_inside_a_token_keeps_the_rest_of_it():
-    ending, _ = run([token(b"x"), token(b"aE"), token(b"N"), token(b"D")], stop=("END",))
-    assert ending is not None
-    assert (ending.text, ending.keep, ending.ids) == ("xa", 1, (ord("x"), ord("a")))
-
-
-def test_the_earliest_stop_wins():
-    ending, _ = run([token(b"the "), token(b" cat")], stop=("cat", "he"))
-    assert ending is not None and ending.text == "t"
-
-
-def test_eos_and_stop_tokens_are_not_part_of_the_answer():
-    ending, _ = run([97, EOS])
-    assert ending is not None and (ending.text, ending.ids, ending.keep) == ("a", (97,), 1)
-    assert ending.reason == {"type": "stop", "matched": EOS}
-
-
-def test_length_counts_every_token():
-    ending, _ = run([97] * 9, max_new_tokens=3)
-    assert ending is not None and (ending.text, ending.reason) == ("aaa", {"type": "length", "length": 3})
+@pytest.mark.parametrize("what", ENDINGS)
+def test_where_an_answer_ends(what):
+    tokens, params, kept, (kind, of, value) = ENDINGS[what]
+    ending, _ = run(tokens, **params)
+    assert ending is not None and ((ending.text, ending.ids, ending.keep), ending.reason) == (kept, {"type": kind, of: value})
 
 
 def test_half_a_character_is_held_back_until_it_is_whole():
     data = "世界".encode()
     ending, fed = run([token(b"\xe4\xb8"), *data[2:], EOS])
     assert ending is not None and ending.text == "世界" and fed == ["世", "界"]
-
-
-def test_an_answer_that_a_length_cuts_does_not_end_in_half_a_character():
-    ending, _ = run([97, 0xE4, 0xB8], max_new_tokens=3)
-    assert ending is not None and (ending.text, ending.ids, ending.keep) == ("a", (97,), 1)
-    assert ending.reason == {"type": "length", "length": 3}
-
-
-def test_half_a_character_that_the_model_ends_with_reads_as_the_replacement_character():
-    ending, _ = run([97, 0xE4, EOS])
-    assert ending is not None and ending.text == "a\ufffd"
-
-
-def test_a_cut_before_a_character_drops_all_its_tokens():
-    ending, _ = run([97, *"世".encode(), 98], stop=("世b",))
-    assert ending is not None and (ending.text, ending.ids, ending.keep) == ("a", (97,), 1)
-
-
-def test_a_cut_after_a_character_keeps_all_its_tokens():
-    ending, _ = run([97, *"世".encode(), 98], stop=("b",))
-    assert ending is not None and (ending.text, ending.keep) == ("a世", 4)
 
 
 def test_streams_hold_back_what_a_stop_may_still_take():
@@ -133,19 +97,6 @@ def test_any_seams_give_the_text_before_the_first_stop(text, stops, data):
     assert ending.text == expected
     assert WORDS.decode(ending.ids) == expected
     assert list(ending.ids[: ending.keep]) == tokens[: ending.keep]
-
-
-def test_every_split_of_a_stop_over_bytes():
-    for cuts in itertools.product([False, True], repeat=3):
-        pieces, word = [], "x"
-        for c, cut in zip("END", cuts, strict=True):
-            if cut:
-                pieces.append(word)
-                word = ""
-            word += c
-        tokens = [t for p in [*pieces, word] for t in p.encode()]
-        ending, _ = run(tokens, stop=("END",))
-        assert ending is not None and ending.text == "x"
 
 
 def test_a_stream_has_each_tokens_log_probability_with_its_text():
