@@ -16,13 +16,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lmc.backend.base import Hints
 from lmc.backend.local import LocalBackend
 from lmc.errors import CancelledError
 from lmc.fsm.forced import _common_prefix
 from lmc.fsm.regex import parse
 from lmc.segments import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, logprob, stepped
+from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, stepped
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of
 from tests.fsm.small_vocabulary import small_words, smollm2, smollm2_words
@@ -223,22 +222,6 @@ def test_the_kv_of_a_run_behind_a_stop_is_given_back():
     assert engine.stats()["cached_tokens"] == len(ids("Q")) + kept
 
 
-def test_max_tokens_cuts_inside_a_run():
-    engine, core, _ = engine_of()
-    handle = said(engine, core, "Q", gen("(yes|no) and the end of it", 3), "yes and the end of it")
-    out = result(handle)
-    assert out.metas[0]["finish_reason"] == {"type": "length", "length": 3} and out.usage.completion_tokens == 3
-    assert engine.prompt_ids(handle)[len(ids("Q")) :] == ids("yes and the end of it")[:3]
-
-
-def test_a_stop_token_inside_a_run_ends_the_answer():
-    answer = ids("yes and the end")
-    engine, core, _ = engine_of()
-    out = result(said(engine, core, "Q", gen("(yes|no) and the end", stop_token_ids=(answer[-1],)), "yes and the end"))
-    assert out.metas[0]["finish_reason"] == {"type": "stop", "matched": answer[-1]}
-    assert out.text == WORDS.decode(answer[:-1])
-
-
 def test_forced_tokens_count_towards_the_minimum():
     for minimum, text in ((len(ids("the end")), "the end"), (len(ids("the end")) + 1, "the end!")):
         engine, core, runner = engine_of()
@@ -259,29 +242,6 @@ def test_who_weighs_tokens_gets_nothing_forced():
 
 
 # -- what is seen of it ----------------------------------------------------------------------------------------------
-
-
-def test_streams_get_the_forced_text_too():
-    engine, core, runner = engine_of()
-    runner.say(ids("Q"), ids("世界大战 😀a"))
-    handle = engine.submit(None, [Text(("Q",)), gen("世界(和平|大战) 😀(a|b)")], Hints(watched=True))
-    drain(core)
-    deltas = list(handle.results[0].deltas)
-    assert "".join(deltas) == "世界大战 😀a" and not any("\ufffd" in d for d in deltas)
-
-
-def test_logprobs_of_forced_tokens_are_the_models():
-    answer = '{"order": "s"}'
-    engine, core, _ = engine_of()
-    ask = gen(r'\{"order": "[a-z]"\}', return_logprob=True, top_logprobs_num=2, logprob_start_len=0)
-    meta = result(said(engine, core, "Q: ", ask, answer)).metas[0]
-    context, expected = ids("Q: "), []
-    for token in ids(answer):
-        expected.append([logprob(context, token), token, None])
-        context.append(token)
-    assert meta["output_token_logprobs"] == expected
-    assert [len(best) for best in meta["output_top_logprobs"]] == [2] * len(expected)
-    assert [token for _, token, _ in meta["input_token_logprobs"]] == ids("Q: ")
 
 
 def test_an_answer_without_any_choice_is_scored_if_asked():
