@@ -84,9 +84,7 @@ class WorkerEndpoints(DescribedProgram):
 class Workers:
     """All worker processes of a server. On its loop only."""
 
-    def __init__(
-        self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None, hosts: Collection[str] = ()
-    ) -> None:  # fmt: skip
+    def __init__(self, backend: Backend, options: WorkerOptions, metrics: Metrics, journals: Path | None = None, hosts: Collection[str] = ()) -> None:
         self._backend, self._options, self._metrics = backend, options, metrics
         self._journals = None if journals is None else journals.absolute()  # a program may change the directory
         self._hosts = hosts

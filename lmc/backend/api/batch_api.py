@@ -3,6 +3,7 @@ requests."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -79,3 +80,27 @@ class GivenUp(Fault):
 def given_up(fault: Fault) -> Fault:
     """Return the fault with which a batch, or its waiters, are given up."""
     return fault if not fault.transient else GivenUp(fault.message, status=fault.status, code=fault.code)
+
+
+@dataclass(slots=True)
+class BatchedRequest:
+    """A request, as it is sent, and the future of its answer."""
+
+    id: str
+    request: HttpRequest
+    answer: asyncio.Future[Received]
+
+    def settle(self, items: dict[str, Item], *, old: bool) -> None:
+        """Take its answer or fault out of those of a batch that is over; `old`: of an earlier process."""
+        item = items.pop(self.id, None)
+        if isinstance(item, Received):
+            if not self.answer.done():
+                self.answer.set_result(item)
+            return
+        fault = item or Expired("the batch ended before the request was answered", status=408)
+        fault.old = old
+        self.fail(fault)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)

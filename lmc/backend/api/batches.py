@@ -19,12 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from lmc.backend.api.batch_api import FULL, BatchApi, Expired, Item, given_up
+from lmc.backend.api.batch_api import FULL, BatchApi, BatchedRequest, Item, given_up
 from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.submitted import SubmittedWave, SubmittedWaves
@@ -156,22 +155,13 @@ class BatchQueue:
 # -- waves -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _BatchedRequest:
-    """A request, as it is sent, and the future of its answer."""
-
-    id: str
-    request: HttpRequest
-    answer: asyncio.Future[Received]
-
-
 class Waves:
     """The requests of one call to one server. Belongs to the backend's loop."""
 
     def __init__(self, api: BatchApi, desk: BatchQueue, name: str, loop: LoopThread) -> None:
         self.api, self.desk, self.name, self._loop = api, desk, name, loop
-        self._waiting: dict[str, _BatchedRequest] = {}  # requests in no wave yet
-        self._open: dict[str, tuple[SubmittedWave, dict[str, _BatchedRequest]]] = {}  # waves whose answers are waited for
+        self._waiting: dict[str, BatchedRequest] = {}  # requests in no wave yet
+        self._open: dict[str, tuple[SubmittedWave, dict[str, BatchedRequest]]] = {}  # waves whose answers are waited for
         self._items: dict[str, dict[str, Item]] = {}  # unclaimed results of waves that are over
         self._counts: dict[str, int] = {}  # counts of equal requests
         self._arrived = 0
@@ -188,12 +178,12 @@ class Waves:
 
         identity, number  the caller, and the index of this request among its own
         """
-        asked = _BatchedRequest(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
+        asked = BatchedRequest(self._id(request, identity, number), self.api.sent(request), asyncio.get_running_loop().create_future())
         wave = self.desk.submitted.of(asked.id)
         if wave is None:
             self._wait(asked)
         elif wave.key in self._items:
-            _settle(asked, wave, self._items[wave.key])
+            asked.settle(self._items[wave.key], old=wave.old)
         elif wave.key in self._open:
             self._open[wave.key][1][asked.id] = asked
         else:
@@ -211,7 +201,7 @@ class Waves:
 
     # building and submitting a wave
 
-    def _wait(self, asked: _BatchedRequest) -> None:
+    def _wait(self, asked: BatchedRequest) -> None:
         self._waiting[asked.id] = asked
         self._arrived += 1
         if self._closing is None:
@@ -228,7 +218,7 @@ class Waves:
                 break
         self._closing = None
         waiting, self._waiting = self._waiting, {}
-        by_path: dict[str, list[_BatchedRequest]] = {}
+        by_path: dict[str, list[BatchedRequest]] = {}
         for asked in waiting.values():
             if not asked.answer.done():  # otherwise it is no longer wanted
                 by_path.setdefault(asked.request.path, []).append(asked)
@@ -242,9 +232,9 @@ class Waves:
             await asyncio.sleep(0)
         return self._arrived == seen and self.desk.idle
 
-    def _parts(self, several: Sequence[_BatchedRequest]) -> list[list[_BatchedRequest]]:
+    def _parts(self, several: Sequence[BatchedRequest]) -> list[list[BatchedRequest]]:
         """Split into as many batches as the server's limits need."""
-        parts: list[list[_BatchedRequest]] = []
+        parts: list[list[BatchedRequest]] = []
         size = 0
         for asked in several:
             length = len(json.dumps(asked.request.body)) + 200
@@ -255,7 +245,7 @@ class Waves:
             size += length
         return parts
 
-    async def _submit(self, path: str, several: Sequence[_BatchedRequest]) -> None:
+    async def _submit(self, path: str, several: Sequence[BatchedRequest]) -> None:
         """Submit a batch, and wait for it. If it is unknown whether the server got it, its list tells."""
         ids, delay, doubtful, failed = [asked.id for asked in several], FIRST_POLL, False, 0
         try:
@@ -282,7 +272,7 @@ class Waves:
                 await clock.sleep(max(delay, IN_DOUBT) if doubtful else delay)
         except Exception as error:  # it belongs to these requests: raised to readers of their answers
             for asked in several:
-                _fail(asked, error)
+                asked.fail(error)
             return
         self._reached = True
         self.desk.tell(f"{self.name}: wave {number}: {len(several)} request{'s' if len(several) > 1 else ''}, {wave.batch}")
@@ -290,7 +280,7 @@ class Waves:
 
     # submitted waves
 
-    def _follow(self, wave: SubmittedWave, several: Sequence[_BatchedRequest]) -> None:
+    def _follow(self, wave: SubmittedWave, several: Sequence[BatchedRequest]) -> None:
         self._open[wave.key] = wave, {asked.id: asked for asked in several}
         self._loop.spawn(self._polling(wave))
 
@@ -303,7 +293,7 @@ class Waves:
             if isinstance(error, Fault) and error.code == FULL:
                 return await self._again(wave, several, error)
             for asked in several.values():
-                _fail(asked, error)
+                asked.fail(error)
             return
         _, several = self._open.pop(wave.key)
         if items is None:
@@ -317,7 +307,7 @@ class Waves:
         self.desk.submitted.over(wave, failed)
         self.desk.tell(f"{self.name}: {wave.batch} is over: {len(wave.ids) - failed} answered{f', {failed} failed' if failed else ''}")
         for asked in several.values():
-            _settle(asked, wave, items)
+            asked.settle(items, old=wave.old)
 
     async def _ended(self, wave: SubmittedWave) -> dict[str, Item] | None:
         """Return the results of a wave's requests; None for one that was never submitted."""
@@ -359,12 +349,12 @@ class Waves:
             return whose
         return f"{whose}. To ask, and pay, again for the {len(wave.ids)} requests of {wave.batch}, move away {self.desk.path}"
 
-    async def _again(self, wave: SubmittedWave, several: Mapping[str, _BatchedRequest], fault: Fault) -> None:
+    async def _again(self, wave: SubmittedWave, several: Mapping[str, BatchedRequest], fault: Fault) -> None:
         """Submit again later a batch for which the server has no room: nothing of it was done."""
         self.desk.submitted.gone(wave)
         if clock.now() - wave.since > DAY:
             for asked in several.values():
-                _fail(asked, given_up(fault))
+                asked.fail(given_up(fault))
             return
         self.desk.tell(f"{self.name}: {wave.batch} was refused ({fault.message}); it is submitted again in {LONGEST_POLL:.0f} s")
         await clock.sleep(LONGEST_POLL)
@@ -390,19 +380,3 @@ class Waves:
 
 _TRIES, _FIRST_TRIES = 6, 1
 """Most submissions of a batch to a server that has not answered yet."""
-
-
-def _settle(asked: _BatchedRequest, wave: SubmittedWave, items: dict[str, Item]) -> None:
-    item = items.pop(asked.id, None)
-    if isinstance(item, Received):
-        if not asked.answer.done():
-            asked.answer.set_result(item)
-        return
-    fault = item or Expired("the batch ended before the request was answered", status=408)
-    fault.old = wave.old
-    _fail(asked, fault)
-
-
-def _fail(asked: _BatchedRequest, error: Exception) -> None:
-    if not asked.answer.done():
-        asked.answer.set_exception(error)
