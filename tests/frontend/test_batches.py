@@ -21,6 +21,7 @@ from lmc.frontend.batches import PendingBatch
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 from tests.searching import some
+from tests.waiting import until
 
 PATIENCE = 60.0  # seconds; only against hangs
 
@@ -362,48 +363,56 @@ def test_samples_do_not_depend_on_how_many_run_at_once():
     assert found[0] == found[1] == found[2]
 
 
-def fails(s: Any, i: int) -> int:
-    ask(s, str(i))
-    if i == 1:
-        raise ValueError("one")
-    return i
-
-
 @pytest.mark.parametrize("threads", [1, 2, "auto"])
 def test_errors_are_raised_after_all_have_run_or_returned(threads: Any):
-    ran, program = list[int](), lmc.function(fails)
+    ran = list[int]()
 
     @lmc.function
-    def counting(s: Any, i: int) -> int:
+    def program(s: Any, i: int) -> int:
+        ask(s, str(i))
+        if i == 1:
+            raise LookupError(f"item {i}")
         ran.append(i)
-        return fails(s, i)
+        return i
 
     items = [{"i": i} for i in range(4)]
-    with pytest.raises(ValueError, match="one"):
-        counting.run_batch(items, backend=Mock(latency=1e-3), num_threads=threads)
-    assert sorted(ran) == [0, 1, 2, 3]
+    with pytest.raises(LookupError, match="item 1"):
+        program.run_batch(items, backend=Mock(latency=1e-3), num_threads=threads)
+    assert sorted(ran) == [0, 2, 3]
     states = program.run_batch(items, backend=Mock(latency=1e-3), num_threads=threads, errors="return")
-    assert [type(s.error()) for s in states] == [type(None), ValueError, type(None), type(None)]
+    assert [s.ret_value for s in states] == [0, None, 2, 3]
+    assert [type(s.error()) for s in states] == [type(None), LookupError, type(None), type(None)]
+    assert states[1]["x"], "what it had before the error is there"
+    assert repr(states[1]).startswith("<program failed with LookupError: ")
+    with pytest.raises(LookupError, match="item 1"):
+        states[1]["later"]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_abandoning_a_batch_cancels_what_is_left(is_async: bool):
-    backend, began = Gated(), list[int]()
+    backend, began, cancelled = Gated(), list[int](), list[int]()
+
+    def body(s: Any, i: int) -> str:
+        began.append(i)
+        try:
+            return ask(s) if i else "at once"
+        except (lmc.CancelledError, asyncio.CancelledError):
+            cancelled.append(i)
+            raise
 
     @lmc.function
     def plain(s: Any, i: int) -> str:
-        began.append(i)
-        return ask(s) if i else "at once"
+        return body(s, i)
 
     @lmc.function
     async def coroutine(s: Any, i: int) -> str:
-        began.append(i)
-        return ask(s) if i else "at once"
+        return body(s, i)
 
     states = (coroutine if is_async else plain).run_batch([{"i": i} for i in range(20)], backend=backend, num_threads=4, generator_style=True)
     assert next(states).ret_value == "at once"
     states.close()  # type: ignore[attr-defined]
     assert len(began) <= 5
+    until(lambda: sorted(cancelled) == sorted(began)[1:], "what had begun is not cancelled")
     backend.open()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import sys
 import threading
 import warnings
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from lmc.frontend.expressions import VarScopeEnd
 from lmc.frontend.interpreter import Function, State
 from lmc.segments import derive_seed
 from tests.backend.gated import Gated
-from tests.waiting import until
 
 
 def upper(prompt: str, ask: Any) -> str:
@@ -251,30 +249,6 @@ def test_07_an_append_that_raises_leaves_the_prompt_as_it_was() -> None:
     assert s.text() == "before<|im_start|>user\nb<|im_end|>\n"
 
 
-def test_07_one_item_of_a_batch() -> None:
-    done: list[int] = []
-
-    @function
-    def program(s: State, i: int) -> int:
-        s += gen("x")
-        if i == 1:
-            raise LookupError(f"item {i}")
-        done.append(i)
-        return i
-
-    items = [{"i": i} for i in range(4)]
-    with pytest.raises(LookupError, match="item 1"):
-        program.run_batch(items, backend=Mock())
-    assert sorted(done) == [0, 2, 3], "the others ran to their end"
-    states = program.run_batch(items, backend=Mock(), errors="return")
-    assert [s.ret_value for s in states] == [0, None, 2, 3]
-    assert [type(s.error()) for s in states] == [type(None), LookupError, type(None), type(None)]
-    assert states[1]["x"], "what it had before the error is there"
-    assert repr(states[1]).startswith("<program failed with LookupError: ")
-    with pytest.raises(LookupError, match="item 1"):
-        states[1]["later"]
-
-
 @pytest.mark.parametrize("latency", [0.0, 0.01])
 def test_07_a_backend_fault_is_raised_at_the_first_dependent_read(latency: float) -> None:
     backend = Mock(upper, latency=latency, fault=lambda ask, i: BackendError("planted") if ask.name == "bad" else None)
@@ -328,11 +302,12 @@ def test_09_nested_forks_inside_an_open_role() -> None:
 
 
 def test_09_forks_run_side_by_side_and_the_parent_goes_on() -> None:
-    backend = Gated(together=21)
+    backend, before = Gated(together=21), threading.active_count()
     s = live(backend)
     forks = s.fork(20)
     forks += gen("x")
     s += gen("own")
+    assert threading.active_count() <= before + 1, "no thread of ours waits for a model; the backend may have one"
     assert all([f["x"] for f in forks] + [s["own"]])
     backend.close()
 
@@ -643,29 +618,6 @@ def test_16_a_program_that_raises_cancels_what_it_asked() -> None:
     backend.close()
 
 
-def test_16_an_abandoned_batch_cancels_its_items() -> None:
-    backend = Gated()
-    started: list[int] = []
-    cancelled: list[int] = []
-
-    @function
-    def program(s: State, i: int) -> None:
-        started.append(i)
-        try:
-            if i > 0:
-                s += gen("late")
-                s["late"]
-        except CancelledError:
-            cancelled.append(i)
-
-    states = program.run_batch([(i,) for i in range(8)], backend=backend, num_threads=4, generator_style=True)
-    next(states)
-    states.close()  # type: ignore[attr-defined]
-    until(lambda: sorted(cancelled) == sorted(started)[1:], "what had begun is not cancelled")
-    assert len(started) < 8
-    backend.close()
-
-
 # -- running
 
 
@@ -804,17 +756,6 @@ def test_batches_keep_the_order_of_their_items(threads: Any, as_generator: bool)
     backend.close()
 
 
-def test_batches_run_side_by_side() -> None:
-    backend = Gated(together=40)
-    assert [bool(state["c"]) for state in child.run_batch([("x",)] * 40, backend=backend)] == [True] * 40
-    backend.close()
-
-
-def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    child.run_batch([("x",)] * 3, backend=Mock(), progress_bar=True)
-    assert "3/3" in capsys.readouterr().err
-
-
 def test_usage_counts_the_whole_run() -> None:
     s = live(Mock(["ab"] * 4))
     s += "12345" + gen("x")
@@ -822,31 +763,3 @@ def test_usage_counts_the_whole_run() -> None:
     forks += "6" + gen("y")
     assert forks[0].usage == Usage(prompt_tokens=8, completion_tokens=2, cached_tokens=7, calls=1, passes=2)
     assert s.usage == Usage(prompt_tokens=5 + 8 + 8, completion_tokens=6, cached_tokens=14, calls=3, passes=6)
-
-
-def test_no_thread_of_ours_waits_for_a_model() -> None:
-    backend = Mock(latency=0.2)
-    before = threading.active_count()
-    s = live(backend)
-    forks = s.fork(64)
-    forks += gen("x")
-    assert threading.active_count() <= before + 1, "only the mock's timer"
-    assert all(f["x"] for f in forks)
-    backend.close()
-
-
-def test_calls_are_the_same_multiset_however_they_are_timed() -> None:
-    @function
-    def program(s: State, i: int) -> None:
-        s += f"{i}" + gen("a")
-        forks = s.fork(3)
-        forks += lambda k: f"{k}" + gen("b")
-        s += "".join(f["b"] for f in forks) + select("c", choices=["x", "y"])
-
-    logs: list[Counter[Any]] = []
-    for latency, threads in ((0.0, 1), (0.003, 8)):
-        backend = Mock(latency=latency)
-        program.run_batch([(i,) for i in range(6)], backend=backend, num_threads=threads, seed=1)
-        logs.append(Counter(backend.call_log))
-        backend.close()
-    assert logs[0] == logs[1]
