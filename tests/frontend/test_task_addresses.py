@@ -52,39 +52,35 @@ async def nests(s: Any) -> Any:
     return await asyncio.gather(*map(within, "abc"))
 
 
-@lmc.function
-async def forks(s: Any) -> Any:
+def forked_twice(of: Any, q: str) -> str:
+    """Of one state, the second fork after the first one's answer: so which task's it is depends on the order of answers."""
+    (one,) = of.fork(1)
+    one += q + lmc.gen("a", max_tokens=4)
+    (two,) = of.fork(1 if one["a"] else 2)
+    two += q + lmc.gen("a", max_tokens=4)
+    return one["a"] + two["a"]
+
+
+async def all_fork_twice(of: Any) -> list[str]:
     async def twice(q: str) -> str:
-        (one,) = s.fork(1)
-        one += q + lmc.gen("a", max_tokens=4)
-        (two,) = s.fork(1 if one["a"] else 2)
-        two += q + lmc.gen("a", max_tokens=4)
-        return one["a"] + two["a"]
+        return forked_twice(of, q)
 
     return await asyncio.gather(*map(twice, "abc"))
+
+
+@lmc.function
+async def forks(s: Any) -> Any:
+    return await all_fork_twice(s)
 
 
 @lmc.function
 async def shares_a_fork(s: Any) -> Any:
-    (shared,) = s.fork(1)
-
-    async def twice(q: str) -> str:
-        (one,) = shared.fork(1)
-        one += q + lmc.gen("a", max_tokens=4)
-        (two,) = shared.fork(1 if one["a"] else 2)
-        two += q + lmc.gen("a", max_tokens=4)
-        return one["a"] + two["a"]
-
-    return await asyncio.gather(*map(twice, "abc"))
+    return await all_fork_twice(s.fork(1)[0])
 
 
 @lmc.function
 def forks_twice(s: Any, shared: Any, q: str) -> Any:
-    (one,) = shared.fork(1)
-    one += q + lmc.gen("a", max_tokens=4)
-    (two,) = shared.fork(1 if one["a"] else 2)
-    two += q + lmc.gen("a", max_tokens=4)
-    return one["a"] + two["a"]
+    return forked_twice(shared, q)
 
 
 @lmc.function
@@ -96,19 +92,10 @@ async def hands_a_fork_to_sub_programs(s: Any) -> Any:
 
 @lmc.function
 async def shares_what_a_task_has_made(s: Any) -> Any:
-    async def makes(q: str) -> str:
-        (shared,) = s.fork(1)
+    async def makes() -> list[str]:
+        return await all_fork_twice(s.fork(1)[0])
 
-        async def one(q: str) -> str:
-            (copy,) = shared.fork(1)
-            copy += q + lmc.gen("a", max_tokens=4)
-            (again,) = shared.fork(1 if copy["a"] else 2)
-            again += q + lmc.gen("a", max_tokens=4)
-            return copy["a"] + again["a"]
-
-        return "".join(await asyncio.gather(one(q), one(q + "!"), one(q + "?")))
-
-    return await makes("a")
+    return await makes()
 
 
 @lmc.function
