@@ -14,7 +14,7 @@ pytestmark = pytest.mark.api
 
 WRONG = '''
 import lmc
-from typing import Any, assert_type
+from typing import Any, Literal, Optional, assert_type
 
 
 @lmc.function
@@ -109,6 +109,20 @@ def summary(f: lmc.State) -> str:
     return f.text()
 
 
+def grade(f: lmc.State, dim: str):
+    return f[dim]
+
+
+@lmc.function
+def typed(s: lmc.State) -> list[str]:
+    assert_type(s.parsed("n", list[int]), list[int])
+    maybe: int | None = s.parsed("n", Optional[int])
+    mark: Literal["a", "b"] = s.parsed("mark", Literal["a", "b"])
+    either: int | str = s.parsed("either", int | str)
+    marks = [f"{mark}{maybe}{either}" for mark in s.fork(2).each(grade, ["a", "b"])]
+    return marks + [f"{mark}" for mark in s.fork(2).each(lambda f: f["mark"])]
+
+
 @lmc.function
 async def panel(s: lmc.State) -> None:
     assert_type(await s.fork(2).each(opinion, ["a", "b"]), list[float])
@@ -163,7 +177,7 @@ number: int = judge.run(essay="x").ret_value  # wrong
 lmc.set_default_backend(3)  # wrong
 '''
 LINES = [number for number, line in enumerate(WRONG.splitlines(), 1) if line.endswith("# wrong")]
-PAGES = [ROOT / "README.md", *[ROOT / "docs" / f"{name}.md" for name in ("tutorial", "migration", "constraints")]]
+PAGES = [ROOT / "README.md", *[ROOT / "docs" / f"{name}.md" for name in ("tutorial", "language", "migration", "constraints")]]
 
 
 @pytest.fixture(scope="module")

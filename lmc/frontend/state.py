@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import index
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Never, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, cast, overload
 
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, ProgramError
@@ -355,6 +355,8 @@ class State(AnswersByName, Generic[R]):
     def parsed(self, name: str | None) -> Any: ...
     @overload
     def parsed(self, name: str | None, dtype: type[V]) -> V: ...
+    @overload
+    def parsed(self, name: str | None, dtype: Any) -> Any: ...  # a union, a Literal: no class, and no type has a name for what they are
     @users_frames
     def parsed(self, name: str | None, dtype: Any = None) -> Any:
         """Return the object that the text of the typed answer `name` parses to: a validated instance of its `dtype`; for
@@ -712,10 +714,13 @@ class StateGroup:
             return map(cast(Callable[[int], Any], other if recorder is None else recorder.callback(other)), range(len(self)))
         return repeat(other, len(self))
 
+    # A body that returns an answer, which is Any, would match the overload of coroutines: only Any and Never are a Never, so it matches the first.
     @overload
-    def each(self, body: Callable[Concatenate[State, ...], Coroutine[Any, Any, V]], *items: Iterable[Any]) -> Coroutine[Any, Any, list[V]]: ...  # pyright: ignore[reportOverlappingOverload]
+    def each(self, body: Callable[..., Never], *items: Iterable[Any]) -> list[Any]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
-    def each(self, body: Callable[Concatenate[State, ...], V], *items: Iterable[Any]) -> list[V]: ...
+    def each(self, body: Callable[..., Coroutine[Any, Any, V]], *items: Iterable[Any]) -> Coroutine[Any, Any, list[V]]: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def each(self, body: Callable[..., V], *items: Iterable[Any]) -> list[V]: ...
     def each(self, body: Callable[..., Any], *items: Iterable[Any]) -> Any:
         """Run `body(fork)` for each fork, concurrently; with `items`, `body(fork, item, …)`, as `map` pairs them.
         Return a list of the results.
