@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import PurePath
 from typing import Any
 
 from lmc import pages, run_records
@@ -35,7 +34,7 @@ class Site:
     loc: Loc | None
 
     def __str__(self) -> str:
-        return self.name if self.loc is None else f"{self.name} ({PurePath(self.loc.file).name}:{self.loc.line})"
+        return self.name if self.loc is None else f"{self.name} ({self.loc.short})"
 
 
 @dataclass(frozen=True)

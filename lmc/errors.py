@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import sys
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 
@@ -16,7 +18,12 @@ class Loc:
     col: int = 0
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{_cell(self.file) or self.file}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """The place without the file's folder, for reports."""
+        return f"{_cell(self.file) or PurePath(self.file).name}:{self.line}"
 
     def excerpt(self) -> str:
         """Return the source line with a caret under the column, or "" when the source is not there."""
@@ -26,6 +33,13 @@ class Loc:
         shown = line.lstrip()
         caret = max(0, self.col - (len(line) - len(shown)))
         return f"    {shown}\n    {' ' * caret}^"
+
+
+def _cell(file: str) -> str | None:
+    """Return what IPython calls a cell of a notebook in its own tracebacks, such as "Cell In[3]"; None if `file` is not one."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    named = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)(file)
+    return None if named is None else " ".join(named)
 
 
 class LmcError(Exception):

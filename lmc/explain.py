@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import linecache
 from collections.abc import Iterator
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from lmc import dollars, report, run_records
@@ -201,7 +200,7 @@ def _costs(section: Section) -> Iterator[str]:
     for i, op in enumerate(section.graph.ops()):
         if trait(op) != "samples":
             continue
-        where = f"{PurePath(op.loc.file).name}:{op.loc.line}" if op.loc is not None else "?"
+        where = op.loc.short if op.loc is not None else "?"
         mark = " *" if i in section.critical else ""
         lazy = " (asked when it is read)" if op.attr("lazy") else ""
         yield f"    {where} {op.kind} {op.attr('name') or ''}{mark}{lazy}: {_cost(section, i)}"

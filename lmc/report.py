@@ -10,7 +10,6 @@ import linecache
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from lmc import pages
@@ -91,7 +90,7 @@ def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
 
 
 def _where(loc: Loc | None) -> str:
-    return "" if loc is None else f"{PurePath(loc.file).name}:{loc.line}"
+    return "" if loc is None else loc.short
 
 
 # -- the conversation ----------------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def source(runs: Sequence[RunRecord], prices: Prices | None) -> str:
     found: list[str] = []
     for file, begin, end in _functions(lines):
         found.append(
-            f"<h3 class=code>{escape(PurePath(file).name)}:{begin}</h3><table class=source style='--on:{len(measures)}'>"
+            f"<h3 class=code>{escape(Loc(file, begin).short)}</h3><table class=source style='--on:{len(measures)}'>"
             f"<colgroup><col class=no><col>{'<col class=on>' * len(measures)}</colgroup>"
         )
         found.append(f"<tr class=head><th></th><th></th>{''.join(f'<th scope=col>{m}</th>' for m in measures)}</tr>")

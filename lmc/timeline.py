@@ -11,7 +11,7 @@ import json
 import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, TextIO
 
 from lmc.backend import recording
@@ -166,7 +166,7 @@ def _run(run: RecordedRun, pid: int, clock: _TraceClock, names: list[Event], flo
 def _source(loc: Loc | None) -> dict[str, str]:
     if loc is None:
         return {}
-    return {"source": f"{PurePath(loc.file).name}:{loc.line}", "line": linecache.getline(loc.file, loc.line).strip()}
+    return {"source": loc.short, "line": linecache.getline(loc.file, loc.line).strip()}
 
 
 def _flow(name: str, start: Event, end: Event, flows: Iterator[int]) -> Iterator[Event]:

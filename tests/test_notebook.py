@@ -6,13 +6,16 @@ import json
 import linecache
 import re
 import struct
+import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import lmc
 from examples.make_notebook import executed, notebook, text_of
+from lmc.errors import Loc
 from lmc.frontend import notebook as views
 from lmc.segments import Image
 
@@ -115,6 +118,23 @@ def test_a_module_that_was_edited_and_loaded_again_is_read_again(tmp_path, monke
     (tmp_path / "edited_again.py").write_text(source.format("another"))
     importlib.reload(module)
     assert '"another"' in lmc.compile(module.ask).dump_ir()
+
+
+def test_places_in_cells_are_named_as_ipython_names_them(monkeypatch):
+    file = "/tmp/ipykernel_1/2.py"
+    assert str(Loc(file, 3)) == f"{file}:3"
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name={file: ("Cell", "In[7]")}.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert (str(Loc(file, 3)), Loc(file, 3).short) == ("Cell In[7]:3", "Cell In[7]:3")
+    assert (str(Loc("/a/b.py", 3)), Loc("/a/b.py", 3).short) == ("/a/b.py:3", "b.py:3")
+
+
+def test_ipython_has_the_names_of_cells():
+    """What `lmc.errors` reads of it."""
+    interactive = pytest.importorskip("IPython.core.compilerop")
+    compiler = interactive.CachingCompiler()
+    file = compiler.cache("x = 1", 7, raw_code="x = 1")
+    assert compiler.format_code_name(file) == ("Cell", "In[7]") and compiler.format_code_name("/a/b.py") is None
 
 
 def test_the_example_notebook_has_its_cells_and_what_they_show():

@@ -9,7 +9,6 @@ import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import PurePath
 
 from lmc import pages
 from lmc.ir.analysis import answers_put
@@ -221,7 +220,7 @@ def _source(op: Op) -> str:
     if op.loc is None:
         return ""
     line = linecache.getline(op.loc.file, op.loc.line).strip()
-    where = f"{PurePath(op.loc.file).name}:{op.loc.line}"
+    where = op.loc.short
     return f"<span class=quiet title={quoted(str(op.loc))}>{escape(where)}</span> <code>{escape(short(line, 100))}</code>"
 
 
