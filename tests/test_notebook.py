@@ -7,6 +7,7 @@ import linecache
 import re
 import struct
 import sys
+import warnings
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -118,6 +119,32 @@ def test_a_module_that_was_edited_and_loaded_again_is_read_again(tmp_path, monke
     (tmp_path / "edited_again.py").write_text(source.format("another"))
     importlib.reload(module)
     assert '"another"' in lmc.compile(module.ask).dump_ir()
+
+
+def test_a_module_that_was_loaded_again_warns_of_the_program_imported_before(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    path = tmp_path / "edited_prompts.py"
+    text = "import lmc\n\n@lmc.function\ndef ask(s, x):\n    s += x + '{}'\n    return s.text()\n\n@lmc.function\ndef both(s):\n    return ask('b').ret_value\n"
+    path.write_text(text.format("?"))
+    module = importlib.import_module("edited_prompts")
+    ask, fixed, compiled = module.ask, module.ask.bind(x="a"), lmc.compile(module.ask)
+    mock = lmc.Mock()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fixed(backend=mock).ret_value == compiled("a", backend=mock).ret_value == "a?"
+    path.write_text(text.format("!!"))
+    importlib.reload(module)
+    with pytest.warns(UserWarning, match=r"program ask\(x\) at .*:3 was defined again \(at .*:3\), and this is the old one") as caught:
+        assert compiled("a", backend=mock).ret_value == "a?"
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ask("a", backend=mock).ret_value == "a?"  # said once
+        assert module.ask("a", backend=mock).ret_value == lmc.compile(module.ask)("a", backend=mock).ret_value == "a!!"
+        assert module.both(backend=mock).ret_value == "b!!"
+    with pytest.warns(UserWarning, match="defined again"):
+        fixed(backend=mock)
 
 
 def test_places_in_cells_are_named_as_ipython_names_them(monkeypatch):

@@ -45,7 +45,7 @@ from lmc.observing import observer
 from lmc.parameters import suggestion
 from lmc.prompt import Prompt
 from lmc.segments import SamplingParams, derive_seed
-from lmc.tracebacks import note_item, users_frames
+from lmc.tracebacks import note_item, users_frames, warn
 from lmc.waiting import running
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     P  its parameters after the state
     R  its return type
     """
+
+    _namespace: Mapping[str, Any] = {}
+    """The globals that its name is one of; of a nested function or a method, nothing."""
 
     def __init__(
         self,
@@ -112,6 +115,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                 loc=self.loc,
             )
         self._takes(signature)
+        if getattr(func, "__qualname__", "") == self.name:
+            self._namespace = getattr(func, "__globals__", {})
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
@@ -148,6 +153,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self.check_names(given)
+        if (named := self._namespace.get(self.name)) is not self:
+            self._check_current(named)
         if not args and self._plain and len(given) == len(self.params):  # all by name, like items of batches: nothing to bind
             by_name = {self._first: None, **{name: given[name] for name in self.params}}
             return inspect.BoundArguments(self.signature, by_name)  # type: ignore[arg-type]  # a dict is ordered
@@ -158,6 +165,15 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                 raise ProgramError(f"{self.name}() is a class method: write @lmc.function above @classmethod", loc=self.loc) from None
             raise ArgumentError(f"{self.described}: {error}", loc=caller_loc()) from None
         return bound
+
+    def _check_current(self, named: Any) -> None:
+        """Warn, once, if its name stands for another program by now: its module was reloaded, or its cell run again, and
+        whoever imported or compiled it before has the old prompts."""
+        newer = getattr(named, "function", named)  # of a compiled one
+        if not isinstance(newer, Function) or newer.func is self.func or getattr(getattr(newer.func, "__code__", None), "co_name", None) != self.name:
+            return
+        self._namespace = {}
+        warn(f"{self.described} was defined again (at {newer.loc}), and this is the old one: import or compile it again, unless that is what you mean")
 
     def check_names(self, given: Mapping[str, Any]) -> None:
         """Raise ArgumentError for a name in `given` that is no parameter of the program."""

@@ -250,6 +250,7 @@ def test_a_journaled_run_refuses_an_edited_file(module: Any, tmp_path: Path):
 
 
 @NOT_JOURNALED
+@pytest.mark.filterwarnings("ignore:.* was defined again")
 def test_reload_runs_the_new_code_and_keeps_the_old(way: Any, module: Any):
     found, write = module
     old = found.program
