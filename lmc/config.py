@@ -22,6 +22,10 @@ _CACHE = Path("~/.cache/lmc")
 UNFINISHED = ".part-"
 """Prefix of the name of a file in the cache directory that is being written."""
 CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec")
+PASSES = (
+    "aggressive", "batch-forks", "canonicalize", "cse", "dce", "lower-chat", "lower-constraint", "plan-cache", "plan-prefix", "plan-speculation"
+)  # fmt: skip
+"""Names of the passes (`lmc.passes`), which settings name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,22 @@ def _channels(name: str, value: Any) -> frozenset[str]:
     return found
 
 
+def _passes(name: str, value: Any) -> frozenset[str]:
+    found = frozenset(_items(value))
+    if unknown := sorted(found - set(PASSES)):
+        raise ParameterError(f"{name}: there is no pass {unknown[0]!r}; there are {', '.join(PASSES)}")
+    return found
+
+
+def _print_ir(name: str, value: Any) -> str:
+    text = str(value)
+    if text not in ("", "after-all"):
+        if not text.startswith("after="):
+            raise ParameterError(f"{name}={value!r}: must be after-all or after=PASS")
+        _passes(name, text.removeprefix("after="))
+    return text
+
+
 def _seed(name: str, value: Any) -> int | None:
     return None if value is None or value == "" else _whole(0, None)(name, value)
 
@@ -165,9 +185,9 @@ def _paths(name: str, value: Any) -> dict[str, str]:
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "debug": _whole(0, 5),
     "log": _channels,
-    "print_ir": _text,
+    "print_ir": _print_ir,
     "verify": _whole(0, 3),
-    "skip_passes": lambda _, value: frozenset(_items(value)),
+    "skip_passes": _passes,
     "seed": _seed,
     "cache_dir": lambda _, value: Path(value),
     "model": _text,

@@ -9,6 +9,7 @@ import pytest
 
 from lmc.backend.mock import Mock
 from lmc.config import (
+    PASSES,
     Settings,
     cache_dir,
     config,
@@ -22,6 +23,7 @@ from lmc.config import (
     settings,
 )
 from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.passes.base import registry
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,10 @@ def test_environment_gives_settings() -> None:
     assert found == Settings(debug=2, log=frozenset({"ahead", "prefix"}), seed=7)
 
 
+def test_settings_know_the_names_of_all_passes() -> None:
+    assert tuple(sorted(registry())) == PASSES
+
+
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
@@ -52,6 +58,9 @@ def test_environment_gives_settings() -> None:
         ({"LMC_DRAFTS": "many"}, "LMC_DRAFTS='many': must be auto, off or a number of tokens"),
         ({"LMC_DRAFTS": "65"}, "LMC_DRAFTS='65': must be 1 to 64"),
         ({"LMC_LOG": "ahed"}, "LMC_LOG: no channel 'ahed'; there are ahead, backend"),
+        ({"LMC_SKIP_PASSES": "cse,plan-prefixes"}, "LMC_SKIP_PASSES: there is no pass 'plan-prefixes'; there are aggressive, batch-forks"),
+        ({"LMC_PRINT_IR": "after=trace"}, "LMC_PRINT_IR: there is no pass 'trace'; there are aggressive, batch-forks"),
+        ({"LMC_PRINT_IR": "all"}, "LMC_PRINT_IR='all': must be after-all or after=PASS"),
     ],
 )
 def test_bad_environment_names_the_variable(environ: dict[str, str], says: str) -> None:

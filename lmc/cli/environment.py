@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import lmc
+from lmc.parameters import suggestion
 
 
 def env() -> None:
@@ -50,6 +51,10 @@ def _settings() -> Iterator[tuple[str, str]]:
         value, variable = getattr(settings(), f.name), f"LMC_{f.name.upper()}"
         shown = ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)
         yield f.name, f"{shown or '-'}  ({variable if variable in os.environ else 'default'})"
+    known = [f"LMC_{f.name.upper()}" for f in fields(settings())]
+    for variable in sorted(os.environ):
+        if variable.startswith("LMC_") and variable not in known:
+            yield variable, f"no setting, so it has no effect{suggestion(variable, known)}"
 
 
 def _topology() -> Iterator[tuple[str, str]]:

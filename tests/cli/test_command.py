@@ -20,6 +20,12 @@ def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     assert all(word in out for word in ("python", "torch", "safetensors", "cache_dir", "LMC_VERIFY"))
 
 
+def test_env_names_variables_that_have_no_effect(lmc_cli, monkeypatch):
+    monkeypatch.setenv("LMC_VERIFFY", "2")
+    monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")
+    assert "LMC_VERIFFY    no setting, so it has no effect; did you mean 'LMC_VERIFY'?" in lmc_cli("env")[1]
+
+
 def test_env_lists_several_gpus(lmc_cli, monkeypatch):
     cuda = SimpleNamespace(
         device_count=lambda: 3, get_device_name=lambda i: f"card {i}", mem_get_info=lambda i: (i << 30, 80 << 30),
