@@ -140,6 +140,8 @@ class Certificate:
             lines.append(f"  and {several(more, 'more item')}")
         return "\n".join(lines)
 
+    __repr__ = __str__  # a notebook and the interactive prompt show the report
+
     def page(self) -> str:
         """A page for a browser: one file."""
         title = f"{self.program}: {self.backends[0]} and {self.backends[1]}"

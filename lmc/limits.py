@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmc.deadlines import Deadlines, TimedAwait
 from lmc.errors import ArgumentError, BudgetExceeded, ParameterError, RunTimeout
+from lmc.pages import several
 from lmc.prompt import Excerpt, Prompt
 from lmc.segments import Gen, Image, Select
 
@@ -81,7 +82,7 @@ class Spent:
 
     def __str__(self) -> str:
         cost = "" if self.cost is None else f" for {self.cost:g}"
-        return f"{self.tokens} tokens in {self.calls} calls{cost}"
+        return f"{several(self.tokens, 'token')} in {several(self.calls, 'call')}{cost}"
 
 
 class _Entry:

@@ -139,6 +139,11 @@ class Result:
         self._heard: tuple[tuple[str, Mapping[str, Any]], ...] = ()  # calls of tools, while the answer grows
         self._told: Callable[[str, Mapping[str, Any]], None] | None = None
 
+    def __repr__(self) -> str:
+        if self._error is not None:
+            return f"<failed answer: {type(self._error).__name__}>"
+        return f"<answer {''.join(self._deltas or ())!r}, not complete>" if self._output is None else f"<answer {self._output.text!r}>"
+
     # backend side
 
     def feed(self, delta: str, scored: Scored = UNSCORED) -> None:

@@ -41,6 +41,10 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*map(add, _counts(self), _counts(other)))
 
+    def __radd__(self, other: object) -> Usage:
+        """Add to the 0 that Python's `sum` begins with."""
+        return self if other == 0 else NotImplemented
+
     @staticmethod
     def sum(usages: Iterable[Usage]) -> Usage:
         return Usage(*map(sum, zip(*map(_counts, usages))))

@@ -315,7 +315,7 @@ def _taken(items: list[Any]) -> list[Any]:
 
 _FIELDS: Mapping[str, str] = {
     "kind": "{}", "program": "the program {}", "source": "a program with another source", "compiled": "a program compiled with {}",
-    "backend": "the backend {}", "sampling": "the sampling parameters {}", "seed": "the seed {}",
+    "backend": "the backend {}", "sampling": "a run with {}", "seed": "a run with seed {}",
 }  # fmt: skip
 
 
@@ -335,5 +335,5 @@ def check(found: Mapping[str, Any], header: Mapping[str, Any], path: Path) -> No
 def _shown(x: Any) -> str:
     """Return a value for messages; an empty one was not given."""
     if isinstance(x, dict):
-        return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "that are the default"
+        return ", ".join(f"{k}={v!r}" for k, v in x.items()) or "the default sampling parameters"
     return "no outputs= or aggressive=" if x == "" else str(x)

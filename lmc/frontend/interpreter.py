@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import reprlib
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -163,7 +164,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         except TypeError as error:
             if self._first == "cls" and not self.is_method:
                 raise ProgramError(f"{self.name}() is a class method: write @lmc.function above @classmethod", loc=self.loc) from None
-            raise ArgumentError(f"{self.described}: {error}", loc=caller_loc()) from None
+            state = f"; {self._first!r} is the state, which lmc supplies" if str(error) == "too many positional arguments" else ""
+            raise ArgumentError(f"{self.described}: {error}{state}", loc=caller_loc()) from None
         return bound
 
     def _check_current(self, named: Any) -> None:
@@ -542,15 +544,21 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         if issubclass(kind, str | Mapping) or not (hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")):
             what = "text" if kind is str else kind.__name__
             raise ArgumentError(f"a batch is a list of items, each a dict or a tuple, not one {what}", loc=caller_loc())
+        if kind.__name__ == "DataFrame":  # iterates over the names of its columns
+            rows = "df.to_dicts()" if hasattr(kind, "to_dicts") else 'df.to_dict("records")'
+            raise ArgumentError(f"a batch is a list of items, each a dict or a tuple: of a DataFrame, {rows}", loc=caller_loc())
         bound: list[inspect.BoundArguments] = []
         for i, item in enumerate(batch):
             try:
                 if isinstance(item, Mapping):
                     bound.append(self.arguments((), item))  # pyright: ignore[reportUnknownArgumentType]
+                elif hasattr(item, "_asdict"):  # a named tuple, such as a row of a table: the order of its columns means nothing
+                    bound.append(self.arguments((), item._asdict()))
                 elif isinstance(item, (tuple, list)):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:
-                    raise ArgumentError(f"{self.described}: an item must be a dict or a tuple, not {item!r}", loc=caller_loc())
+                    by_name = f"{{{next(iter(self.params), 'name')!r}: …}}"
+                    raise ArgumentError(f"{self.described}: an item must be a dict or a tuple, not {reprlib.repr(item)}; write {by_name}", loc=caller_loc())
             except ArgumentError as error:
                 error.message = f"item {i} of the batch: {error.message}"
                 raise

@@ -468,6 +468,10 @@ class State(AnswersByName, Generic[R]):
             raise ParameterError(f"format={format!r}: must be 'text' or 'html'", loc=caller_loc())
         return made(self)
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raises ArgumentError: a state is neither pickled nor copied."""
+        raise ArgumentError(f"a state cannot be pickled or copied ({self!r}): take what you need, such as s['name'], s.text() or s.ret_value")
+
     def _repr_html_(self) -> str:
         """Return the conversation so far for a notebook, without waiting for it."""
         from lmc.frontend.notebook import state_html

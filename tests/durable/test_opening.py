@@ -45,7 +45,7 @@ def _other() -> Any:
     (lambda p, b: _other().run("q", backend=b, journal=p), "another source"),
     (lambda p, b: pays.run("q", backend=b, journal=p), "the program small, not pays"),
     (lambda p, b: small.run("q", backend=b, journal=p, seed=2), "the seed 1, not 2"),
-    (lambda p, b: small.run("q", backend=b, journal=p, temperature=0), "parameters that are the default, not temperature=0.0"),
+    (lambda p, b: small.run("q", backend=b, journal=p, temperature=0), "a run with the default sampling parameters, not temperature=0.0"),
     (lambda p, b: small.run("q", backend=lmc.Mock(capabilities=lmc.backend.base.Capabilities("other")), journal=p), "the backend mock, not other"),
     (lambda p, b: lmc.compile(small, aggressive=True)("q", backend=b, journal=p), "compiled with no outputs= or aggressive=, not aggressive=True"),
     (lambda p, b: lmc.compile(small).batch([{"q": "q"}], backend=b, journal=p), "is a directory, and this is a file"),

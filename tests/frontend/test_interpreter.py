@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import sys
 import threading
 import warnings
+from collections import namedtuple
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +172,32 @@ def test_repr_shows_what_there_is_without_waiting() -> None:
     s = live(Mock(latency=30))
     s += "hello " + gen("x")
     assert repr(s) == "<<lambda>: 'hello …'; variables: 'x'>"
+
+
+def test_what_is_held_under_a_name_shows_its_answer() -> None:
+    @function
+    def program(s: State) -> None:
+        s += gen("x", max_tokens=8)
+
+    assert repr(program.run(backend=Mock({"x": "there"})).variables) == "{'x': <answer 'there'>}"
+    failed = program.run_batch([{}], backend=Mock(fault=lambda ask, number: OSError("lost")), errors="return")[0]
+    assert repr(failed.variables) == "{'x': <failed answer: OSError>}"
+
+
+def test_a_state_cannot_go_to_another_process() -> None:
+    @function
+    def program(s: State) -> None:
+        s += "hello"
+
+    for way in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(ArgumentError, match=r"a state cannot be pickled or copied \(<program: 'hello'; variables: none>\): take what you need"):
+            way(program.run(backend=Mock()))
+
+
+def test_usage_adds_up() -> None:
+    assert sum([Usage(prompt_tokens=2, calls=1), Usage(prompt_tokens=3, calls=1)]) == Usage(prompt_tokens=5, calls=2)
+    with pytest.raises(TypeError):
+        1 + Usage()  # type: ignore[operator]
 
 
 def test_repr_shows_that_an_answer_failed() -> None:
@@ -621,6 +650,23 @@ def test_16_a_program_that_raises_cancels_what_it_asked() -> None:
 # -- running
 
 
+def test_rows_of_tables_are_items_by_the_names_of_their_columns() -> None:
+    @function
+    def program(s: State, essay: str, n: int = 2) -> str:
+        return f"{essay} {n}"
+
+    row = namedtuple("row", "n essay")
+    assert [s.ret_value for s in program.run_batch([row(3, "a"), ("b", 4)], backend=Mock())] == ["a 3", "b 4"]
+    with pytest.raises(ArgumentError, match=r"item 0 of the batch: .* has no parameter 'Index'"):
+        program.run_batch([namedtuple("Pandas", "Index essay")(0, "a")], backend=Mock())
+
+    class DataFrame(list[str]):
+        """As pandas' and polars' do, it iterates over something else than its rows."""
+
+    with pytest.raises(ArgumentError, match=r'of a DataFrame, df\.to_dict\("records"\)'):
+        program.run_batch(DataFrame(["essay"]), backend=Mock())
+
+
 def test_arguments_are_checked_with_the_programs_place() -> None:
     @function
     def program(s: State, essay: str, n: int = 2) -> None: ...
@@ -629,10 +675,10 @@ def test_arguments_are_checked_with_the_programs_place() -> None:
     for call, says in (
         (lambda: program.run(), "missing a required argument: 'essay'"),
         (lambda: program.run(esay="x"), "has no parameter 'esay'; did you mean 'essay'?"),
-        (lambda: program.run("a", 1, 2), "too many positional arguments"),
+        (lambda: program.run("a", 1, 2), "too many positional arguments; 's' is the state, which lmc supplies"),
         (lambda: program.bind(x=1), "has no parameter 'x'"),
         (lambda: program.run_batch([{"essay": "a"}, {"q": 1}], backend=Mock()), "item 1 of the batch"),
-        (lambda: program.run_batch(["text"], backend=Mock()), "an item must be a dict or a tuple, not 'text'"),
+        (lambda: program.run_batch(["text"], backend=Mock()), "an item must be a dict or a tuple, not 'text'; write {'essay': …}"),
         (lambda: program.run_batch([], threads=3), "no option 'threads'"),
     ):
         with pytest.raises(TypeError, match=r".") as caught:
