@@ -51,7 +51,7 @@ def read_items(program: Any, path: Path) -> InputItems:
     delimiter = _DELIMITERS.get(path.suffix.lower()) or ("," if path == STANDARD_INPUT and text.lstrip()[:1] not in ("{", "[", "") else None)
     for number, row in objects(text, name) if delimiter is None else _rows(program, text, name, delimiter):
         mine = {k: v for k, v in row.items() if k in known or takes_any(known)}
-        check_arguments(program, mine, f"{name}:{number}")
+        check_arguments(program, mine, f"{name}:{number}", row)
         arguments.append(mine)
         extra.append({k: v for k, v in row.items() if k not in mine})
         places.append(f"{name}:{number}")

@@ -81,7 +81,15 @@ def import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.resolve().parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SystemExit as stop:
+        main = 'what runs the program belongs under `if __name__ == "__main__":`'
+        raise UsageError(f"{path} ends the process while it is imported (exit code {stop.code or 0}); {main}") from stop
+    except SyntaxError as error:
+        if error.filename is None:  # of a file that is no text
+            raise UsageError(f"{path} is not a Python file: {error.msg}") from error
+        raise
     return module
 
 
@@ -121,14 +129,14 @@ def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
     return found
 
 
-def check_arguments(program: Any, given: Item, where: str = "") -> None:
-    """Refuse an item that lacks a required argument of the program."""
+def check_arguments(program: Any, given: Item, where: str = "", fields: Iterable[str] = ()) -> None:
+    """Refuse an item that lacks a required argument of the program; `fields` are all that it has."""
     missing = [name for name, p in parameters(program).items() if _required(p) and name not in given]
     if missing:
         raise UsageError(
             f"{where + ': ' if where else ''}{program.name} needs the argument "
             f"{' and '.join(repr(m) for m in missing)}; its parameters are {describe(program)} "
-            f"({_place(program)})"
+            f"({_place(program)})" + (f"; the item has {', '.join(map(repr, fields))}" if fields else "")
         )
 
 

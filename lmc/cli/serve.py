@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -129,6 +130,9 @@ def serve(
     for each in allow_remote_media or ():
         if set(each) & set("/@?#\\ ") or not each.strip("[]:"):
             raise UsageError(f"--allow-remote-media {each!r}: give a host, as in images.example.org or 10.0.0.7:8080; https and http are both allowed")
+    for each in cors or ():
+        if each != "*" and not re.fullmatch(r"[a-zA-Z][\w+.-]*://[^/?#\s]+", each):
+            raise UsageError(f"--cors {each!r}: browsers send an origin as scheme://host or scheme://host:port, without a path, as in https://app.example.org")
     crew = _workers(targets or (), workers, worker_memory, worker_cpu)
     keys = _api_keys(api_keys)
     tls = _tls(tls_cert, tls_key, main.Tls)

@@ -74,6 +74,8 @@ BAD = {
     "a model for a program": (["serve", "smollm2"], 2, ["and a model is given by --backend smollm2"]),
     "an address for a host": (["serve", "-b", "mock", "--allow-remote-media", "https://host/"], 2, ["give a host, as in images.example.org"]),
     "no host": (["serve", "-b", "mock", "--allow-remote-media", ""], 2, ["give a host"]),
+    "no origin": (["serve", "-b", "mock", "--cors", "app.example.org"], 2, ["--cors 'app.example.org'", "scheme://host"]),
+    "an address for an origin": (["serve", "-b", "mock", "--cors", "https://app.example.org/"], 2, ["without a path"]),
     "a hub id for a program": (["serve", "Qwen/Qwen2.5-7B-Instruct"], 2, ["--backend Qwen/Qwen2.5-7B-Instruct"]),
     "a service for a program": (["run", "openai:gpt-5"], 2, ["a model is given by --backend openai"]),
     "not python": (["run", "in.jsonl:fn"], 2, ["not a Python file", "FILE.py:FUNCTION"]),
@@ -96,6 +98,8 @@ BAD = {
                                  ["ValueError: I do not like bad", "prog.py:17"]),
     "exception in the file": (["run", "raises.py:fn", "-b", "mock"], 1, ["ZeroDivisionError", "raises.py:1"]),
     "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1, ["SyntaxError", "syntax.py:1"]),
+    "a file that exits": (["run", "exits.py:fn", "-b", "mock"], 2, ["exits.py ends the process", "exit code 3", 'if __name__ == "__main__"']),
+    "a file that is no text": (["run", "binary.py:fn", "-b", "mock"], 2, ["binary.py is not a Python file: source code", "null bytes"]),
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
     "unknown pass": (["dump-ir", "prog.py:echo", "--after", "plan-prefx"], 2, ["plan-prefx", "plan-prefix"]),
     "graph that does not parse": (["opt", "text.lmir"], 1, ["text.lmir:2", "expected graph"]),
@@ -123,6 +127,8 @@ def bad_files(folder):
     (folder / "raises.py").write_text("1 / 0\n")
     (folder / "syntax.py").write_text("def f(:\n")
     (folder / "empty.py").write_text("x = 1\n")
+    (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    (folder / "binary.py").write_bytes(b"x = 1\0")
     (folder / "g.lmir").write_text("graph @g() -> (any) {\n}\n")
     (folder / "text.lmir").write_text("\nno graph\n")
     (folder / "binary.lmir").write_bytes(b"\xff\xfe")
