@@ -8,6 +8,8 @@ import gc
 import itertools
 import json
 import threading
+from enum import Enum
+from typing import Literal
 
 import jsonschema
 import pytest
@@ -188,12 +190,39 @@ def test_a_property_that_the_limit_cut_is_incomplete(opened):
 
 
 @pytest.mark.parametrize(
-    ("answer", "regex", "value"), (("42", "[0-9]+", "42"), (" 42\n", "[0-9]+", "42"), ("42.", "[0-9]+", "42"), ("yes, I think", "yes|no", "yes"))
+    ("answer", "regex", "value"), (("42", "[0-9]+", "42"), (" 42\n", "[0-9]+", "42"), ("42.", "[0-9]+", "42"), ("yes, I think", "(yes|no)s?", "yes"))
 )
 def test_a_regex_is_verified(openai, answer, regex, value):
     backend, _ = openai(says(answer))
     state = ask("Q", regex=regex, backend=backend)
     assert state["a"] == value and state.get_meta_info("a")["constraint"]["enforced"] == "verified"
+
+
+class Mood(Enum):
+    GOOD = "good"
+    BAD = "don't like"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"), ((Literal["good", "bad"], ("good", "bad")), (Mood, tuple(Mood)), (bool, (True, False)), (int, None), (float, None)),
+    ids=("Literal", "Enum", "bool", "int", "float"),
+)  # fmt: skip
+def test_a_list_of_texts_and_a_number_are_enforced_by_a_schema(openai, dtype, values):
+    backend, server = openai(TextModel())  # that enforces what it is sent
+    state = ask("Q", dtype=dtype, max_tokens=12, backend=backend, seed=3)
+    value = state.parsed("a", dtype)
+    assert value in values if values is not None else type(value) is dtype
+    assert state.get_meta_info("a")["constraint"] == {"enforced": "schema", "attempts": 1} and len(server.seen) == 1
+    assert state.messages()[-1]["content"] == state["a"] and "{" not in state["a"]
+    body = server.seen[0].body
+    assert body["response_format"]["json_schema"]["strict"] and "stop" not in body and body["max_tokens"] == 28
+
+
+def test_a_server_without_schemas_is_asked_for_a_text_of_a_list(openai):
+    backend, server = openai(says("good, I think"), stand_in={"refuses": ("response_format",)})
+    assert ask("Q", dtype=Literal["good", "bad"], backend=backend)["a"] == "good"
+    assert ask("Q", dtype=Literal["good", "bad"], backend=backend)["a"] == "good"
+    assert ["response_format" in s.body for s in server.seen] == [True, False, False]
 
 
 def test_an_answer_that_is_never_within_its_constraint_fails_with_its_place(openai):

@@ -66,6 +66,17 @@ def test_messages_of_anthropic(anthropic):
     }  # fmt: skip
 
 
+def test_a_type_of_few_values_is_a_schema_for_anthropic(anthropic):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", dtype=bool)) + lmc.user("Sure?") + lmc.assistant(lmc.gen("b", dtype=int))
+
+    backend, server = anthropic(TextModel())  # that enforces what it is sent
+    state = program.run(backend=backend)
+    assert state["a"] in ("True", "False") and str(state.parsed("b", int)) == state["b"]
+    assert [s.body["output_config"]["format"]["schema"]["properties"]["answer"]["type"] for s in server.seen] == ["string", "integer"]
+
+
 def test_a_model_that_cannot_go_on_with_a_message(anthropic):
     @lmc.function
     def program(s):

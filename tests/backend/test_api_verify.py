@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from lmc.backend.api.verify import matching
+from lmc.backend.api.verify import answer_in, as_schema, matching
+from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.errors import SchemaWarning
 from lmc.fsm.json_schema import compile_schema
 from lmc.segments import Constraint
@@ -18,6 +19,37 @@ def test_what_is_checked_when_an_answer_ends_is_checked() -> None:
     with pytest.warns(SchemaWarning, match="uniqueItems"):
         assert matching(unique, "[1, 2]") == "[1, 2]"
     assert matching(unique, "[1, 1]") is None
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "answer"),
+    [
+        (REGEX_INT, "42.", "42"), (REGEX_INT, "42, I think", "42"), (REGEX_INT, "1,000", None), (REGEX_INT, "3.5", None), (REGEX_INT, "10:30", None),
+        (REGEX_FLOAT, "3.5.", "3.5"), (REGEX_FLOAT, "1.5e-3", None), (REGEX_FLOAT, "3.5cm", None), ("[a-z]+", "foo-1", "foo"),
+    ],
+)
+def test_an_answer_ends_within_no_number(regex: str, text: str, answer: str | None) -> None:
+    assert matching(Constraint("regex", regex), text) == answer
+
+
+@pytest.mark.parametrize(
+    ("regex", "texts"),
+    [
+        ("(True|False)", ["True", "False"]), ("yes|no|yes", ["yes", "no"]), (r"(?:don\'t\ know|a\|b)", ["don't know", "a|b"]), ("(|a)", ["", "a"]),
+        ("[0-9]+", None), (r"a|b\d", None), ("a|b.", None), ("(a|b", None), ("(a)|(b)", None), ("", None),
+    ],
+)
+def test_a_list_of_texts_is_an_enum(regex: str, texts: list[str] | None) -> None:
+    schema = as_schema(Constraint("regex", regex))
+    assert (None if schema is None else json.loads(schema.source)["properties"]["answer"]["enum"]) == texts
+
+
+def test_numbers_are_numbers_in_json() -> None:
+    for regex, kind in ((REGEX_INT, "integer"), (REGEX_FLOAT, "number")):
+        schema = as_schema(Constraint("regex", regex))
+        assert schema is not None and json.loads(schema.source)["properties"]["answer"] == {"type": kind}
+    said = ['{"answer": 42}', '{"answer": 1.5e-3}', '{ "answer" : "a b" }', '{"answer": true}', '{"answer": 1e99999999}', "42", "[1]"]
+    assert [answer_in(text) for text in said] == ["42", "0.0015", "a b", "True", '{"answer": 1e99999999}', "42", "[1]"]
 
 
 def test_schemas_that_recur_are_followed() -> None:

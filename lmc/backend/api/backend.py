@@ -31,7 +31,7 @@ from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.messages import outside
 from lmc.backend.api.place import ROOT, PromptNode, Rest
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
-from lmc.backend.api.verify import matching
+from lmc.backend.api.verify import answer_in, as_schema, matching
 from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, check_supported
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, Prices, Usage, charge
@@ -56,6 +56,7 @@ BEGIN = 8
 """Concurrent requests to a service with limits, before it has reported them."""
 
 OnRefusal = Literal["raise", "return"]
+_ROOM = 16  # tokens of an object around an answer
 _NAMED = 5  # models of a server that a message names
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
@@ -623,25 +624,34 @@ class ApiBackend(ABC):
         return self._output(place, reply, samples, tally, broken, {})
 
     async def _verified(self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage) -> tuple[PromptNode, Output]:
-        """Request without the server's enforcement, and again until the answers satisfy the constraint: the rest of an
-        answer that begins so is cut off."""
+        """Request without the server's enforcement, or by a schema that it enforces, and again until the answers satisfy
+        the constraint: the rest of an answer that begins so is cut off."""
+        schema = as_schema(constraint)
+        if schema is not None and (ask.params.return_logprob or not self.enforces(schema)):
+            schema = None
+        params, asked = ask.params, constraint
+        if schema is not None:  # the object's tokens count, and a stop may be in it
+            params, asked = replace(params, max_new_tokens=params.max_new_tokens + _ROOM, stop=(), stop_regex=()), schema
         found: list[Sample] = []
         reply = ServerReply(())
         for attempt in range(self.attempts):
-            wanted = replace(ask, seed=ask.seed + attempt, params=replace(ask.params, n=ask.params.n - len(found)))
+            wanted = replace(ask, seed=ask.seed + attempt, params=replace(params, n=params.n - len(found)), constraint=asked)
             reply = await self._accepted(place, wanted, None, None, tally)
             for sample in reply.samples:
-                text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(sample, ask).text)
+                said = sample if schema is None else replace(sample, text=answer_in(sample.text))
+                text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(said, ask).text)
                 if text is None and constraint.kind == "json_schema" and sample.finish.get("type") == "length" and sample.text.lstrip().startswith(("{", "[")):
                     text = sample.text  # cut: marked for the reader
                 if text is not None:
                     found.append(sample if text == sample.text else Sample(text, {"type": "stop", "matched": None}, extra=sample.extra))
             if len(found) == ask.params.n:
-                meta = {"constraint": {"enforced": "verified", "attempts": attempt + 1}}
+                by = "schema" if schema is not None and self.enforces(schema) else "verified"
+                meta = {"constraint": {"enforced": by, "attempts": attempt + 1}}
                 return self._output(place, reply, found, tally, 0, meta)
         last = reply.samples[-1].text if reply.samples else ""
+        shown = repr(constraint.source) if len(constraint.source) <= 80 else "…"
         raise UnmetConstraint(
-            f"{self.name} cannot enforce {constraint.kind}=… and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
+            f"{self.name} cannot enforce {constraint.kind}={shown}, and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
             f"Use a server that can, or describe the answer's form in the prompt",
             loc=ask.loc,
         )
@@ -682,7 +692,7 @@ class ApiBackend(ABC):
             found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
         return found
 
-    async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage, room: int = 16) -> Output:
+    async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage, room: int = _ROOM) -> Output:
         """Choose by an answer that can only be a choice: by the server's constraint, or verified here. `room`: tokens
         that it may have besides the choice."""
         longest = max(len(choice.encode()) for choice in ask.choices)

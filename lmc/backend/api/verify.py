@@ -1,13 +1,16 @@
-"""Verification of answers against constraints that their server did not enforce."""
+"""Verification of answers against constraints that their server does not enforce, and the schemas by which it can enforce some of them, too:
+lists of texts and types of numbers."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, cast
 
+from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.sources import check_of, machine_of
 from lmc.segments import Constraint
@@ -25,15 +28,59 @@ def matching(constraint: Constraint, text: str) -> str | None:
     """Return the answer itself, or without surrounding white space, or the longest prefix that satisfies the
     constraint.
 
-    None if there is none. An answer does not end within a word.
+    None if there is none. An answer ends neither within a word nor within a number: 1,000 does not begin with 1.
     """
     if constraint.kind == "json_schema":
         return _json(constraint.source, text)
     for candidate in (text, text.strip()):
         if re.fullmatch(constraint.source, candidate, re.ASCII):
             return candidate
-    found = re.match(rf"(?:{constraint.source})(?!\w)", text.lstrip(), re.ASCII)
+    found = re.match(rf"(?:{constraint.source})(?!\w|(?<=\d)[-.,:/]\d)", text.lstrip(), re.ASCII)
     return found.group() if found is not None and found.group() else None
+
+
+@lru_cache(maxsize=256)
+def as_schema(constraint: Constraint) -> Constraint | None:
+    """Return the closed schema of an object whose property "answer" is what a regex allows; None for a regex that
+    neither lists texts (a Literal, an Enum, a bool) nor is that of a type of numbers."""
+    if constraint.kind != "regex":
+        return None
+    number, texts = _NUMBERS.get(constraint.source), _listed(constraint.source)
+    if number is None and not 0 < len(texts) <= _MOST_TEXTS:
+        return None
+    answer = {"type": number} if number else {"type": "string", "enum": texts}
+    schema = {"type": "object", "properties": {"answer": answer}, "required": ["answer"], "additionalProperties": False}
+    return Constraint("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+_NUMBERS: Mapping[str, str] = {REGEX_INT: "integer", REGEX_FLOAT: "number"}
+_MOST_TEXTS = 250  # OpenAI limits the size of longer enums
+_LIST = re.compile(r"(\((?:\?:)?)?((?:[^\\.^$*+?{}\[\]()]|\\\W)+)(?(1)\))", re.DOTALL)
+
+
+def _listed(regex: str) -> list[str]:
+    """Return the texts of a regex such as (yes|no|don\\'t know), each once; [] for any other regex."""
+    texts = [""]
+    for part in re.findall(r"\\.|[^\\]", found[2], re.DOTALL) if (found := _LIST.fullmatch(regex)) else ():
+        if part == "|":
+            texts.append("")
+        else:
+            texts[-1] += part[-1]
+    return list(dict.fromkeys(texts)) if found else []
+
+
+def answer_in(text: str) -> str:
+    """Return the answer in an object of the form of `as_schema`, a number without an exponent; any other text as it is."""
+    try:
+        value: Any = json.loads(text, parse_float=Decimal)["answer"]
+    except (ValueError, TypeError, KeyError):
+        return text
+    if isinstance(value, Decimal):
+        return format(value, "f") if abs(value.adjusted()) < _MOST_DIGITS else text
+    return str(value)
+
+
+_MOST_DIGITS = 400  # of a number: more than a float has
 
 
 def _json(schema: str, text: str) -> str | None:
