@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
+from lmc.frontend.options import backend_of
 from lmc.integrations.conversing import (
     WRITTEN,
     ConversationReply,
@@ -36,7 +37,7 @@ from lmc.segments import Special
 class Chat(BaseChatModel):
     """A chat model on a backend; calls from many threads and tasks share one cache and one batch.
 
-    backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`; None: lmc's default backend
+    backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`, or its name, such as "openai:gpt-4.1-mini"; None: lmc's default backend
     temperature, top_p, max_tokens, stop, seed  of each answer, as of `lmc.gen`; a call's own take precedence
     Raises lmc's errors; ArgumentError for unsupported kinds of messages.
     """
@@ -60,7 +61,7 @@ class Chat(BaseChatModel):
 
     @property
     def _backend(self) -> Any:
-        return self.backend or default_backend()
+        return backend_of(self.backend) or default_backend()
 
     def _asked(
         self, messages: Sequence[BaseMessage], stop: Sequence[str] | None, given: Mapping[str, Any]

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field
 
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
+from lmc.frontend.options import backend_of
 from lmc.integrations.conversing import (
     WRITTEN,
     ConversationReply,
@@ -46,7 +47,7 @@ _ROLES = {
 class Chat(FunctionCallingLLM):
     """A model on a backend; calls from many threads and tasks share one cache and one batch.
 
-    backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`; None: lmc's default backend
+    backend      an `lmc` backend, such as `lmc.Engine("path")` or `lmc.Mock()`, or its name, such as "openai:gpt-4.1-mini"; None: lmc's default backend
     temperature, max_tokens  of each answer, as of `lmc.gen`; a call's own take precedence
     Raises lmc's errors; ArgumentError for unsupported kinds of messages.
     """
@@ -63,7 +64,7 @@ class Chat(FunctionCallingLLM):
 
     @property
     def _backend(self) -> Any:
-        return self.backend or default_backend()
+        return backend_of(self.backend) or default_backend()
 
     @property
     def metadata(self) -> LLMMetadata:

@@ -127,6 +127,11 @@ class TestLangChain:
         with pytest.raises(pydantic.ValidationError, match="temperatur"):
             lmc.langchain.Chat(temperatur=0)
 
+    def test_a_backend_may_be_named(self):
+        assert lmc.langchain.Chat(backend="mock", max_tokens=9).invoke("Porto?").content
+        with pytest.raises(lmc.ParameterError, match="no model 'gpt-4'"):
+            lmc.langchain.Chat(backend="gpt-4").invoke("Porto?")
+
     def test_tokens_are_the_backends(self):
         from langchain_core.messages import HumanMessage, SystemMessage
 
@@ -173,6 +178,9 @@ class TestLlamaIndex:
     @pytest.fixture(autouse=True)
     def there(self):
         pytest.importorskip("llama_index.core")
+
+    def test_a_backend_may_be_named(self):
+        assert lmc.llama_index.Chat(backend="mock", max_tokens=9).complete("Porto?").text
 
     def test_it_chats_completes_and_streams(self):
         from llama_index.core.llms import ChatMessage

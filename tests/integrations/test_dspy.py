@@ -140,6 +140,15 @@ def test_the_default_adapters_work_on_our_engine():
     assert isinstance(dspy.Predict("q -> a: int")(q="x").a, int)
 
 
+def test_a_backend_may_be_named():
+    dspy.configure(lm=lmc.dspy.LM("mock"), adapter=lmc.dspy.Adapter())
+    assert isinstance(dspy.Predict("q -> a: int")(q="x").a, int)
+    with pytest.raises(lmc.ParameterError, match=r"test_dspy.py:\d+: no model 'gpt-4'.* did you mean openai:gpt-4"):
+        lmc.dspy.LM("gpt-4")
+    with pytest.raises(lmc.ArgumentError, match="not int"):
+        lmc.dspy.LM(3)
+
+
 def test_react_uses_its_tools():
     asked: list[str] = []
 

@@ -7,19 +7,21 @@ from typing import Any
 import dspy
 
 from lmc.backend.base import Backend
+from lmc.frontend.options import backend_of
 from lmc.integrations.dspy.engine import AsyncRequestEngine, RequestEngine, several
 
 
 class LM(dspy.LM):
-    """A language model for DSPy over any backend of lmc; without one, over lmc's default backend.
+    """A language model for DSPy over any backend of lmc, or one that is named, such as "openai:gpt-4.1-mini"; without one, over lmc's default backend.
 
     Takes what `dspy.LM` takes (`temperature`, `max_tokens`, `cache`, `callbacks`, `num_retries`, …). `n` answers are
     one group in the backend. Saved programs do not hold the backend: a loaded one runs on lmc's default.
     """
 
-    def __init__(self, backend: Backend | None = None, *, model: str | None = None, **options: Any) -> None:
+    def __init__(self, backend: Backend | str | None = None, *, model: str | None = None, **options: Any) -> None:
         if "engine" not in options:
-            options |= {"engine": RequestEngine(backend), "async_engine": AsyncRequestEngine(backend)}
+            found = backend_of(backend)
+            options |= {"engine": RequestEngine(found), "async_engine": AsyncRequestEngine(found)}
         super().__init__(model or _name(options["engine"]), **options)
 
     def __call__(self, prompt: Any = None, **kwargs: Any) -> Any:
