@@ -196,7 +196,7 @@ def _plan(program: CompiledProgram, planned: Planned) -> Iterator[str]:
 def _costs(section: Section) -> Iterator[str]:
     """Return a line for each request: where it is, its expected cost, its actual cost."""
     for fact in section.facts[:1]:
-        yield f"    {fact}"
+        yield f"    {fact.removesuffix('.')}; its requests have a *." if section.critical else f"    {fact}"
     for i, op in enumerate(section.graph.ops()):
         if trait(op) != "samples":
             continue

@@ -36,6 +36,7 @@ def test_costs_belong_to_the_op_on_the_path_that_each_run_took() -> None:
     program.batch([{"q": q} for q in ("1", "2", "1")])
     select, *gens = _asks(program)
     assert select["measured"]["count"] == 4 and select["critical"]
+    assert "its requests have a *." in program.explain() and "select kind *: " in program.explain()
     by_line = {op["source"]: op["measured"] for op in gens}
     long, short = (next(m for source, m in by_line.items() if word in source) for word in ("Explain", "Say"))
     assert (long["count"], long["generated"]) == (3, 90) and (short["count"], short["generated"]) == (1, 5)
