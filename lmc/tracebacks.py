@@ -4,7 +4,7 @@ set.
     before  your line ─► lmc … ─► your program ─► lmc … (raised)        after  your line ─► your program
 
 Notes add what the message lacks: the item of a batch, and that an answer is text. An error that never passed through
-the user's code and is not one of lmc's own types is a bug in lmc: its traceback is left as it is.
+the user's code and is not one of lmc's own types is a bug in lmc: its traceback is left as it is. Ctrl-C is none.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
             return await do(*args, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _leave(error, do, kwargs)
             raise
 
     def yielded(*args: Any, **kwargs: Any) -> Any:
         try:
             return (yield from do(*args, **kwargs))
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _leave(error, do, kwargs)
             raise
 
     def called(*args: Any, **kwargs: Any) -> Any:
         try:
             return do(*args, **kwargs)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             _leave(error, do, kwargs)
             raise
 
@@ -64,7 +64,7 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
     return cast("Callable[P, R]", functools.wraps(function)(kind))
 
 
-def _leave(error: Exception, called: Any, given: Mapping[str, Any]) -> None:
+def _leave(error: BaseException, called: Any, given: Mapping[str, Any]) -> None:
     """Hide lmc's frames of an error that leaves a public function; if the call itself raised it, for arguments that the
     function does not take, say which it takes."""
     if type(error) is TypeError and error.__traceback__ is not None and error.__traceback__.tb_next is None:
@@ -108,7 +108,7 @@ def hide(error: BaseException) -> None:
 def _without_ours(error: BaseException) -> TracebackType | None:
     entries = _entries(error)
     kept = [entry for entry, ours in zip(entries, _ours(entries)) if not ours]
-    if not kept and not type(error).__module__.startswith("lmc."):
+    if not kept and not (type(error).__module__.startswith("lmc.") or isinstance(error, KeyboardInterrupt)):
         return error.__traceback__
     below: TracebackType | None = None
     for entry in reversed(kept):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import signal
+import threading
 import traceback
 from typing import Any
 
@@ -85,6 +87,19 @@ def test_lmc_debug_shows_all_of_them(name):
         assert any(f.filename.startswith(HERE) for f in found)
     finally:
         lmc.config(debug=0)
+
+
+def test_an_interrupted_wait_shows_where_the_user_was():
+    @lmc.function
+    def interrupts(s):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        s += lmc.gen("x", max_tokens=4)
+        return s["x"]
+
+    for call in (lambda: lmc.compile(interrupts).batch([{}], backend=lmc.Mock(latency=30)), lambda: interrupts.run_batch([{}], backend=lmc.Mock(latency=30))):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            call()
+        assert HERE not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_fault_of_lmc_keeps_its_frames(monkeypatch):

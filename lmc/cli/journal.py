@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,10 +70,18 @@ def list_(
     for path, runs, wrong in found:
         if wrong:
             typer.echo(f"{path}: {wrong}")
-        for run in runs:
+        listed = runs if len(runs) <= _LISTED else [run for run in runs if run.waiting]
+        if len(listed) < len(runs):
+            counts = ", ".join(f"{n} {status}" for status, n in Counter(run.status for run in runs).most_common())
+            typer.echo(f"{path}: {runs[0].program}: {len(runs)} runs: {counts} (--json lists each)")
+        for run in listed:
             typer.echo(f"{path}{f' item {run.item}' if len(runs) > 1 else ''}: {_line(run)}")
             for waiting in run.waiting:
                 typer.echo(f"    {_what(waiting)}")
+
+
+_LISTED = 20
+"""The most runs of a batch that are listed one by one; of a larger one those that wait for something are."""
 
 
 @journal.command()

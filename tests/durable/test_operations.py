@@ -154,6 +154,15 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("nowhere").exists()
 
 
+def test_a_large_batch_is_listed_by_what_it_waits_for(tmp_path: Path) -> None:
+    items = [{"q": q} for q in ("ask", "broken", *["x"] * 19)]
+    lmc.compile(shop).batch(items, backend=lmc.Mock(), seed=1, journal=tmp_path / "batch", errors="return")
+    first, waiting, asked = command("list", tmp_path / "batch").splitlines()
+    assert first.endswith("batch: shop: 21 runs: 19 finished, 1 waiting, 1 failed (--json lists each)")
+    assert "batch item 0: shop: waiting" in waiting and "asks: more?" in asked
+    assert len(command("list", tmp_path / "batch", "--json").splitlines()) == 21
+
+
 def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("agent.py").write_text(
