@@ -42,6 +42,7 @@ from lmc.serve.metrics import AHEAD
 from lmc.serve.openai_protocol import ListOf
 from lmc.serve.runs import JournaledRuns
 from lmc.serve.spinning import RUN, RunEnded, RunningProgram
+from lmc.tracebacks import hide
 from lmc.userfiles import parameters
 
 log = logging.getLogger("lmc.serve")
@@ -222,6 +223,7 @@ class Published(DescribedProgram):
         if isinstance(error, LmcError):
             told = as_api_error(error)
             return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
+        hide(error)
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
         return ApiError(500, f"{at}{type(error).__name__}: {message_of(error)}", kind="program_error")
 

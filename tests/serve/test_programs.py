@@ -136,10 +136,11 @@ def test_a_batch_is_one_batch():
     assert [r["text"] for r in results] == [s.text() for s in expected]
 
 
-def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused():
+def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused(caplog):
     raised = post("/programs/broken", {"how": "raise"}, None, PROGRAMS)
     assert (raised.status_code, raised.json()["error"]["type"]) == (500, "program_error")
     assert raised.json()["error"]["message"] == NOTHING_THERE
+    assert __file__ in caplog.text and "interpreter.py" not in caplog.text, "the log has the user's frames"
     assert "JSON cannot write" in post("/programs/broken", {"how": "lock"}, None, PROGRAMS).json()["error"]["message"]
 
 
