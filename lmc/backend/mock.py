@@ -17,7 +17,7 @@ from typing import Any
 from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, check_supported
 from lmc.backend.mock_answers import Answers, Ask, check_constraint, gen_output, placed, script_of, select_output
 from lmc.backend.mock_calls import MockCall
-from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, MockNode, MockPicture, PrefixCounter, SeenImage, part_tokens, seen_image, tokens_of
+from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, MockNode, MockPicture, PrefixCounter, SeenImage, encode, part_tokens, seen_image, tokens_of
 from lmc.backend.mock_samples import KINDS
 from lmc.backend.mock_timer import timer
 from lmc.backend.results import Output, Result, Scored
@@ -181,6 +181,10 @@ class Mock:
     def count_tokens(self, text: str) -> int:
         """Return the tokens of a text: its bytes."""
         return len(tokens_of(text))
+
+    def encode(self, parts: Sequence[Part]) -> list[int]:
+        """Return the token ids of literal parts."""
+        return list(encode(parts))
 
     def server_info(self) -> dict[str, Any]:
         return {"name": "mock", "tokenizer": "bytes", "calls": len(self.call_log)}

@@ -1,4 +1,4 @@
-"""Messages to a prompt: by the constant pieces of the model's template, or by the whole template if tools are involved.
+"""Messages to a prompt: by the constant pieces of the model's template, or by the whole template if tools or its variables are involved.
 A chat API behind the server gets messages and tools as such.
 
 Contents stay plain text: no message can write a special token (semantics of the language: appended text is plain).
@@ -7,6 +7,8 @@ Contents stay plain text: no message can write a special token (semantics of the
 from __future__ import annotations
 
 import json
+import logging
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -21,6 +23,8 @@ from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
 from lmc.tools import call_line, call_of, described
 
+log = logging.getLogger("lmc.serve")
+
 
 @runtime_checkable
 class RenderedTemplate(Protocol):
@@ -29,8 +33,8 @@ class RenderedTemplate(Protocol):
     @property
     def source(self) -> str: ...
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
-        """Render the prompt, up to where the assistant begins. Raises ProgramError for messages that the template
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> tuple[Part, ...]:
+        """Render the prompt, up to where the assistant begins. Raises ProgramError for messages and variables that the template
         refuses."""
         ...
 
@@ -47,29 +51,59 @@ class Asked:
     tools: str = ""
 
 
-def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = ()) -> Asked:
-    """Return the prompt of a chat for a backend. `hosts`: from which pictures may be fetched."""
+def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (), *, lenient: bool = False) -> Asked:
+    """Return the prompt of a chat for a backend.
+
+    hosts    from which pictures may be fetched
+    lenient  variables that the template does not have are ignored
+    """
     messages = request.messages
     _check_ids(messages)
     offered = bool(request.tools) and request.tool_choice != "none"
     if not request.tools and request.tool_choice not in (None, "none"):
         raise bad("tool_choice needs tools", "tool_choice")
+    variables = _variables(request, backend, lenient=lenient)
     if not backend.capabilities.raw_text:
         return Asked(_in_pieces(request, backend, hosts), tools=_told(request, backend) if offered else "")
-    if not offered and not any(m.tool_calls for m in messages):
+    with_tools = offered or any(m.tool_calls for m in messages)
+    if not with_tools and not variables:
         return Asked(_in_pieces(request, backend, hosts))
+    what = "tools" if with_tools else "chat_template_kwargs"
     if any(m.has_images for m in messages):
-        raise bad("tools and pictures exclude each other: this server does not write both into one prompt", "tools", "unsupported")
-    whole = getattr(backend, "whole_template", None)
-    if not isinstance(whole, RenderedTemplate) or "tools" not in whole.source:
-        raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
-    family = family_of(whole.source)
-    if family is None:
-        raise bad("tools: how this model writes tool calls is not known", "tools", "unsupported")
+        raise bad(f"{what} and pictures exclude each other: this server does not write both into one prompt", what, "unsupported")
     if request.continue_final_message or request.add_generation_prompt is False:
-        raise bad("tools and continue_final_message exclude each other", "continue_final_message")
+        raise bad(f"{what} and continue_final_message exclude each other", "continue_final_message")
+    whole = _whole_template(backend)
+    if whole is None or (with_tools and "tools" not in whole.source):
+        raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
+    family = family_of(whole.source) if with_tools else None
+    if with_tools and family is None:
+        raise bad("tools: how this model writes tool calls is not known", "tools", "unsupported")
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if offered else []
-    return Asked(whole.render([_as_template_sees(m) for m in messages], tools), family if offered else None)
+    return Asked(whole.render([_as_template_sees(m) for m in messages], tools, variables), family if offered else None)
+
+
+def _whole_template(backend: Backend) -> RenderedTemplate | None:
+    found = getattr(backend, "whole_template", None)
+    return found if isinstance(found, RenderedTemplate) else None
+
+
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "raise_exception", "strftime_now"})
+"""Variables of a template that follow from the rest of a request, and from the model."""
+
+
+def _variables(request: ChatRequest, backend: Backend, *, lenient: bool) -> dict[str, Any]:
+    """Return the values of variables of the model's chat template. One that the template does not have would change nothing, so it is refused."""
+    given = request.chat_template_kwargs or {}
+    whole = _whole_template(backend) if given and backend.capabilities.raw_text else None
+    unknown = [name for name in given if whole is None or re.search(rf"\b{name}\b", whole.source) is None]
+    for name in given:
+        if name in _OWN_VARIABLES or (name in unknown and not lenient):
+            why = "is set by the server" if name in _OWN_VARIABLES else "is not a variable of a chat template that this server has"
+            raise bad(f"chat_template_kwargs.{name}: it {why}; leave it out", f"chat_template_kwargs.{name}", "unsupported")
+    if unknown:
+        log.info("left out of a request: chat_template_kwargs %s", unknown)
+    return {name: value for name, value in given.items() if name not in unknown}
 
 
 def _told(request: ChatRequest, backend: Backend) -> str:

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's Messages API, converted to and from chat completions. Pure data."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API, converted to and from chat completions. Pure data."""
 
 from __future__ import annotations
 
@@ -29,47 +29,59 @@ class OutputConfig(RequestBody):
     effort: str | None = None
 
 
-class MessagesRequest(RequestBody):
-    """The body of a request. `cache_control` of blocks, `metadata`, `service_tier` and the effort have no effect."""
+class CountTokensRequest(RequestBody):
+    """The body of a request to count a conversation's tokens. `cache_control` of blocks and the effort have no effect."""
 
     model: str
-    max_tokens: Count
     messages: Annotated[ListOf[AnthropicMessage], Field(min_length=1)]
     system: str | ListOf[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """The body of a request. `metadata` and `service_tier` have no effect, either."""
+
+    max_tokens: Count
     stop_sequences: ListOf[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1, le=1 << 31)] | None = None
     stream: bool | None = None
-    tools: ListOf[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: OutputConfig | None = None
 
 
 def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
     """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
+    chat, names = as_conversation(request)
+    sampled = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
+    chat |= {name: value for name, value in {**sampled, "stop": request.stop_sequences or None}.items() if value is not None}
+    return chat, {**names, "stop": "stop_sequences"}
+
+
+def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
+    """Convert the conversation, its tools and what is asked for; as `as_chat`, without sampling."""
     if request.thinking is not None and request.thinking.get("type") != "disabled":
         raise bad("thinking: this server does not separate it from the answer; leave it out", "thinking", "unsupported")
     messages: list[Json] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
-    names = {"messages.0": "system", "stop": "stop_sequences", "response_format": "output_config.format"}
+    names = {"messages.0": "system", "response_format": "output_config.format"}
     for i, message in enumerate(request.messages):
         turns = _turns(message, f"messages.{i}")
         names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
         messages += turns
-    chat: Json = {"messages": messages, "max_tokens": request.max_tokens, "stop": request.stop_sequences or None}
-    chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "top_k", "stream")}
+    chat: Json = {"messages": messages, "model": request.model}
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
         names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
         chat["tool_choice"] = _choice(request.tool_choice or {"type": "auto"})
     if request.output_config is not None and (form := request.output_config.format) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
-    return {name: value for name, value in chat.items() if value is not None}, names
+    return chat, names
 
 
 def _choice(choice: Json) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from lmc.backend.base import Backend
 from lmc.backend.families import Family
 from lmc.errors import ConstraintError, LmcError, PromptTooLongError
-from lmc.segments import Constraint, Part, SamplingParams, Special, plain
+from lmc.segments import Constraint, Image, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
@@ -31,7 +32,7 @@ from lmc.serve.answering import (
     usage_of,
 )
 from lmc.serve.asking import Ask, RequestedAnswers
-from lmc.serve.conversation import prompt_of, tools_called
+from lmc.serve.conversation import Asked, prompt_of, tools_called
 from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
@@ -129,6 +130,13 @@ class OpenAIApi:
             return Events(messages_api.events(answer.stream), answer.cancel, messages_api.error_event)
         return EndpointReply(messages_api.whole(answer))
 
+    async def count_tokens(self, call: EndpointCall) -> EndpointReply:
+        """Count the prompt tokens of a request to Anthropic's Messages API, which is not made."""
+        request = await self._parsed(messages_api.CountTokensRequest, call.body)
+        chat, names = await self._in_pool(messages_api.as_conversation, request)
+        with renaming(names):
+            return EndpointReply({"input_tokens": await self._counted(await self._in_pool(_chat_of, chat), call)})
+
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
         raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
 
@@ -144,7 +152,7 @@ class OpenAIApi:
         stamp = self._stamp(request, "chat.completion")
         self._check_choices(request.choices, "n")
         params, (field, constraint) = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
-        asked = await self._in_pool(prompt_of, request, self._backend, self._settings.media_hosts)
+        asked = await self._prompt_of(request)
         family = asked.family
         if family is not None and (called := tools_called(request)):
             if constraint is not None:
@@ -172,6 +180,25 @@ class OpenAIApi:
             generation.cancel()
         made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
+
+    async def _prompt_of(self, request: ChatRequest) -> Asked:
+        return await self._in_pool(partial(prompt_of, request, self._backend, self._settings.media_hosts, lenient=self._settings.lenient))
+
+    async def _counted(self, request: ChatRequest, call: EndpointCall) -> int:
+        """Return the tokens of a chat's prompt. Images are looked at, and that prompt is computed: what is left to do for the request itself is its answer."""
+        self._stamp(request, "chat.completion")
+        encode = getattr(self._backend, "encode", None)
+        if encode is None:
+            raise bad("this server passes requests on to another, which knows how many tokens they have; it cannot count them", code="unsupported")
+        parts = (await self._prompt_of(request)).parts
+        if not any(isinstance(part, Image) for part in parts):
+            return len(await self._in_pool(encode, parts))
+        generation = await self._begin([Ask(parts, SamplingParams(max_new_tokens=0), **call.share)], {PromptTooLongError: "messages"})
+        try:
+            (output,) = await generation.outputs()
+        finally:
+            generation.cancel()
+        return output.usage.prompt_tokens
 
     async def _chunks(
         self,

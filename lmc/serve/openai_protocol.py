@@ -21,6 +21,7 @@ from lmc.serve.errors import bad, naming
 Probability = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+TemplateVariable = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 T = TypeVar("T")
 ListOf = Annotated[list[T], Field(fail_fast=True)]
 """A body has room for millions of wrong items, and each would be an error of some 400 bytes: the first is enough."""
@@ -360,7 +361,7 @@ class ChatRequest(Sampled):
     separate_reasoning: bool | None = None  # routers write these three; an answer's reasoning is part of its content here
     stream_reasoning: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[Annotated[dict[str, Any], Field(max_length=0)] | None, ONLY] = None
+    chat_template_kwargs: Annotated[dict[TemplateVariable, Any], Field(max_length=64)] | None = None
 
     def limit(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import lmc
-from lmc.serve.messages_api import MessagesRequest
+from lmc.serve.messages_api import CountTokensRequest, MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
 from lmc.serve.runs import AnswerBody
@@ -57,6 +57,7 @@ _COMPLETION: Json = {
         "usage": {"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens"]},
     },
 }
+_COUNT: Json = {"type": "object", "required": ["input_tokens"], "properties": {"input_tokens": {"type": "integer"}}}
 _RECORD: Json = {
     "type": "object",
     "required": ["index", "return_value", "variables", "text", "usage"],
@@ -98,7 +99,7 @@ _OPTIONS: list[Json] = [
 
 def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
     """Build the whole description. `with_keys`: requests need an API key."""
-    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest]
+    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest]
     for program in programs:
         bodies += [program.arguments, program.items, *([AnswerBody] if program.runs is not None and AnswerBody not in bodies else [])]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
@@ -118,6 +119,9 @@ def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
             "post": _operation(
                 "Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES
             )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _operation("Counts a conversation's tokens, as Anthropic's API does.", _COUNT, body=CountTokensRequest, error=_ERROR_OF_MESSAGES)
         },
     }
     for program in programs:

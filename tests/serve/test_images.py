@@ -117,6 +117,15 @@ def test_what_is_refused_names_what_is_taken(path, body, why):
     assert answer.status_code == 400 and why in answer.json()["error"]["message"]
 
 
+def test_pictures_count_as_the_request_counts_them():
+    given = {"model": "mock", "messages": [{"role": "user", "content": [
+        {"type": "text", "text": "Which?"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(DARK).decode()}}]}]}
+    mock = lmc.Mock(seeing)
+    counted = post(f"{MESSAGES}/count_tokens", given, mock).json()["input_tokens"]
+    usage = post(MESSAGES, {**given, "max_tokens": 64}, mock).json()["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
 def test_a_model_of_text_says_so():
     answer = post(CHAT, asked(part(url(DARK))), lmc.Mock(capabilities=replace(CAPABILITIES, images=False)))
     assert answer.status_code == 400 and "takes text only" in answer.json()["error"]["message"]

@@ -235,7 +235,8 @@ BAD = {
     "empty choice": ({**HELLO, "guided_choice": []}, "guided_choice", "at least one"),
     "bad grammar": ({**HELLO, "ebnf": "root ::= other"}, "ebnf", "other"),
     "penalty": ({**HELLO, "repetition_penalty": 1.1}, "repetition_penalty", "not supported by this server; leave it out"),
-    "template's arguments": ({**HELLO, "chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "not supported by this server"),
+    "template's arguments": ({**HELLO, "chat_template_kwargs": {"thinking": False}}, "chat_template_kwargs.thinking", "not a variable of a chat template"),
+    "template's odd arguments": ({**HELLO, "chat_template_kwargs": {"a b": 1}}, "chat_template_kwargs.a b", "match pattern"),
     "usage in each piece": (
         {**HELLO, "stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats", "not supported by this server",
     ),

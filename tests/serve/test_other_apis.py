@@ -223,6 +223,37 @@ def test_tools_of_a_message(anthropic, stream):
         assert asked.messages.create(messages=given, **how).content[0].text == "Cold."
 
 
+COUNTED = (
+    {},
+    {"system": "Be kind.", "messages": [{"role": "user", "content": [{"type": "text", "text": "Où ça ?"}]}, {"role": "assistant", "content": "x"}] * 2},
+    {"tools": [THEIRS], "tool_choice": {"type": "any"}},
+    {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+)
+
+
+def test_counted_tokens_are_those_of_the_request(anthropic):
+    mock = backend(lambda prompt, ask: None if ask.constraint is not None else "Fine.")
+    server, client = anthropic(mock)
+    with server as url, client(url) as asked:
+        for more in COUNTED:
+            given = {"model": "mock", "messages": [{"role": "user", "content": "Hello"}], **more}
+            how = {"extra_body": {"output_config": given.pop("output_config")}} if "output_config" in given else {}
+            counted = asked.messages.count_tokens(**given, **how)
+            assert counted.input_tokens == asked.messages.create(**given, max_tokens=200, **how).usage.input_tokens > 5
+        assert len(mock.call_log) == len(COUNTED), "nothing is asked to count"
+
+
+def test_what_cannot_be_counted_is_refused():
+    path, given = f"{MESSAGES}/count_tokens", {"model": "mock", "messages": [{"role": "user", "content": "x"}]}
+    for wrong, status in (({"max_tokens": 3}, 400), ({"messages": []}, 400), ({"model": "gpt-9"}, 404), ({"thinking": {"type": "enabled"}}, 400)):
+        answer = post(path, {**given, **wrong})
+        assert (answer.status_code, answer.json()["type"]) == (status, "error")
+    elsewhere = lmc.OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key="k")
+    refused = post(path, given, elsewhere)
+    elsewhere.close()
+    assert refused.status_code == 400 and "cannot count" in refused.json()["error"]["message"]
+
+
 CLOSED = {"type": "object", "properties": {"digit": {"enum": [1, 2]}}, "required": ["digit"], "additionalProperties": False}
 
 

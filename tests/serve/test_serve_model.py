@@ -232,6 +232,18 @@ def test_a_client_that_leaves_frees_the_engine(engine):
     talk(engine, work)
 
 
+def test_counted_tokens_are_the_prompt_s(engine):
+    async def work(client, app):
+        given = {"model": "smollm2", "messages": [{"role": "user", "content": "Où? <b> 日本 " * 9}, {"role": "assistant", "content": "x"}] * 2}
+        counted = (await client.post("/v1/messages/count_tokens", json=given)).json()["input_tokens"]
+        usage = (await client.post("/v1/messages", json={**given, "max_tokens": 1})).json()["usage"]
+        assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"] > 100
+        too_long = {**given, "messages": [{"role": "user", "content": "long " * 20000}]}
+        assert (await client.post("/v1/messages/count_tokens", json=too_long)).json()["input_tokens"] > 20000
+
+    talk(engine, work)
+
+
 def test_a_required_call_fits_its_schema(engine):
     from lmc.backend.engine.whole_template import whole
     from tests.serve.test_tools import HERMES_TEMPLATE

@@ -12,7 +12,7 @@ from lmc.backend.engine.whole_template import WholeTemplate, whole
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, WrittenCall, family_of
 from lmc.errors import ProgramError
 from lmc.segments import Special, plain
-from tests.serve.serving import chat, events
+from tests.serve.serving import HELLO, chat, events, post
 
 pytestmark = pytest.mark.api
 
@@ -174,3 +174,42 @@ def test_bad_calls_in_messages():
     for call in ({"function": {"name": "f", "arguments": "["}}, {"function": {"name": "f", "arguments": "[]"}}):
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         assert "JSON object" in chat(backend(None), messages=messages, tools=[WEATHER]).json()["error"]["message"]
+
+
+# -- variables of the template -----------------------------------------------------------------------------------------------
+
+THINKING = HERMES_TEMPLATE.replace(
+    "<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{{ closing }}{% endif %}"
+)
+
+
+def test_variables_of_the_template_reach_it():
+    mock = backend(lambda prompt, ask: "Fine.", THINKING)
+    for given in ({"enable_thinking": False}, {"enable_thinking": True}, {}, {"closing": "So: "}):
+        assert chat(mock, chat_template_kwargs=given).json()["choices"][0]["message"]["content"] == "Fine."
+    chat(mock, chat_template_kwargs={"enable_thinking": False}, tools=[WEATHER])
+    ends = [call.prompt_text.rpartition("assistant\n")[2] for call in mock.call_log]
+    assert ends == ["<think>\n\n</think>\n\n", "", "", "So: ", "<think>\n\n</think>\n\n"]
+    assert [call.prompt_text.count("weather") for call in mock.call_log] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    (
+        ({"chat_template_kwargs": {"enable_thinkin": False}}, "chat_template_kwargs.enable_thinkin"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"closing": "<|im_end|>"}}, None),
+        ({"chat_template_kwargs": {"closing": "x"}, "add_generation_prompt": False}, "continue_final_message"),
+    ),
+)
+def test_other_variables_are_refused(given, param):
+    answer = chat(backend(["x"], THINKING), **given)
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
+def test_a_lenient_server_leaves_out_variables_that_the_template_has_not():
+    mock = backend(lambda prompt, ask: "Fine.", THINKING)
+    body = {**HELLO, "chat_template_kwargs": {"odd": 1, "closing": "So: "}}
+    assert post("/v1/chat/completions", body, mock, lenient=True).status_code == 200
+    assert mock.call_log[0].prompt_text.endswith("assistant\nSo: ")
+    assert post("/v1/chat/completions", body, lmc.Mock(), lenient=True).status_code == 200

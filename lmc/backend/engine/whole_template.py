@@ -28,27 +28,27 @@ Atoms = tuple[Part, ...]  # special tokens, and single characters
 
 @dataclass(frozen=True)
 class WholeTemplate:
-    """The template itself, for conversations that constants cannot write: tools and their calls."""
+    """The template itself, for conversations that constants cannot write: tools and their calls, and other values of the template's variables."""
 
     name: str
     source: str
     _render: Render
     _tokenizer: Tokenizer
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> tuple[Part, ...]:
-        """Render the prompt, up to where the assistant begins. Contents stay plain text, whatever they spell.
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], variables: Mapping[str, Any] | None = None) -> tuple[Part, ...]:
+        """Render the prompt, up to where the assistant begins. Contents stay plain text, whatever they spell. `variables`: further ones of the template.
 
-        Raises ProgramError for conversations that the template refuses, and for special tokens in its own text.
+        Raises ProgramError for conversations that the template refuses, and for special tokens in what is not a content.
         """
         calls = [message.get("tool_calls") for message in messages]
         names = [(message.get("name"), message.get("tool_call_id")) for message in messages]
-        own = _to_json([list(tools), calls, names])
-        if MARKED.search(own) or any(isinstance(p, Special) for p in self._tokenizer.split_specials(own)):
-            raise ProgramError(f"a tool, or a call of one, spells a special token of {self.name}; leave it out")
+        for what, own in (("a tool, or a call of one,", [list(tools), calls, names]), ("a variable of the template", dict(variables or {}))):
+            if MARKED.search(text := _to_json(own)) or any(isinstance(p, Special) for p in self._tokenizer.split_specials(text)):
+                raise ProgramError(f"{what} spells a special token of {self.name}; leave it out")
         contents = [message["content"] for message in messages]
         marked = [{**m, "content": MARK.format(i) if m["content"] else ""} for i, m in enumerate(messages)]
         try:
-            text = self._render(marked, True, tools=list(tools) or None)
+            text = self._render(marked, True, tools=list(tools) or None, **(variables or {}))
         except TemplateRefusal as why:
             raise ProgramError(f"the chat template of {self.name} refuses this conversation: {why}") from None
         except OverLimit as why:
