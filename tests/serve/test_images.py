@@ -118,8 +118,8 @@ def test_what_is_refused_names_what_is_taken(path, body, why):
 
 
 def test_pictures_count_as_the_request_counts_them():
-    given = {"model": "mock", "messages": [{"role": "user", "content": [
-        {"type": "text", "text": "Which?"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(DARK).decode()}}]}]}
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64.b64encode(DARK).decode()}}
+    given = {"model": "mock", "messages": [{"role": "user", "content": [{"type": "text", "text": "Which?"}, picture]}]}
     mock = lmc.Mock(seeing)
     counted = post(f"{MESSAGES}/count_tokens", given, mock).json()["input_tokens"]
     usage = post(MESSAGES, {**given, "max_tokens": 64}, mock).json()["usage"]
