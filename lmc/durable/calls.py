@@ -317,12 +317,13 @@ class JournaledCalls(Answers):
 
     def write_outcome(
         self, number: int, fn: Any, name: str, args: Sequence[Any], reached: CallSnapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
-        *, alone: bool = True,
+        *, alone: bool = True, suspended: bool = False,
     ) -> None:  # fmt: skip
         """Write the outcome of a call.
 
-        programs  how many programs, counted by the program's state, ran in it
-        alone     whether nothing else has changed what it was given between its steps
+        programs   how many programs, counted by the program's state, ran in it
+        alone      whether nothing else has changed what it was given between its steps
+        suspended  whether others went on while it was awaited
         """
         ok, value = outcome
         if not ok and not isinstance(value, Exception | asyncio.CancelledError):
@@ -350,7 +351,7 @@ class JournaledCalls(Answers):
             if not is_idempotent(fn):
                 warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
                       "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
-        self.journal.put(self.item, ["r", number, *record])
+        self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
 
 

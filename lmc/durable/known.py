@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.durable.deferred import MadeBy
@@ -42,7 +42,7 @@ class KnownEffects:
     """The known effects of one run.
 
     known       effects that the program has not reached, by kind, then by contents and task;  ordered: such of them, by number
-    next        the number of the next one
+    next        the number of the next one;  recalled: how many known ones the program has reached
     given       objects that can change and were given to calls since the program has passed functions to libraries, or begun tasks, by id, with
                 the task of the last one
     under_way   calls that are being made
@@ -56,7 +56,9 @@ class KnownEffects:
     def __init__(self) -> None:
         self.known: dict[Kind, dict[tuple[tuple[int, ...], int], deque[Effect]]] | None = None
         self.ordered: dict[int, Effect] = {}
-        self.next = 0
+        self.next = self.recalled = 0
+        self._all: Iterable[Effect] = ()
+        self._ended: deque[Effect] | None = None
         self.given: dict[int, tuple[Any, int]] = {}
         self.under_way = CallsUnderWay()
         self.callbacks = Callbacks()
@@ -77,7 +79,7 @@ class KnownEffects:
             for effect in effects.values():
                 self.known.setdefault(effect.call.kind, {}).setdefault((effect.call.contents, effect.call.task), deque()).append(effect)
             self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
-            self.next = max(effects, default=-1) + 1
+            self.next, self._all = max(effects, default=-1) + 1, effects.values()
 
     def match(self, call: Call, again: Sequence[bool], *, strict: bool) -> Effect | None:
         """Return the known effect that a call is. None: it was not made.
@@ -108,13 +110,24 @@ class KnownEffects:
         assert self.known is not None
         groups, key = self.known[effect.call.kind], (effect.call.contents, effect.call.task)
         groups[key].remove(effect)
+        effect.passed, self.recalled = not effect.suspended, self.recalled + 1
         if not groups[key]:
             del groups[key]
         self.ordered.pop(effect.number, None)
 
+    def is_behind_others(self, effect: Effect) -> bool:
+        """Return whether the program has not yet come past an effect that ended before this one."""
+        with self.lock:
+            if self._ended is None:
+                self._ended = deque(sorted((e for e in self._all if e.outcome is not None and not e.passed), key=lambda e: e.ended))
+            while self._ended and self._ended[0].passed:
+                self._ended.popleft()
+            return bool(self._ended) and self._ended[0].ended < effect.ended
+
     def give_back(self, effect: Effect) -> None:
         """Mark an effect as not reached after all."""
         assert self.known is not None
+        effect.passed = False
         self.known[effect.call.kind].setdefault((effect.call.contents, effect.call.task), deque()).appendleft(effect)
 
     def is_shared(self, x: Any, task: int) -> bool:

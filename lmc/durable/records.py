@@ -57,7 +57,8 @@ class Effect:
 
     number    index among the run's effects, in the order in which they began
     shown     its arguments, for people;  line  where the program calls it
-    ended     the place of its outcome among all
+    ended     the place of its outcome among all;  suspended  whether the program's task, which awaited it, was suspended
+    passed    whether the program has come past it again
     failed    how many attempts are known to have failed, after which it may be retried
     begun     whether an attempt began whose end is not known
     question  the question to a person, the JSON schema of the answer (or ""), and its time, in seconds since 1970
@@ -69,6 +70,8 @@ class Effect:
     line: str
     outcome: Record | None = None
     ended: int = 0
+    suspended: bool = False
+    passed: bool = False
     failed: int = 0
     begun: bool = True
     question: tuple[str, str, int] | None = None
@@ -281,10 +284,11 @@ _ENDED = itertools.count()
 
 
 def _result(known: Known, record: Record) -> None:
-    _, number, kind, _, *changes = record
+    tag, number, kind, _, *changes = record
     if not isinstance(kind, str) or len(changes) not in (0, 2, 3) or (len(changes) == 3 and type(changes[2]) is not int):
         raise ValueError(f"the result of call {number} is {record[2:]}")
-    known.effects[number].outcome, known.effects[number].ended = record[2:], next(_ENDED)
+    effect = known.effects[number]
+    effect.outcome, effect.ended, effect.suspended = record[2:], next(_ENDED), tag == "R"
 
 
 def _attempt_failed(known: Known, record: Record) -> None:
@@ -321,8 +325,8 @@ def _number(number: Any) -> int:
 
 
 _TAKE = {
-    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "u": _undo,
-    "e": _end, "x": _deleted,
+    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "R": _result,
+    "u": _undo, "e": _end, "x": _deleted,
 }  # fmt: skip
 
 

@@ -87,6 +87,8 @@ class RunJournal(JournaledCalls):
             drop(awaitable)
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
             ok, value = self.known_result(known, handed, reached)
+            if known.suspended:
+                await self._in_turn(known)
             if not ok:
                 raise value
             return value
@@ -109,6 +111,8 @@ class RunJournal(JournaledCalls):
         before, handed = by.calls, _handed(inner, call)
         reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
+        turns = list[bool]()
+        turn = asyncio.get_running_loop().call_soon(turns.append, True)
         by_itself = coming is None and not going_on and asyncio.current_task() not in self.effects.tasks
         reached.whole = by_itself or (isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD)
         with self.effects.under_way.making(reached):
@@ -128,7 +132,8 @@ class RunJournal(JournaledCalls):
                 warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and "
                      "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
             alone = reached.whole or (alone and not reached.overlapped)
-            self.write_outcome(number, inner, name, handed, reached, outcome, loc, by.calls - before, alone=alone)
+            turn.cancel()
+            self.write_outcome(number, inner, name, handed, reached, outcome, loc, by.calls - before, alone=alone, suspended=bool(turns))
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
@@ -140,11 +145,12 @@ class RunJournal(JournaledCalls):
         call, known = self.come_to(stream, f"await {what}", args, given, loc, ordered=False)
         if known is not None and known.outcome is not None:
             drop(awaitable)
+            await self._in_turn(known)
             raise self.known_result(known, (), None)[1]
         try:
             return await awaitable
         except TimeoutError as error:
-            self.write_outcome(self.intend(call, args, given, loc), None, call.name, (), None, (False, error), loc)
+            self.write_outcome(self.intend(call, args, given, loc), None, call.name, (), None, (False, error), loc, suspended=True)
             raise
 
     def waits_for_program(self, x: Any) -> bool:
@@ -158,6 +164,8 @@ class RunJournal(JournaledCalls):
         if attribute(awaitable, "cr_code") in AWAITED_AGAIN:
             return None
         inner = inner_of(awaitable)
+        if _lets_others_go_on(inner):
+            return None
         what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)
         handed = [*args, *given.values()]
         if inner in self.effects.tasks or (self.effects.tasks.any_in(handed) and not self.effects.tasks.are_timed(handed)):
@@ -205,8 +213,22 @@ class RunJournal(JournaledCalls):
 
     async def _after_doubts(self) -> None:
         """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
-        for _ in range(_TURNS):
+        await self._while_recalling(lambda: True)
+
+    async def _in_turn(self, known: Effect) -> None:
+        """Let others go on, as they did while a known effect was awaited: those whose effects ended before it."""
+        try:
             await asyncio.sleep(0)
+            await self._while_recalling(lambda: self.effects.is_behind_others(known))
+        finally:
+            known.passed = True
+
+    async def _while_recalling(self, waits: Callable[[], bool]) -> None:
+        """Let others go on as long as this waits for them, and they reach known effects."""
+        recalled, turns = self.effects.recalled, 0
+        while turns < _TURNS and waits():
+            await asyncio.sleep(0)
+            recalled, turns = self.effects.recalled, turns + 1 if self.effects.recalled == recalled else 0
 
     async def _synced(self, number: int, awaitable: Any) -> None:
         """As `sync`, before an await. Blocks the loop if tasks of the program could be on it: they would run first."""
@@ -283,9 +305,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
+def _lets_others_go_on(x: Any) -> bool:
+    """Return whether something is `asyncio.sleep(0)`, which does nothing else."""
+    delay = inspect.getcoroutinelocals(x).get("delay") if isinstance(x, types.CoroutineType) and x.cr_code is _SLEEP else None
+    return isinstance(delay, int | float) and delay <= 0
+
+
+_SLEEP = asyncio.sleep.__code__
 _MARKED = HostFunction.awaited.__code__
 _TO_THREAD = asyncio.to_thread.__code__
 QUESTION = "lmc.interrupt"
 """Name of questions to people, among the effects of a run."""
 _TURNS = 16
-"""Turns of the event loop within which a task of a group, and of nested groups, reaches its recorded effects."""
+"""Turns of the event loop within which a task of a group, and of nested groups, reaches its next recorded effect."""

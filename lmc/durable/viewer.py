@@ -184,7 +184,7 @@ class View(RunJournal):
 
     def write_outcome(
         self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
-        *, alone: bool = True,
+        *, alone: bool = True, suspended: bool = False,
     ) -> None:  # fmt: skip
         """Record a call that was made now."""
         ok, value = outcome

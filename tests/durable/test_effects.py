@@ -381,7 +381,7 @@ def test_parts_of_what_a_call_was_handed_come_back_as_themselves(first: int, tmp
     for way in runs:
         assert way("q", backend=lmc.Mock(), journal=path).ret_value == expected
     header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
-    drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
+    drawn = max(k for k, (_, record) in enumerate(found) if record[0] in "rR") + 1
     for k in range(1, len(found)):
         lay(path, journal_of(header, found[:k]))
         result = runs[k % 2]("q", backend=lmc.Mock(), journal=path).ret_value
@@ -422,7 +422,7 @@ def test_states_that_are_drawn(tmp_path: Path) -> None:
     runs, path = [draws_states.run, lmc.compile(draws_states)], tmp_path / "j"
     expected = seen(runs[0]("q", backend=lmc.Mock(), seed=1, journal=path))
     header, found = records.read(path).header, [(n, r) for n, known in records.read(path).records.items() for r in known]
-    drawn = max(k for k, (_, record) in enumerate(found) if record[0] == "r") + 1
+    drawn = max(k for k, (_, record) in enumerate(found) if record[0] in "rR") + 1
     for k in range(1, len(found)):
         lay(path, journal_of(header, found[:k]))
         result = seen(runs[k % 2]("q", backend=lmc.Mock(), journal=path))  # a draw of which nobody knows is made again

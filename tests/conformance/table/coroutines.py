@@ -166,3 +166,62 @@ async def awaitables_of_ones_own(s, q):
     future = asyncio.get_running_loop().create_future()
     future.set_result(await fetch("set"))
     return out, await future, await asyncio.gather(Later(s), fetch("b")), await asyncio.wait_for(anext(asks(1)), 5)
+
+
+async def in_turns(x: Any, turns: int) -> str:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    effect("turns", x)
+    return f"{x}{turns}"
+
+
+@case(backend=by_name)
+async def stops_what_goes_on_beside_it(s, q):
+    """What the task has done by then follows from the turns that the program's own awaits take."""
+    done = []
+
+    async def beside():
+        try:
+            for i in range(100):
+                done.append(await in_turns(i, 2))
+        finally:
+            done.append("stopped")
+
+    async def idle():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            done.append("never ended")
+            raise
+
+    tasks = [asyncio.create_task(beside()), asyncio.create_task(idle())]
+    await asyncio.sleep(0)
+    s += q + await in_turns("main", 7) + gen("a", max_tokens=2)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    s += f"{done}" + gen("z", max_tokens=2)
+    return done, s["z"]
+
+
+@case(backend=by_name)
+async def tells_those_that_wait(s, q):
+    told, changed, seen = asyncio.Event(), asyncio.Condition(), []
+
+    async def waits(i):
+        await told.wait()
+        seen.append(i)
+        async with changed:
+            await changed.wait_for(lambda: len(seen) > 2)
+
+    tasks = [asyncio.create_task(waits(i)) for i in range(2)]
+    s += q + gen("n", max_tokens=2)
+    s["n"]  # noqa: B018
+    told.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    async with changed:
+        seen.append("told")
+        changed.notify_all()
+    await asyncio.gather(*tasks)
+    return seen
