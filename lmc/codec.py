@@ -100,6 +100,8 @@ class _Encoding:
     def object(self, x: Any, depth: int) -> list[Any]:
         """Encode an instance of a class: the class's name and the instance's contents."""
         cls: Any = type(x)
+        if cls.__module__ == "zoneinfo" and getattr(x, "key", None) is not None:
+            return ["zone", x.key]
         if isinstance(x, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
             return ["path", cls.__name__, str(x)]
         where = _named(cls)
@@ -231,9 +233,11 @@ def _instant(e: _Encoding, x: Any, depth: int) -> list[Any]:
         return [type(x).__name__, x.replace(tzinfo=None).isoformat(), x.fold, None, zone.key]
     if zone is not None and type(zone) is not datetime.timezone:
         raise NotData(f"a {type(x).__name__} in the zone {zone!r}")
-    name = None if zone is None else zone.tzname(None)
-    offset = None if zone is None else zone.utcoffset(None).total_seconds()
-    return [type(x).__name__, x.replace(tzinfo=None).isoformat(), x.fold, offset, name]
+    return [type(x).__name__, x.replace(tzinfo=None).isoformat(), x.fold, *(_offset(zone) if zone is not None else (None, None))]
+
+
+def _offset(zone: datetime.timezone) -> tuple[float, str]:
+    return zone.utcoffset(None).total_seconds(), zone.tzname(None)
 
 
 _Write = Callable[[_Encoding, Any, int], list[Any]]
@@ -258,13 +262,14 @@ _WRITE: Mapping[type, _Write] = {
     datetime.time: _instant,
     datetime.datetime: _instant,
     datetime.timedelta: lambda e, x, d: ["timedelta", x.days, x.seconds, x.microseconds],
+    datetime.timezone: lambda e, x, d: ["timezone", *_offset(x)],
     decimal.Decimal: lambda e, x, d: ["decimal", str(x)],
     fractions.Fraction: lambda e, x, d: ["fraction", *e.many((x.numerator, x.denominator), d)],
     uuid.UUID: lambda e, x, d: ["uuid", x.hex],
 }
 _FIXED = frozenset({
     int, tuple, frozenset, bytes, complex, slice, range, type(Ellipsis), type(NotImplemented), datetime.date, datetime.time, datetime.datetime,
-    datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID,
+    datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID,
 })  # fmt: skip
 """Types whose objects cannot change: two equal ones are as good as one."""
 _FACTORIES: Mapping[str, Any] = {"none": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}
@@ -467,15 +472,23 @@ def _read_instant(cls: Any) -> Callable[..., Any]:
     def read(d: _Decoding, text: str, fold: int, offset: Any, name: Any) -> Any:
         zone = None
         if offset is not None:
-            apart = datetime.timedelta(seconds=offset)
-            zone = datetime.UTC if not apart and name == "UTC" else datetime.timezone(apart)
+            zone = _zone_at(offset, name)
         elif name is not None:
-            from zoneinfo import ZoneInfo
-
-            zone = ZoneInfo(name)
+            zone = _zone_of(name)
         return cls.fromisoformat(text).replace(tzinfo=zone, fold=fold)
 
     return read
+
+
+def _zone_at(offset: float, name: str) -> datetime.timezone:
+    zone = datetime.timezone(datetime.timedelta(seconds=offset))
+    return zone if zone.tzname(None) == name else datetime.timezone(zone.utcoffset(None), name)
+
+
+def _zone_of(key: str) -> datetime.tzinfo:
+    from zoneinfo import ZoneInfo
+
+    return ZoneInfo(key)
 
 
 _PATHS: Mapping[str, Any] = {c.__name__: c for c in (
@@ -505,6 +518,8 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "time": _read_instant(datetime.time),
     "datetime": _read_instant(datetime.datetime),
     "timedelta": lambda d, *parts: datetime.timedelta(*parts),
+    "timezone": lambda d, offset, name: _zone_at(offset, name),
+    "zone": lambda d, key: d.keeps(_zone_of(key)),
     "decimal": lambda d, text: decimal.Decimal(text),
     "fraction": lambda d, a, b: fractions.Fraction(d.value(a), d.value(b)),
     "uuid": lambda d, text: uuid.UUID(text),

@@ -98,6 +98,9 @@ def _typed(x: Any) -> Any:
     return type(x), sorted(map(repr, x)) if isinstance(x, frozenset) else list(map(_typed, x)) if isinstance(x, list | tuple) else repr(x)
 
 
+CET = datetime.timezone(datetime.timedelta(hours=1), "CET")
+
+
 @pytest.mark.parametrize("x", [
     datetime.datetime(2026, 2, 3, 4, 5, 6, 7, tzinfo=datetime.UTC), datetime.date(1, 2, 3), datetime.timedelta(1, 2, 3), datetime.time(1, 2),
     decimal.Decimal("1.10"), uuid.UUID(int=7), pathlib.PurePosixPath("/a/b"), Color.RED, Point(1, [2]), Page("a", ["b"]), deque([1], maxlen=2),
@@ -105,6 +108,8 @@ def _typed(x: Any) -> Any:
     "\ud800", float("inf"), 1 << 64, -(1 << 99), {7: 1 << 64}, fractions.Fraction(1 << 70, 3), range(0, 1 << 70, 1 << 66), {"!": ["tuple", []]}, ...,
     Rights.READ | Rights.WRITE, Rights(0), Codes(12), [Rights.READ],
     datetime.datetime(2025, 10, 26, 2, 30, fold=1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    CET, datetime.UTC, datetime.timezone(datetime.timedelta(seconds=-5)), [CET, CET], zoneinfo.ZoneInfo("Europe/Berlin"),
+    datetime.datetime(2026, 2, 3, tzinfo=CET), datetime.time(4, tzinfo=datetime.timezone(datetime.timedelta(0), "GMT")),
 ])  # fmt: skip
 def test_objects_come_back(x: Any) -> None:
     back = there_and_back(x)
