@@ -75,6 +75,13 @@ class JournaledCalls(Answers):
                 self._effects = self._effects or KnownEffects()
         return self._effects
 
+    def go_on(self) -> None:
+        try:
+            super().go_on()
+        except JournalError:
+            self.effects.tasks.note_stopped()
+            raise
+
     def call(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
              make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         """Return the outcome of an effect, (True, result) or (False, exception): the known one, or that of `make`, with
@@ -220,12 +227,14 @@ class JournaledCalls(Answers):
 
     def unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
         """Return the error for the program if a check gave no answer."""
+        self.effects.tasks.note_stopped()
         doubt = InDoubtEffect(f"{known.name}({known.shown}) was begun before the run was cut off, and its check could not tell whether it was done: "
                               f"{type(error).__name__}: {message_of(error)}", loc=loc)  # fmt: skip
         doubt.__cause__ = error
         return doubt
 
     def in_doubt(self, known: Effect, loc: Loc | None) -> InDoubtEffect:
+        self.effects.tasks.note_stopped()
         return InDoubtEffect(
             f"{known.name}({known.shown}) was begun before the run was cut off, and it is not known whether it was done. "
             f"Resolve it with lmc journal resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), "

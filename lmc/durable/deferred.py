@@ -91,8 +91,15 @@ def drop(awaitable: Any) -> None:
             drop(inner)
     elif isinstance(awaitable, asyncio.Future):
         awaitable.cancel()
+        awaitable.add_done_callback(_take_exception)
     elif isinstance(awaitable, DeferredAwaitable):
         awaitable.drop()
+
+
+def _take_exception(future: asyncio.Future[Any]) -> None:
+    """Take what a future raises that nobody waits for, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()
 
 
 def inner_of(awaitable: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import weakref
@@ -32,6 +33,8 @@ class _Held:
 
 
 MANY_TASKS = -1
+_TURNS = 16
+"""Turns of the event loop within which a task of a group, and of nested groups, reaches its next recorded effect."""
 
 
 def _number(effects: Sequence[Effect]) -> int:
@@ -115,7 +118,22 @@ class KnownEffects:
             del groups[key]
         self.ordered.pop(effect.number, None)
 
-    def is_behind_others(self, effect: Effect) -> bool:
+    async def in_turn(self, effect: Effect) -> None:
+        """Let others go on, as they did while a known effect was awaited: those whose effects ended before it."""
+        try:
+            await asyncio.sleep(0)
+            await self.while_recalling(lambda: self._is_behind_others(effect))
+        finally:
+            effect.passed = True
+
+    async def while_recalling(self, waits: Callable[[], bool]) -> None:
+        """Let others go on as long as `waits` says so, and they reach known effects."""
+        recalled, turns = self.recalled, 0
+        while turns < _TURNS and waits():
+            await asyncio.sleep(0)
+            recalled, turns = self.recalled, turns + 1 if self.recalled == recalled else 0
+
+    def _is_behind_others(self, effect: Effect) -> bool:
         """Return whether the program has not yet come past an effect that ended before this one."""
         with self.lock:
             if self._ended is None:

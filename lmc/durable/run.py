@@ -7,12 +7,13 @@ import asyncio
 import inspect
 import time
 import types
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc import observing
 from lmc.durable.call_records import awaited_call
 from lmc.durable.calls import JournaledCalls, warn
+from lmc.durable.completion import CompletedTasks, some_of, waits_for_some
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.groups import WELL
 from lmc.durable.library import AWAITED_AGAIN, WAITING
@@ -52,6 +53,10 @@ class RunJournal(JournaledCalls):
             self.effects.coming.append(coming := Coming(stream, awaitable, loc, of_host()))
             return self.wait(stream, awaitable, loc, coming), lambda: self._gone(coming)
 
+        if fn is asyncio.as_completed and args and isinstance(args[0], Iterable) and not inspect.isawaitable(args[0]):
+            made = self.effects.tasks.of_each([*args[0]], is_own, wait)  # pyright: ignore[reportUnknownArgumentType]
+            if (tasks := self.effects.tasks.in_order(made.values())) is not None:
+                return CompletedTasks(self, stream, tasks, kwargs.get("timeout"), loc)
         return self.effects.tasks.begun(fn, args, kwargs, is_own, wait)
 
     async def wait(self, stream: str, awaitable: Any, loc: Loc | None, coming: Coming | None = None) -> Any:
@@ -60,6 +65,8 @@ class RunJournal(JournaledCalls):
 
         coming  the awaitable as announced by the task made to await it
         """
+        if (several := waits_for_some(awaitable)) is not None and (tasks := self.effects.tasks.in_order(several)) is not None:
+            return await some_of(self, stream, awaitable, tasks, loc)
         call = self._awaited(awaitable)
         try:
             if attribute(awaitable, "cr_code") not in AWAITED_AGAIN:
@@ -88,7 +95,7 @@ class RunJournal(JournaledCalls):
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
             ok, value = self.known_result(known, handed, reached)
             if known.suspended:
-                await self._in_turn(known)
+                await self.effects.in_turn(known)
             if not ok:
                 raise value
             return value
@@ -145,7 +152,7 @@ class RunJournal(JournaledCalls):
         call, known = self.come_to(stream, f"await {what}", args, given, loc, ordered=False)
         if known is not None and known.outcome is not None:
             drop(awaitable)
-            await self._in_turn(known)
+            await self.effects.in_turn(known)
             raise self.known_result(known, (), None)[1]
         try:
             return await awaitable
@@ -213,22 +220,7 @@ class RunJournal(JournaledCalls):
 
     async def _after_doubts(self) -> None:
         """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
-        await self._while_recalling(lambda: True)
-
-    async def _in_turn(self, known: Effect) -> None:
-        """Let others go on, as they did while a known effect was awaited: those whose effects ended before it."""
-        try:
-            await asyncio.sleep(0)
-            await self._while_recalling(lambda: self.effects.is_behind_others(known))
-        finally:
-            known.passed = True
-
-    async def _while_recalling(self, waits: Callable[[], bool]) -> None:
-        """Let others go on as long as this waits for them, and they reach known effects."""
-        recalled, turns = self.effects.recalled, 0
-        while turns < _TURNS and waits():
-            await asyncio.sleep(0)
-            recalled, turns = self.effects.recalled, turns + 1 if self.effects.recalled == recalled else 0
+        await self.effects.while_recalling(lambda: True)
 
     async def _synced(self, number: int, awaitable: Any) -> None:
         """As `sync`, before an await. Blocks the loop if tasks of the program could be on it: they would run first."""
@@ -257,6 +249,8 @@ class RunJournal(JournaledCalls):
         if self._effects is not None:
             self._intend_all()  # tasks that were not awaited may still begin
         error = self.broken or error
+        if error is not None and self._effects is not None:
+            self._effects.tasks.forget_stopped()
         if error is not None and not isinstance(error, Interrupted):
             self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in _causes(error)], int(time.time())])
         elif error is None and (not self.resumed or self.known.end != []):  # its earlier end no longer holds
@@ -316,5 +310,3 @@ _MARKED = HostFunction.awaited.__code__
 _TO_THREAD = asyncio.to_thread.__code__
 QUESTION = "lmc.interrupt"
 """Name of questions to people, among the effects of a run."""
-_TURNS = 16
-"""Turns of the event loop within which a task of a group, and of nested groups, reaches its next recorded effect."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import types
 import weakref
 from collections import Counter
@@ -25,6 +26,7 @@ from lmc.durable.records import Effect
 from lmc.errors import Loc
 from lmc.frontend.active import TASK, waiting_for_task
 from lmc.frontend.host import RECORDING
+from lmc.waiting import in_event_loop
 
 
 @dataclass(eq=False, slots=True)
@@ -92,7 +94,9 @@ class Tasks:
     """The tasks of one run, and the futures that gather them: they are its own, as are their methods."""
 
     def __init__(self) -> None:
-        self._found = weakref.WeakSet[asyncio.Future[Any]]()
+        self._found = weakref.WeakKeyDictionary[asyncio.Future[Any], int]()
+        self._made = itertools.count()
+        self._stopped = weakref.WeakSet[asyncio.Future[Any]]()
         self._of_host = weakref.WeakSet[asyncio.Future[Any]]()
 
     def __contains__(self, x: object) -> bool:
@@ -101,6 +105,22 @@ class Tasks:
     def own(self) -> list[asyncio.Future[Any]]:
         """Return the tasks of the program's own coroutines that are not over."""
         return [task for task in self._found if task not in self._of_host and not task.done()]
+
+    def in_order(self, values: Iterable[Any]) -> list[asyncio.Future[Any]] | None:
+        """Return tasks in the order in which they were made; None if others are among them."""
+        found = [*dict.fromkeys(values)]
+        return sorted(found, key=self._found.__getitem__) if all(x in self for x in found) else None
+
+    def note_stopped(self) -> None:
+        """Note that the journal ends the task that runs here."""
+        if in_event_loop() and (task := asyncio.current_task()) is not None:
+            self._stopped.add(task)
+
+    def forget_stopped(self) -> None:
+        """Let asyncio not report the errors of tasks that the journal has ended: the run has ended with one of them."""
+        for task in self._stopped:
+            if task.done() and not task.cancelled():
+                task.exception()
 
     def any_in(self, values: Iterable[Any]) -> bool:
         """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it."""
@@ -123,15 +143,20 @@ class Tasks:
             return None
         if grouped or _begins(fn):
             return self._begin(fn, args[0], kwargs, is_own, wait)
-        made = dict[int, Any]()  # duplicates count once
-        for x in args:
-            if id(x) not in made:
-                with waiting_for_task() if fn is asyncio.wait_for else contextlib.nullcontext():
-                    made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
+        with waiting_for_task() if fn is asyncio.wait_for else contextlib.nullcontext():
+            made = self.of_each(args, is_own, wait)
         found = fn(*[made[id(x)] for x in args], **kwargs)
         if isinstance(found, asyncio.Future):
-            self._found.add(found)
+            self._found[found] = next(self._made)
         return found
+
+    def of_each(self, awaitables: Iterable[Any], is_own: Callable[[Any], bool], wait: Wait) -> dict[int, Any]:
+        """Return the tasks of awaitables by the ids of these: duplicates count once. What is no awaitable stays what it is."""
+        made = dict[int, Any]()
+        for x in awaitables:
+            if id(x) not in made:
+                made[id(x)] = x if x in self or not inspect.isawaitable(x) else self._begin(asyncio.ensure_future, x, {}, is_own, wait)
+        return made
 
     def _begin(self, fn: Any, awaitable: Any, kwargs: Mapping[str, Any], is_own: Callable[[Any], bool], wait: Wait) -> Any:
         """Make a task, or the equivalent awaitable. Hooks are on in the program's own coroutines, off in those of host
@@ -155,7 +180,7 @@ class Tasks:
                 RECORDING.reset(token)
             task.add_done_callback(lambda _: ended())  # if it was cancelled before it began
             self._of_host.add(task)
-        self._found.add(task)
+        self._found[task] = next(self._made)
         return task
 
 

@@ -1,0 +1,121 @@
+"""Which of several tasks ended first: the outcomes of `asyncio.wait` and `asyncio.as_completed` are in the journal, as numbers of tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from lmc.durable.calls import JournaledCalls
+from lmc.durable.deferred import drop, inner_of
+from lmc.errors import Loc
+
+Task = asyncio.Future[Any]
+
+
+def waits_for_some(awaitable: Any) -> Sequence[Any] | None:
+    """Return what `asyncio.wait` was given, if its coroutine is what is awaited."""
+    inner = inner_of(awaitable)
+    return [*inspect.getcoroutinelocals(inner)["fs"]] if isinstance(inner, types.CoroutineType) and inner.cr_code is _WAIT else None
+
+
+async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: Sequence[Task], loc: Loc | None) -> tuple[set[Task], set[Task]]:
+    """Await `asyncio.wait` for tasks of the run, in the order in which it has made them: those that had ended in an earlier execution, and the others."""
+    held = inspect.getcoroutinelocals(inner_of(awaitable))
+    try:
+        journal.go_on()
+        first = _FirstEnded(journal, stream, "await asyncio.wait", (len(tasks), held.get("timeout"), held.get("return_when")), tasks, loc)
+        numbers = await first.known()
+        if numbers is None:
+            done, pending = await awaitable
+            first.write([i for i, task in enumerate(tasks) if task in done])
+            return done, pending
+    finally:
+        drop(awaitable)  # where it was not awaited
+    done = {tasks[i] for i in numbers}
+    return done, {*tasks} - done
+
+
+class CompletedTasks:
+    """Stands for `asyncio.as_completed`."""
+
+    def __init__(self, journal: JournaledCalls, stream: str, tasks: Sequence[Task], timeout: float | None, loc: Loc | None) -> None:
+        self._place = journal, stream, "await asyncio.as_completed", (len(tasks), timeout), tasks, loc
+        self._tasks, self._left, self._given, self._late = tasks, set(range(len(tasks))), 0, False
+        self._deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        self._ended: asyncio.Queue[int] = asyncio.Queue()
+        for i, task in enumerate(tasks):
+            task.add_done_callback(lambda _, i=i: self._ended.put_nowait(i))
+
+    def __iter__(self) -> CompletedTasks:
+        return self
+
+    def __next__(self) -> Coroutine[Any, Any, Any]:
+        if self._given == len(self._tasks):
+            raise StopIteration
+        self._given += 1
+        return self._result()
+
+    def __aiter__(self) -> CompletedTasks:
+        return self
+
+    async def __anext__(self) -> Task:
+        if self._given == len(self._tasks):
+            raise StopAsyncIteration
+        self._given += 1
+        return await self._next()
+
+    async def _result(self) -> Any:
+        return (await self._next()).result()
+
+    async def _next(self) -> Task:
+        self._place[0].go_on()
+        first = _FirstEnded(*self._place)
+        numbers = await first.known()
+        if numbers is None:
+            numbers = await self._live()
+            first.write(numbers)
+        if not numbers:
+            raise TimeoutError
+        self._left.difference_update(numbers)
+        return self._tasks[numbers[0]]
+
+    async def _live(self) -> list[int]:
+        """Return the number of the next task that ends; none if it is late."""
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                while not self._late:
+                    if (number := await self._ended.get()) in self._left:
+                        return [number]
+        except TimeoutError:
+            self._late = True
+        return []
+
+
+class _FirstEnded:
+    """The record of which of several tasks had ended when the program went on."""
+
+    def __init__(self, journal: JournaledCalls, stream: str, name: str, args: Sequence[Any], tasks: Sequence[Task], loc: Loc | None) -> None:
+        self._journal, self._args, self._tasks, self._loc = journal, args, tasks, loc
+        self._call, self._known = journal.come_to(stream, name, args, {}, loc, ordered=False)
+
+    async def known(self) -> list[int] | None:
+        """Return the numbers of those of an earlier execution, once these have ended here, too; None if it is not known."""
+        if self._known is None or self._known.outcome is None:
+            return None
+        _, numbers = self._journal.known_result(self._known, (), None)
+        if not isinstance(numbers, list) or not all(type(i) is int and 0 <= i < len(self._tasks) for i in numbers):
+            raise self._journal.lost(f"{self._call.name}: a result that lmc did not write: {numbers!r:.80}")
+        if ended := [self._tasks[i] for i in numbers]:
+            await asyncio.wait(ended)
+        await self._journal.effects.in_turn(self._known)
+        return numbers
+
+    def write(self, numbers: list[int]) -> None:
+        number = self._journal.intend(self._call, self._args, {}, self._loc) if self._known is None else self._known.number
+        self._journal.write_outcome(number, None, self._call.name, (), None, (True, numbers), self._loc, suspended=True)
+
+
+_WAIT = asyncio.wait.__code__
