@@ -34,12 +34,13 @@ _IPV6 = "|".join(
 )
 _LABEL = r"[A-Za-z0-9](-?[A-Za-z0-9]){0,15}"  # at most 31 characters; two hyphens stand in encoded names only
 _HOST = rf"{_LABEL}(\.{_LABEL}){{0,4}}"
+_NAME = r"[A-Za-z0-9]+([.-][A-Za-z0-9]+)*"  # of a host, where the grammar of the format counts no characters
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _PATH = r"([A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*"
 _NUMBER = r"(0|[1-9][0-9]{0,5})"  # longer ones exceed a datetime.timedelta
 _DAY_TIME = rf"(T({_NUMBER}H({_NUMBER}M({_NUMBER}S)?)?|{_NUMBER}M({_NUMBER}S)?|{_NUMBER}S))"
 
-_URI = rf"[A-Za-z][A-Za-z0-9+.-]*://{_HOST}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?"
+_URI = rf"[A-Za-z][A-Za-z0-9+.-]*://{_NAME}(:[0-9]{{1,4}})?(/{_PATH})?(\?{_PATH})?(#{_PATH})?"
 _VARIABLE = r"[A-Za-z0-9_]+(:[1-9][0-9]{0,3}|\*)?"
 _SEGMENTS = r"([A-Za-z0-9._~-]+(/[A-Za-z0-9._~-]+)*/?)?"
 _REGEX_ATOM = r"([A-Za-z0-9 _/:,@%&=~!;'\"<>-]|\\[dDwWsS.\\/*+?()\[\]{}|^$]|\.|\[\^?([A-Za-z0-9_ ]|a-z|A-Z|0-9|\\[dws])+\])"
@@ -49,7 +50,7 @@ _PATTERNS: Mapping[str, str] = {
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": rf"P({_NUMBER}W|({_NUMBER}Y({_NUMBER}M({_NUMBER}D)?)?|{_NUMBER}M({_NUMBER}D)?|{_NUMBER}D){_DAY_TIME}?|{_DAY_TIME})",
-    "email": rf"{_ATOM}(\.{_ATOM})*@{_HOST}",
+    "email": rf"{_ATOM}(\.{_ATOM})*@{_NAME}",
     "hostname": _HOST,
     "ipv4": _IPV4,
     "ipv6": _IPV6,
@@ -62,7 +63,7 @@ _PATTERNS: Mapping[str, str] = {
     "uri-template": rf"({_PATH}|\{{[+#./;?&]?{_VARIABLE}(,{_VARIABLE})*\}})*",
     "iri": _URI,
     "iri-reference": rf"({_URI}|/?{_SEGMENTS}(\?{_PATH})?(#{_PATH})?)",
-    "idn-email": rf"{_ATOM}(\.{_ATOM})*@{_HOST}",
+    "idn-email": rf"{_ATOM}(\.{_ATOM})*@{_NAME}",
     "idn-hostname": _HOST,
     "regex": rf"\^?({_REGEX_ATOM}[*+?]?)*\$?",
 }
