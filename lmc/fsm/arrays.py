@@ -132,9 +132,8 @@ class ArrayDFA(Walk):
         """Not looked for, as literals."""
         return ()
 
-    def left_out(self, state: int) -> Sequence[bytes] | None:
-        """Not looked for, as literals."""
-        return None
+    def behind_string(self, state: int, text: bytes) -> int:
+        raise AssertionError("no state has strings")
 
     def behind_names(self, names: Sequence[Name], chars: int) -> int:
         raise AssertionError("no state has names")
@@ -232,7 +231,7 @@ class LazyArrays:
         self.heads = lazy.heads
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
-        self.left_out, self.string, self.parts = lazy.left_out, lazy.string, lazy.parts
+        self.string, self.behind_string, self.parts = lazy.string, lazy.behind_string, lazy.parts
         self.words, self.behind_words, self.names, self.behind_names = lazy.words, lazy.behind_words, lazy.names, lazy.behind_names
 
     @property

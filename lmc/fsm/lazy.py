@@ -80,12 +80,14 @@ class Turns(NamedTuple):
 
 class OpenString(NamedTuple):
     """A string of any characters being read: its kind (`json_text.WITHIN_STRINGS`), the fewest and the most characters left, NO_LIMIT if
-    there may be any number of them, and the state behind its quote."""
+    there may be any number of them, the state behind its quote, and rests of texts, with the quote of each, that something else is behind:
+    names that a key may not be, or that properties have."""
 
     kind: int
     low: int
     high: int
     behind: int
+    but: Sequence[bytes]
 
 
 class LazyDFA:
@@ -130,7 +132,6 @@ class LazyDFA:
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._strings: dict[int, OpenString | None] = {}
         self._furthers: dict[tuple[int, int], int] = {}  # by state and characters
-        self._left_out: dict[int, Sequence[bytes] | None] = {}
         self._named: dict[int, Sequence[Name]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
         self._few: dict[int, Mapping[int, int] | None] = {}
@@ -186,13 +187,15 @@ class LazyDFA:
         if (string := self.string(state)) is not None:
             match = _PLAIN.match(text, at)
             assert match is not None
-            chars, at = match.end() - at, match.end()
+            begin, chars, at = at, match.end() - at, match.end()
             if chars > string.high:
                 return DEAD, len(text)
             if at < len(text) and text[at] == _QUOTE:
+                if (known := text[begin : at + 1]) in string.but:
+                    return self.behind_string(state, known), at + 1
                 return string.behind if chars >= string.low else DEAD, at + 1
             if chars:
-                return self._further(state, chars), at
+                return self._within(state, text[begin:at]) if string.but else self._further(state, chars), at
         if at + 1 < len(text):
             if (literal := self.literal(state)) is not None:
                 known, chars = literal
@@ -273,7 +276,7 @@ class LazyDFA:
         out, terms = bytearray(), self._terms
         enough = None if terms.limit is None else (terms.limit + terms.spent) // 2
         while not self.is_final(state) and len(out) < _LONGEST_RUN and (enough is None or not out or terms.spent <= enough):
-            if self.ways_at(state) != 1:
+            if self.string(state) is not None or self.ways_at(state) != 1:
                 break
             [(byte, state)] = self.moves(state)
             out.append(byte)
@@ -303,8 +306,8 @@ class LazyDFA:
         """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
         known = self._representatives[length]
         found = known.get(state)
-        if found is None and (self.names(state) or self.left_out(state)):  # comparing many texts takes longer than finding a row
-            found = known[state] = state
+        if found is None and (self.names(state) or ((string := self.string(state)) is not None and string.but)):
+            found = known[state] = state  # comparing many texts takes longer than finding a row
         if found is None:
             with self._lock:
                 found = known[state] = self._represent(state, length)
@@ -360,17 +363,47 @@ class LazyDFA:
     def _find_string(self, content: _Set | _Inner) -> OpenString | None:
         if not isinstance(content, frozenset):
             return None
-        kinds, behind = set[tuple[int, int, int | None]](), list[Term]()
-        for term in content:
-            if (found := self._terms.string(term)) is None:
-                return None
-            kinds.add(found[:3])
-            behind.append(found[3])
+        strings = {term: found for term in content if (found := self._terms.string(term)) is not None}
+        kinds = {found[:3] for found in strings.values()}
         if len(kinds) != 1:
             return None
         [(kind, low, high)] = kinds
+        but = {name for found in strings.values() for name in found.but}
+        for term in content - strings.keys():
+            if (low, high) != (0, None) or (names := self._named_in(term)) is None:
+                return None
+            but.update(names)
         with self._lock:
-            return OpenString(kind, low, NO_LIMIT if high is None else high, self._number(self._terms.joined(behind)))
+            behind = self._number(self._terms.joined([found.behind for found in strings.values()]))
+        return OpenString(kind, low, NO_LIMIT if high is None else high, behind, tuple([name.encode() for name in sorted(but)]))
+
+    def behind_string(self, state: int, text: bytes) -> int:
+        """Return the state behind one of the texts that `string` is but."""
+        content, known, terms = self._contents[state], text.decode(), self._terms
+        assert isinstance(content, frozenset)
+        found: list[Term] = []
+        with self._lock:
+            terms.pay(len(content))
+            for term in content:
+                if (string := terms.string(term)) is None:
+                    found += [terms.beyond(term, len(known), at, at) for at, name in enumerate(self._named_in(term) or ()) if name == known]
+                elif known not in string.but:
+                    found.append(string.behind)
+            return self._number(terms.joined(found)) if found else DEAD
+
+    def _within(self, state: int, text: bytes) -> int:
+        """Return the state behind characters of a string that may be any but some, and before its quote."""
+        content, known, terms = self._contents[state], text.decode(), self._terms
+        assert isinstance(content, frozenset)
+        found: list[Term] = []
+        with self._lock:
+            terms.pay(len(content))
+            for term in content:
+                if terms.string(term) is not None:
+                    found.append(terms.behind_key(term, known))
+                elif same := [at for at, name in enumerate(self._named_in(term) or ()) if name.startswith(known)]:
+                    found.append(terms.beyond(term, len(known), same[0], same[-1]))
+            return self._number(terms.joined(found))
 
     def _further(self, state: int, chars: int) -> int:
         """Return the state behind so many more characters of a string, which may have as many."""
@@ -419,7 +452,7 @@ class LazyDFA:
             return ()
         parts: dict[object, list[Term]] = {}
         for term in content:
-            known = self._terms.left_out(term) is not None or self._named_in(term) is not None
+            known = ((string := self._terms.string(term)) is not None and string.but) or self._named_in(term) is not None
             parts.setdefault(None if known else self._terms.origin(term), []).append(term)
         if len(parts) == 1:
             return ()
@@ -429,26 +462,6 @@ class LazyDFA:
     def _is_wide(self, term: Term) -> bool:
         widths = self._widths
         return sum([widths[c] for classes, _ in self._terms.forms(term) for c in classes]) > FEW_WAYS
-
-    def left_out(self, state: int) -> Sequence[bytes] | None:
-        """Return the names, as far as they are not written, with the quote behind each, that a key may not be or is one of several ways
-        to go on with, where any other key may be as well: none of its other texts differs from those of the loop. None elsewhere."""
-        if state not in self._left_out:
-            self._left_out[state] = self._find_left_out(self._contents[state])
-        return self._left_out[state]
-
-    def _find_left_out(self, content: _Set | _Inner) -> Sequence[bytes] | None:
-        if not isinstance(content, frozenset):
-            return None
-        others = {term: self._terms.left_out(term) for term in content}
-        if all(names is None for names in others.values()):
-            return None
-        found: set[str] = set()
-        for term, names in others.items():
-            if names is None and (names := self._named_in(term)) is None:
-                return None
-            found.update(names)
-        return [name.encode() for name in sorted(found)]
 
     def _named_in(self, term: Term) -> Sequence[str] | None:
         """Return the names that a term is in, as far as they are not written, with the quote behind each; None of a key that is neither

@@ -7,7 +7,7 @@ such a run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,14 +19,21 @@ from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import MAX_CHAR, Ranges
 from lmc.fsm.trie import ByteTrie
 
+_FEW = 64  # tokens: sooner set one by one
+
 
 def packed(flags: np.ndarray) -> np.ndarray:
     """Return bool [words * 32], by id, as bits: uint32 [words], token i is bit i % 32 of word i // 32."""
     return np.packbits(flags, bitorder="little").view("<u4")
 
 
-def bits_of(ids: Iterable[int] | np.ndarray, words: int) -> np.ndarray:
+def bits_of(ids: Collection[int] | np.ndarray, words: int) -> np.ndarray:
     """Return the bits of tokens."""
+    if len(ids) <= _FEW:
+        bits = bytearray(4 * words)
+        for i in ids.tolist() if isinstance(ids, np.ndarray) else ids:
+            bits[i >> 3] |= 1 << (i & 7)
+        return np.frombuffer(bits, "<u4")
     flags = np.zeros(words * 32, bool)
     flags[ids if isinstance(ids, np.ndarray) else list(ids)] = True
     return packed(flags)

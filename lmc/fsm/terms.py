@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
@@ -30,6 +30,7 @@ _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
 _QUOTE = Chars(((34, 34),))
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
+_SPELLED = 1  # of WITHIN_STRINGS: keys that may be any but some
 _SEVERAL = 3  # members of an object: if as many may come next, they are one term up to where their names differ
 
 
@@ -73,6 +74,17 @@ class Term:
         self.kind: object = None
         self.least: int | None = None
         self.spans: _Spans | None = None
+
+
+class WithinString(NamedTuple):
+    """A string of any characters, between two of them: its kind, the fewest and the most characters left, rests of texts, with the quote
+    behind each, that it may not go on with, and the term behind the quote of others."""
+
+    kind: int
+    low: int
+    high: int | None
+    but: Sequence[str]
+    behind: Term
 
 
 class Terms:
@@ -500,7 +512,7 @@ class Terms:
             self._alive.append(node)
         return found
 
-    def left_out(self, term: Term) -> Sequence[str] | None:
+    def _left_out(self, term: Term) -> Sequence[str] | None:
         """Return the rests of the names, with the quote behind each, that a key which may be any other may not go on with; None if the
         term is in no such key."""
         node: Any = None if term.frame is None else term.frame.node
@@ -558,14 +570,37 @@ class Terms:
             return found.rest
         return found
 
-    def string(self, term: Term) -> tuple[int, int, int | None, Term] | None:
-        """Return, of a term within a string of any characters, between two of them, the kind of the string, the fewest and the most
-        characters left, and the term behind its quote."""
+    def string(self, term: Term) -> WithinString | None:
+        """Return what a term is in if it is within a string of any characters, or a key of any but some, between two of them."""
         frame = term.frame
-        if frame is None or term.rest is None or (kind := self._strings.get(frame.family)) is None:
+        if frame is None or term.rest is None:
             return None
-        forms = self.forms(term.rest)
-        return (kind, frame.low, frame.high, forms[0][1]) if len(forms) == 1 and forms[0][0] == self._members.get(_QUOTE) else None
+        if (kind := self._strings.get(frame.family)) is not None:
+            forms = self.forms(term.rest)
+            return WithinString(kind, frame.low, frame.high, (), forms[0][1]) if len(forms) == 1 and forms[0][0] == self._members.get(_QUOTE) else None
+        if (names := self._left_out(term)) is None:
+            return None
+        return WithinString(_SPELLED, 0, None, names, self.beyond(term, 2) if type(frame.node) is _Tail else self.forms(term.rest)[0][1])
+
+    def behind_key(self, term: Term, text: str) -> Term:
+        """Return the term behind so many characters of an unlimited `string`."""
+        frame = term.frame
+        assert frame is not None and term.rest is not None
+        if frame.family in self._strings:
+            return term
+        at, rest, place = frame.node, term.rest, frame.at
+        if type(at) is _Tail:
+            parts = self._styles.parts(at.node, frame.at)
+            graph, place = parts[at.index]
+            assert type(graph) is NodeGraph
+            for behind in reversed(self._behind(at.node, at.index + 1, frame.at, parts)):
+                rest = self.push(behind, rest)
+            at = self._started(graph)
+        written = self._written_in(at.graph)
+        if (before := written[at.state]) is None:
+            return term
+        state = written.index(before + text) if before + text in written else len(written) - 1
+        return self.push(self._position(at, state, place), rest)
 
     def is_final(self, term: Term) -> bool:
         """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""

@@ -166,7 +166,14 @@ class Vocabulary:
             if begin == end:
                 continue
             if (string := dfa.string(at)) is not None:
-                runs.append(InString(self.string_run(string.kind, node), string))
+                apart: list[int] = []
+                for text in string.but:
+                    if (child := self.trie.find(text, node)) is not None:
+                        apart.append(child)
+                        if (to := dfa.behind_string(at, text)) >= 0:
+                            legal.append((child, to))
+                            todo.append(legal[-1])
+                runs.append(InString(self.string_run(string.kind, node), string, apart))
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
                 is_large = int(self.ends[node]) - int(self.trie.begin[node]) >= _MANY_TEXTS
@@ -266,8 +273,8 @@ class Vocabulary:
         """The run that most texts below a node go on in, which has `state`; the nodes within the class with other states than the
         loop's; and legal nodes of which nothing below was looked at. None if there is no run, or if whole levels are sooner looked at.
 
-        A key that is none of the names that an object has, and may begin like one:    "na│m│e"    n, na, nam, name have states of
-        their own; what leaves them for the loop is as the run says, whose other texts are `apart`.
+        A text that is none of a few words, and may begin like one:    na│m│e    n, na, nam, name have states of their own; what leaves
+        them for the loop is as the run says, whose other texts are `apart`.
         """
         texts = int(self.ends[node]) - int(self.trie.begin[node])
         if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
@@ -277,17 +284,6 @@ class Vocabulary:
         if sum([count for head, count in run.leaving.items() if main[head] >= 0]) * 2 > texts:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
-        left_out = dfa.left_out(state) if turns is None else None
-        if left_out is not None and dfa.left_out(loop.state) == []:
-            heads, row = byte[slice(*self.trie.children(node))], dfa.row(state)
-            found = np.flatnonzero(~run.firsts[heads] & (row[heads] >= 0))
-            rest += zip((self.trie.children(node)[0] + found).tolist(), row[heads[found]].tolist())
-            for name in left_out:
-                if len(name) > 1 and (child := self.trie.find(name, node)) is not None:
-                    apart.append(child)
-                    if (to := dfa.step(state, name)) >= 0:
-                        rest.append((child, to))
-            return RunInLoop(run, loop, None, apart), within, rest
         todo = [(node, state)]
         for at_node, at in todo:
             if len(todo) > _MOST_APART:
@@ -345,8 +341,14 @@ class Vocabulary:
         whole: ClassRun | StringRun | None = None
         if (string := dfa.string(state)) is not None:
             whole = self.string_run(string.kind)
-            found = [i for i, _, until, chars in whole.long.leaving
-                     if string.low <= chars <= string.high and dfa.step(string.behind, self.tokens[i][until + 1 :]) >= 0]  # fmt: skip
+            names = tuple(string.but)
+            for i, _, until, chars in whole.long.leaving:
+                if names and self.tokens[i].startswith(names):
+                    is_legal = dfa.step(state, self.tokens[i]) >= 0
+                else:
+                    is_legal = string.low <= chars <= string.high and dfa.step(string.behind, self.tokens[i][until + 1 :]) >= 0
+                if is_legal:
+                    found.append(i)
             if string.high < self.longest:
                 found += whole.long.inside[whole.long.chars <= string.high].tolist()
                 whole = None
@@ -359,19 +361,15 @@ class Vocabulary:
             within, inside = run.firsts.tobytes(), run.long.inside
             if turns is None and len(run.long.leaving) >= _MANY_LONG:
                 return LongAllowed(None, self._long_walked(dfa, state))
-            left_out = dfa.left_out(state) if turns is None else None
             if turns is not None and turns.high < self.longest:
                 found += inside[run.long.chars <= turns.high].tolist()
-            elif left_out is None and turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
+            elif turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
                 within = (run.firsts & ~apart).tobytes()
                 found += inside[~apart[run.long.firsts]].tolist()
             else:
                 whole = run
             for i, first, until, chars in run.long.leaving:
-                if left_out and self.tokens[i].startswith(tuple(left_out)):
-                    if dfa.step(state, self.tokens[i]) >= 0:
-                        found.append(i)
-                elif within[first] and (turns is None or chars <= turns.high):
+                if within[first] and (turns is None or chars <= turns.high):
                     left = self.tokens[i][until:]
                     at = state if until == 0 else loop.state if turns is None else behind(dfa, turns, chars, len(left))
                     if dfa.step(at, left) >= 0:
@@ -581,8 +579,7 @@ class InString(NamedTuple):
 
     run: StringRun
     string: OpenString
-
-    apart = ()
+    apart: Sequence[int]
 
     def may_end(self, dfa: Arrays) -> bool:
         return False

@@ -19,6 +19,7 @@ from lmc.fsm import vocabulary as vocabulary_module
 from lmc.fsm.arrays import LONG, ArrayDFA, LazyArrays
 from lmc.fsm.dfa import DEAD
 from lmc.fsm.grammar import Grammar
+from lmc.fsm.lazy import UNMADE
 from lmc.fsm.regex import compile_regex, parse
 from lmc.fsm.runs import ClassRun
 from lmc.fsm.sources import begun, lazily
@@ -315,14 +316,22 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
 
 
 def test_names_of_any_length_are_left_out_of_keys_without_states_for_their_letters():
-    """One of more than 64 characters had each beginning of each name looked at: 15 ms for a first key."""
+    """One of more than 64 characters had each beginning of each name looked at: 15 ms for a first key. None of it needs a row of the key."""
     vocabulary, _ = small()
     names = [f"{name}_{'order_' * 12}{i}" for name in ("a", "b", "order", "name") for i in range(9)]
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
-    assert sorted(made.dfa.left_out(key)) == sorted(f'{name}"'.encode() for name in names)
-    assert allowed(made.mask(key)) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+    assert made.dfa.string(key).but == tuple(sorted(f'{name}"'.encode() for name in names))
+    mask = made.mask(key)
+    assert made.dfa.lazy.places[key] == UNMADE
+    assert allowed(mask) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+    for text in (names[0], names[0][:40], names[1] + "x", "nobody", "a\\n"):
+        for end in ("", '"', '": 1', '": "'):
+            at = key
+            for byte in (text + end).encode():
+                at = at if at < 0 else made.dfa.after(at, byte)
+            assert made.dfa.step(key, (text + end).encode()) == at, text + end
 
 
 @pytest.mark.parametrize(
