@@ -128,7 +128,7 @@ def admits(ways: Disjuncts, shape: SchemaShape, value: Any) -> bool:
     if kind == "array":
         return (
             is_within(shape.items, len(value))
-            and all(admit(ways, items_of(shape, i), v) for i, v in enumerate(value))
+            and (not shape.arrays or all(admit(ways, items_of(shape, i), v) for i, v in enumerate(value)))
             and not (shape.unique and any(same(x, y) for x, y in itertools.combinations(value, 2)))
             and all(_has_so_many(ways, value, *contains) for contains in shape.contains)
         )
@@ -149,7 +149,7 @@ def _has_so_many(ways: Disjuncts, items: Sequence[Any], place: SchemaPointer, le
 
 
 def admit(ways: Disjuncts, places: All, value: Any) -> bool:
-    return any(admits(ways, s, value) for s in ways.shapes(places))
+    return not places or any(admits(ways, s, value) for s in ways.shapes(places))
 
 
 def characters(work: TransitionBudget, shape: SchemaShape) -> Node:

@@ -93,16 +93,19 @@ class Layout:
         """Return a graph with a state for each beginning of some of the sequences; their parts: keys, of objects, and values."""
         edges: list[tuple[int, Node, int]] = []
         states: dict[tuple[int, str], int] = {}
+        made: dict[tuple[bool, str], Node] = {}
         final: set[int] = set()
         for parts in sequences:
             at = 0
-            for key, value in parts:
-                beginning = at, repr((key, value))
-                if beginning not in states:
-                    states[beginning] = len(states) + 1
-                    part = self._part(key, value)
-                    edges.append((at, seq(self.item, part) if at else part, states[beginning]))
-                at = states[beginning]
+            for part in parts:
+                written = repr(part)
+                if (to := states.get((at, written))) is None:
+                    to = states[at, written] = len(states) + 1
+                    if (node := made.get((at > 0, written))) is None:
+                        node = self._part(*part)
+                        node = made[at > 0, written] = seq(self.item, node) if at else node
+                    edges.append((at, node, to))
+                at = to
             final.add(at)
         return NodeGraph(tuple(edges), frozenset(final))
 

@@ -750,9 +750,9 @@ class Terms:
         """Return the states of a graph that may be the end of a text without reading anything more."""
         found = self._ends.get(id(graph))
         if found is None:
-            before: dict[int, list[int]] = {}
+            before, filled = dict[int, list[int]](), self._filled
             for source, body, to in graph.edges:
-                if not self._is_filled(body):
+                if not (filled.get(id(body)) or self._is_filled(body)):
                     before.setdefault(to, []).append(source)
             ends = set(graph.final)
             todo = list(ends)
