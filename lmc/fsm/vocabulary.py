@@ -280,18 +280,16 @@ class Vocabulary:
         if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
-        run, main, byte = self.run(loop.again, node), dfa.row(loop.state), self.trie.byte
+        run, main, row, byte = self.run(loop.again, node), dfa.row(loop.state), dfa.row(state), self.trie.byte
         if sum([count for head, count in run.leaving.items() if main[head] >= 0]) * 2 > texts:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
-        todo = [(node, state)]
-        for at_node, at in todo:
+        todo = [(node, row)]
+        for at_node, row in todo:
             if len(todo) > _MOST_APART:
                 return None
             begin, end = self.trie.children(at_node)
-            if begin == end:
-                continue
-            heads, row = byte[begin:end], dfa.row(at)
+            heads = byte[begin:end]
             if at_node != node:
                 other = row[heads] != main[heads]
             elif turns is None:
@@ -301,8 +299,15 @@ class Vocabulary:
             for i, head, to in zip(np.flatnonzero(other).tolist(), heads[other].tolist(), row[heads[other]].tolist()):
                 child = begin + i
                 if to >= 0 and head < 0x80 and run.firsts[head]:
+                    begins, ends = self.trie.children(child)
+                    if begins < ends:
+                        below, behind = byte[begins:ends], dfa.row(to)
+                        if len(below) > _FEW_CHILDREN and np.count_nonzero(behind[below] != main[below]) * 2 > len(below):
+                            apart.append(child)  # most of what is below it is in no run, or in another one
+                            rest.append((child, to))
+                            continue
+                        todo.append((child, behind))
                     within.append((child, to))
-                    todo.append((child, to))
                     continue
                 if at_node != node or run.firsts[head]:
                     apart.append(child)
