@@ -39,6 +39,7 @@ class RunLedger(Protocol):
     """Receives the requests and waits of a run whose requests are made ahead (lmc/runahead/ledger.py)."""
 
     usage: Usage
+    made_ahead: int
     root: tuple[int, int, str]
     calls: Any
 
@@ -288,7 +289,7 @@ class LiveEmitter:
             if answer.error is None:
                 total += answer.output().usage
         ledger = self.run.ledger
-        return total if ledger is None or (self.run.seed, self.run.item, stream) != ledger.root else total + ledger.usage
+        return total if ledger is None or not ledger.made_ahead or (self.run.seed, self.run.item, stream) != ledger.root else total + ledger.usage
 
 
 @host(ordered=False, idempotent=True)

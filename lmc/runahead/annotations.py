@@ -171,6 +171,9 @@ class Annotations:
         return NOTHING if loc is None or not self.by_line else self.by_line.get(_line(loc), NOTHING)
 
 
+NO_ANNOTATIONS = Annotations()
+
+
 def annotate(graph: Graph, moves: Mapping[Place, Move] = {}, measure: Measure = CHARACTERS) -> Annotations:
     """Compute the annotations of a planned graph. One that only the traced stage allows has no pins. `moves`: by place
     of a request; `measure`: token count of a text."""

@@ -140,7 +140,7 @@ class Ledger:
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = 0
         self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
-        self.missed = set[Address | None]()  # requests that the latest evaluation could not make yet; None: one at an undecided address
+        self.missed: set[Address | None] = set()  # requests that the latest evaluation could not make yet; None: one at an undecided address
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
@@ -516,9 +516,10 @@ class Ledger:
             if self.closed:
                 return
             self.closed, self.ended = True, perf_counter()
-            for guess in self._open():
-                self._drop(guess)
-            if sys.exception() is None:  # which alone may keep Python from making certain requests
+            if self.guesses:
+                for guess in self._open():
+                    self._drop(guess)
+            if self._useless and sys.exception() is None:  # which alone may keep Python from making certain requests
                 for site in [site for site, useless in self._useless.items() if useless]:
                     self.profile.wrong(site)
             self._by_size.clear()

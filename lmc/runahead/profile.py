@@ -78,8 +78,9 @@ class Profile:
 
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; waits that overlap count once."""
-        self.waited += max(0.0, ended - max(began, self._until))
-        self._until = max(self._until, ended)
+        if ended > self._until:
+            self.waited += ended - (began if began > self._until else self._until)
+            self._until = ended
 
     def affords(self, seconds: float) -> bool:
         """Return whether that much more work is a small share of the time that runs have waited."""

@@ -27,7 +27,7 @@ from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
 from lmc.ir.core import Graph
 from lmc.passes.base import Target
 from lmc.passes.manager import run_pipeline
-from lmc.runahead.annotations import Annotations
+from lmc.runahead.annotations import NO_ANNOTATIONS
 from lmc.runahead.compiled import Stats
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
@@ -203,7 +203,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         source = None if policy is AheadPolicy.OFF else self.make_source(self.function, bound, state)
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
-        plan = RunPlan(annotations or Annotations(), self.planner.pins, run.backend, state.stream)
+        plan = RunPlan(annotations or NO_ANNOTATIONS, self.planner.pins, run.backend, state.stream)
         prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
         ledger = Ledger(run, policy, source, self.profile, plan, stream=state.stream, prepare=prepare)
         emitter.run = run._replace(begin=None, ledger=ledger)
@@ -358,9 +358,14 @@ _INSTEAD: Mapping[str, str] = {
 
 def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
     """Return the source of requests made ahead, unless a test substitutes another."""
+    return _program_source()(function, bound, state)
+
+
+@functools.cache
+def _program_source() -> Callable[[Function, inspect.BoundArguments, State], Source]:
     from lmc.runahead.evaluating import ProgramSource  # when the first run with requests made ahead begins
 
-    return ProgramSource(function, bound, state)
+    return ProgramSource
 
 
 def checked_ahead(ahead: str) -> AheadPolicy:
