@@ -321,7 +321,8 @@ class ProgramSource:
         ledger.once = code.spent - compiled
         if outcome is None:
             return None
-        self._paused = self._steps = self._evaluation = None  # all that it held is garbage
+        vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
+        self._paused = self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumMeta
@@ -72,6 +73,20 @@ def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[
     if type(found) is BoundMethod and found.receiver is x and found.function == name:
         return ev.unknown_code(x, [x, *args], kwargs)  # a method that is not in the table
     return ev.call(found, args, kwargs)
+
+
+def call_settled(ev: Evaluator, kept: list[tuple[Any, ...]], callee: Any, method: str | None, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Evaluate a call whose arguments are constants and names of the module. `kept`: what a function of lmc's own made at this site, with it and its
+    arguments, of which it makes the same again."""
+    fn = callee if method is None else vars(callee).get(method) if type(callee) is types.ModuleType else None
+    given = (fn, *args, *kwargs.values())
+    (made,) = kept
+    if len(made) == len(given) + 1 and all(map(operator.is_, made[1:], given)):
+        return made[0]
+    found = ev.call(callee, args, kwargs) if method is None else ev.call_method(callee, method, args, kwargs)
+    if id(fn) in table.LANGUAGE and isinstance(found, Expr) and all(type(x) in op.ATOMS for x in given[1:]):
+        kept[:] = [(found, *given)]
+    return found
 
 
 def _pure_method(ev: Evaluator, x: Any, kind: type, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -404,8 +419,7 @@ def _host(ev: Evaluator, fn: HostFunction, args: list[Any], kwargs: dict[str, An
     deps = join(NOTHING, *(op.need(ev, a) for a in (*args, *kwargs.values())))
     if deps is None or deps:
         return ev.operation(fn.name, (*args, *kwargs.values()), deps)
-    found = ev.emitter.pure(fn, table.deep_copy(ev, args), table.deep_copy(ev, kwargs))
-    return found if isinstance(found, Unknown) else table.deep_copy(ev, found) if op.need(ev, found) == NOTHING else ev.adopt(found)
+    return ev.emitter.pure(fn, args, kwargs)
 
 
 def _construct(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -48,7 +48,7 @@ class Asking(Emitter, Protocol):
         ...
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an `@lmc.pure` function on known arguments, as the outside would have it, or Unknown. Raises Raised if it is known to raise."""
+        """Return a copy of the result of an `@lmc.pure` function on known arguments, or Unknown. It changes and keeps none of them."""
         ...
 
 

@@ -280,6 +280,9 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
         receiver, method = expression(node.func.value, scope), scope.mangled(node.func.attr)
     else:
         fn = expression(node.func, scope)
+    nodes = [*node.args, *[k.value if k.arg else node for k in node.keywords]]
+    settled = all(isinstance(x, ast.Constant) or (isinstance(x, ast.Name) and scope.kind(x.id) == "global") for x in nodes)
+    kept: list[tuple[Any, ...]] | None = [()] if settled else None
 
     def run(frame: Frame) -> Any:
         ev = frame.ev
@@ -298,6 +301,8 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
             ev.loc = loc
             return ev.call_with_unknown(callee, method, given, undecided.deps)
         ev.loc = loc
+        if kept is not None:
+            return ev.call_settled(kept, callee, method, given, kwargs)
         if receiver is None:
             return ev.call(callee, given, kwargs)
         return ev.call_method(callee, method, given, kwargs)

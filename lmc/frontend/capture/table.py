@@ -71,6 +71,7 @@ _LANGUAGE = (
     primitives.user_begin, primitives.user_end, primitives.system_begin, primitives.system_end, primitives.assistant_begin, primitives.assistant_end,
     primitives.special, primitives.image, primitives.document, primitives.video, primitives.separate_reasoning, tools.tool_result,
 )  # fmt: skip
+LANGUAGE = frozenset(map(id, _LANGUAGE))
 ASKS = frozenset(map(id, (primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string)))
 FUNCTIONS: dict[int, tuple[Any, str, Rule]] = {}
 

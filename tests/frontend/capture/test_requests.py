@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import lmc
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
@@ -208,3 +210,28 @@ def test_a_try_whose_clauses_handle_parts_is_followed_until_something_is_raised(
     assert [(a.name, a.certain) for a in asked] == [("a", True), ("b", True)]
     asked, outcome = evaluate(handles_groups, {"a": "5"}, q="q", wrong=True)
     assert [a.name for a in asked] == ["a"] and "several clauses" in outcome.reason
+
+
+LIMIT, PATTERN = 8, "[ab]"
+
+
+@lmc.function
+def of_constants(s):
+    for _ in range(2):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=LIMIT, regex=PATTERN))
+
+
+def test_a_request_of_constants_is_that_of_their_present_values(monkeypatch: pytest.MonkeyPatch):
+    def given() -> list[tuple[str, str, int]]:
+        asked, _ = evaluate(of_constants, {"a": "b"})
+        return [(a.prompt, a.given, a.line) for a in asked]
+
+    line = of_constants.loc.line + 3
+    expected = [("[user:Q][assistant:", (8, "[ab]"), line), ("[user:Q][assistant:b][user:Q][assistant:", (8, "[ab]"), line)]
+    assert given() == expected
+    assert given() == expected
+    monkeypatch.setitem(globals(), "LIMIT", 4)
+    monkeypatch.setitem(globals(), "PATTERN", "[abc]")
+    assert [asked[1] for asked in given()] == [(4, "[abc]")] * 2
+    monkeypatch.setattr(lmc, "user", lmc.system)
+    assert given()[0][0] == "[system:Q][assistant:"
