@@ -25,7 +25,7 @@ class Match(NamedTuple):
         found = self.text[self.at : self.at + n]
         if len(found) < n and self.repeats:
             found = np.resize(found, n)
-        foreign = np.flatnonzero((found < 0) | (found >= PICTURE))
+        foreign = np.flatnonzero(found.view(np.uint32) >= PICTURE)  # or negative
         return found[: foreign[0]] if len(foreign) else found
 
 

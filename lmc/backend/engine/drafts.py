@@ -49,9 +49,9 @@ _SEAM = -1  # between two answers
 # -- past accuracy ------------------------------------------------------------------------------------------
 
 
-_BUCKETS = np.array([0, 0, 0, 1, 2, 2, 3, 3, 3] + [4] * 8 + [5])  # of lengths
-_PRIOR = np.array([0.35, 0.45, 0.55, 0.7, 0.8, 0.9])
-_SELDOM = np.full(len(_PRIOR), 0.1)  # that an occurrence is found after a token, and right
+_BUCKETS = (0, 0, 0, 1, 2, 2, 3, 3, 3, *[4] * 8, 5)  # of lengths
+_PRIOR = (0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
+_SELDOM = (0.1,) * len(_PRIOR)  # that an occurrence is found after a token, and right
 _WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
 _MEMORY = 0.98  # decay of a token's weight per later token
 _TOKENS = 512  # the most tokens with odds of their own
@@ -59,11 +59,11 @@ _TOKENS = 512  # the most tokens with odds of their own
 
 class Odds:
     """Frequency with which the token after an occurrence was the next one, by the length of the occurrence, and by the
-    token."""
+    token. In Python's own numbers: they are learned while the device waits, and numpy takes a microsecond for each."""
 
-    def __init__(self, prior: Odds | np.ndarray = _PRIOR) -> None:
+    def __init__(self, prior: Odds | Sequence[float] = _PRIOR) -> None:
         self._prior = prior
-        self._hits, self._tries = np.zeros(len(_PRIOR)), np.zeros(len(_PRIOR))
+        self._hits, self._tries = [0.0] * len(_PRIOR), [0.0] * len(_PRIOR)
         self._tokens: dict[int, tuple[float, float]] = {}  # hits and tries of the tokens expected last
 
     def learn(self, length: int, hit: bool) -> None:
@@ -77,15 +77,15 @@ class Odds:
         if len(self._tokens) > _TOKENS:
             del self._tokens[next(iter(self._tokens))]
 
-    def rates(self) -> np.ndarray:
+    def rates(self) -> list[float]:
         prior = self._prior.rates() if isinstance(self._prior, Odds) else self._prior
-        return (self._hits + _WEIGHT * prior) / (self._tries + _WEIGHT)
+        return [(hits + _WEIGHT * p) / (tries + _WEIGHT) for hits, tries, p in zip(self._hits, self._tries, prior, strict=True)]
 
     def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> np.ndarray:
         """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones.
         expected: these, as far as they are known."""
-        lengths = np.minimum(np.arange(length, length + n), LONGEST + 1)
-        rates = self.rates()[_BUCKETS[lengths]]
+        every = self.rates()
+        rates = [every[_BUCKETS[min(at, LONGEST + 1)]] for at in range(length, length + n)]
         for i, token in enumerate(expected):
             hits, tries = self._tokens.get(token, (0.0, 0.0))
             rates[i] = (hits + rates[i]) / (tries + 1)
@@ -167,24 +167,32 @@ class Drafts:
         self._heed(req, ids)
         start = max(req.followed, req.prompt_len)
         awaited = (req.vain, int(ids[start - 1])) if not req.idle and start == end - 1 else None
-        for at in range(start, end):
-            match = req.match
-            if match is None:
-                break
-            if match.repeats:
-                match = match._replace(text=ids)  # it has grown
-            expected = match.next(1)
-            hit = len(expected) == 1 and int(expected[0]) == int(ids[at])
-            self._learn(req, match, hit)
-            self._learn_found(req, hit)
-            if len(expected) and (odds := self._own_odds(req, match.source)) is not None:
-                odds.learn_token(int(expected[0]), hit)
-            req.match = match._replace(at=match.at + 1, length=match.length + 1) if hit and match.at + 1 < len(match.text) else None
+        if req.match is not None and start < end:
+            self._go_along(req, req.match, ids, start)
         req.followed = end
         if req.match is None:
             req.match, req.found_after = self._find(req, ids), awaited
             if req.match is None:
                 self._learn_found(req, False)
+
+    def _go_along(self, req: Request, match: Match, ids: np.ndarray, start: int) -> None:
+        """Follow its occurrence along the new tokens, `ids[start:]`, as far as it is right, and learn how far that was."""
+        if match.repeats:
+            match = match._replace(text=ids)  # it has grown
+        drawn = ids[start:].tolist()
+        expected: list[int] = match.next(len(drawn)).tolist()
+        right = next((i for i, (a, b) in enumerate(zip(expected, drawn, strict=False)) if a != b), len(expected))
+        ended = match.at + right == len(match.text)
+        hits = [True] * right + [False] * (right < len(drawn) and not ended)
+        own, every = self._own_odds(req, match.source), self._of_all(match.source)
+        for odds in (own or every, every):
+            for length, hit in enumerate(hits, match.length):
+                odds.learn(length, hit)
+        if own is not None:
+            for token, hit in zip(expected, hits, strict=False):
+                own.learn_token(token, hit)
+        self._learn_found(req, right > 0)
+        req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
 
     def _heed(self, req: Request, ids: np.ndarray) -> None:
         """Record whether the smaller model was right, as far as that is known."""
@@ -240,10 +248,6 @@ class Drafts:
         if len(self._sites) > _SITES:
             del self._sites[next(iter(self._sites))]
 
-    def _learn(self, req: Request, match: Match, hit: bool) -> None:
-        self._odds(req, match.source).learn(match.length, hit)
-        self._of_all(match.source).learn(match.length, hit)
-
     def _learn_found(self, req: Request, hit: bool) -> None:
         """Record whether an occurrence that was not known before the last token was found then, and is right."""
         if req.found_after is not None:
@@ -261,11 +265,12 @@ class Drafts:
 
     def _of_all(self, source: str) -> Odds:
         """Return the odds of all gens."""
-        return self._every.setdefault(source, Odds(_SELDOM if source == _FOUND else _PRIOR))
+        if (odds := self._every.get(source)) is None:
+            odds = self._every[source] = Odds(_SELDOM if source == _FOUND else _PRIOR)
+        return odds
 
     def _own_odds(self, req: Request, source: str) -> Odds | None:
         """Return the odds of its gen; None if that is unknown."""
-        every = self._of_all(source)
         key = _key(req)
         if key is None:
             return None
@@ -273,7 +278,9 @@ class Drafts:
         if site is None:
             site = _GenStatistics()
             self._put(key, site)
-        return site.odds.setdefault(source, Odds(every))
+        if (odds := site.odds.get(source)) is None:
+            odds = site.odds[source] = Odds(self._of_all(source))
+        return odds
 
     # -- drafts ---------------------------------------------------------------------------------------
 

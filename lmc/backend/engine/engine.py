@@ -661,6 +661,9 @@ class EngineCore:
         if token == BROKEN:
             raise BackendError(_BROKEN)
         req.first_at = req.first_at or time.perf_counter()
+        if req.is_plain and answer.advance(token):
+            self._generated += 1
+            return req.learn(place, token)
         if place == req.length - 1:  # nothing in flight extends it
             sampled, token = token, answer.steered(token)
             if logprob is not None and token != sampled:
