@@ -116,3 +116,12 @@ def test_shares_are_nearly_equal(shares):
     ]
     assert max(blocks) <= min(blocks) + 3
     assert plan.narrow.shape[1] == PIECE
+
+
+def test_a_pass_of_the_same_blocks_reads_its_own_slots():
+    tiler, at = Tiler(8, 2, 7), 0
+    for length in (130, 131, 170, 192, 193, 130):  # a cut is kept until a block is added
+        prefix, at = np.arange(at, at + length), at + length + 2
+        spans = [(1, np.append(prefix, at - 2)), (1, np.append(prefix, at - 1))]
+        plan = tiler.plan(np.ones(2, np.int64), [s[length:] for _, s in spans], np.full(2, length), [Shared(0, 2, prefix)], 2)
+        check(plan, spans, 7)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ PIECE = 8  # int32 of a piece: first row, rows, first block, block after the las
 BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
 HEADER = 2  # of indices: how many blocks are widened, and where they begin
+_FEW_TILES = 16  # of passes whose cut is kept
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
@@ -144,6 +146,17 @@ class Tiler:
 
     def _cut(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int, indices: np.ndarray, widened: int | None) -> Plan:
         """Cut tiles into pieces. `alone`: the leading narrow tiles, which are over no prefix."""
+        full = [_filled(tiles) for tiles in (narrow, wide)]
+        found = _alike if len(narrow) + len(wide) <= _FEW_TILES else _alike.__wrapped__
+        cut = found(self, full[0].tobytes(), full[1].tobytes(), alone, rows)
+        lacking = np.concatenate((full[0][:, 3] - narrow[:, 3], full[1][:, 3] - wide[:, 3]))
+        pieces = cut.pieces.copy()
+        pieces[cut.ends, 6] -= lacking[cut.ended]
+        n = cut.narrow
+        return Plan(pieces[:n], cut.narrow_shares, pieces[n:], cut.wide_shares, cut.indptr, indices, widened)
+
+    def cut_full(self, narrow: np.ndarray, wide: np.ndarray, alone: int, rows: int) -> _Cut:
+        """Cut tiles whose blocks are full."""
         (a, a_tiles, a_shares), (b, b_tiles, b_shares) = _pieces(narrow, self.shares), self._wide_pieces(wide)
         every = np.concatenate((a, b))
         own = int(a_tiles.searchsorted(alone))  # pieces of rows' own tiles; those over prefixes are behind them
@@ -154,17 +167,46 @@ class Tiler:
         parts = np.concatenate((_within_tile(a_tiles), _within_tile(b_tiles)))
         parts[:own] += together[a[:own, 0]]
         every[:, 5] = np.where(several[every[:, 0]] > 1, parts, -1)
-        found = every.astype(np.int32)
-        return Plan(found[: len(a)], a_shares, found[len(a) :], b_shares, indptr, indices, widened)
+        tiles = np.concatenate((a_tiles, b_tiles + len(narrow)))
+        ends = np.flatnonzero(np.append(tiles[1:] != tiles[:-1], len(tiles) > 0))
+        return _Cut(every.astype(np.int32), len(a), a_shares, b_shares, indptr, ends, tiles[ends])
 
     def _wide_pieces(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _pieces(tiles, self.shares_of_wide) if self.piece is None else _even_pieces(tiles, self.shares_of_wide, self.piece)
+
+
+class _Cut(NamedTuple):
+    """Tiles in pieces, the first `narrow` of them of narrow ones: what a plan has as long as no tile needs another block. `ends`: the last piece
+    of each tile `ended`."""
+
+    pieces: np.ndarray
+    narrow: int
+    narrow_shares: np.ndarray
+    wide_shares: np.ndarray
+    indptr: np.ndarray
+    ends: np.ndarray
+    ended: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def _alike(tiler: Tiler, narrow: bytes, wide: bytes, alone: int, rows: int) -> _Cut:
+    """Return the pieces of tiles. Kept for passes of few: after a pass that was waited for, as for a draft, the device waits while they are cut."""
+    return tiler.cut_full(np.frombuffer(narrow, np.int64).reshape(-1, 5), np.frombuffer(wide, np.int64).reshape(-1, 5), alone, rows)
+
+
+def _filled(tiles: np.ndarray) -> np.ndarray:
+    """Return tiles [n, 5] as if their last blocks were full."""
+    found = tiles.copy()
+    found[:, 3] = -(-found[:, 3] // BLOCK) * BLOCK
+    return found
 
 
 def _sliced(tiles: np.ndarray, height: int) -> np.ndarray:
     """Return tiles [n, 5] of `height` rows each, from those of whole spans: first row, rows, first block, slots,
     position of the first slot. The rows of a span are the last of its slots."""
     counts = -(-tiles[:, 1] // height)
+    if (counts == 1).all():
+        return tiles
     found, k = np.repeat(tiles, counts, 0), _counting(counts) * height
     rows = np.minimum(height, found[:, 1] - k)
     found[:, 3] += k + rows - found[:, 1]
@@ -211,9 +253,9 @@ def _pieces(tiles: np.ndarray, shares: int) -> tuple[np.ndarray, np.ndarray, np.
     bounds[1:-1] = begins[tile] + np.minimum(np.maximum(within, 0), size)
     cuts = np.concatenate((begins, bounds))
     cuts.sort()
-    cuts = cuts[:-1][cuts[1:] != cuts[:-1]]  # each once, but for the last, where nothing begins
+    cuts = cuts[np.append(cuts[1:] != cuts[:-1], True)]  # each once
+    sizes, cuts = cuts[1:] - cuts[:-1], cuts[:-1]  # nothing begins at the last
     of = ends.searchsorted(cuts, side="right")
-    sizes = np.diff(cuts, append=total)
     return _cut_from(tiles[of], cuts - begins[of], sizes), of, cuts.searchsorted(bounds).astype(np.int32)
 
 
