@@ -5,14 +5,16 @@
     python -m benchmarks.bench_drafts --model own --reps 3                                   # what SmolLM2 itself says, not what was recorded
 
 Each shape's programs run one after another, as for somebody who waits (`--batch N`: so many at once), in turns without and with drafts, on an
-empty cache and without what earlier runs were answered (`--keep`: with it). *predicted* is the time without drafts times the passes with them,
-over those without: what is above it is what rows of drafts, and passes that are waited for, cost. Answers are recorded text (`recorded.py`),
-which the sampler's outcome is replaced by: on random weights, which repeat themselves, any draft would look perfect.
+empty cache and without what earlier runs were answered (`--keep`: with it). *predicted* is the time without drafts if it had taken as many
+passes as with them: the device's time in passes with rows of prompts, which drafts do not save, and the rest times the passes with drafts that have no prompts,
+over those without drafts. What is above it is what rows of drafts, and passes that are waited for, cost. Answers are recorded text
+(`recorded.py`), which the sampler's outcome is replaced by: on random weights, which repeat themselves, any draft would look perfect.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import statistics
 import sys
@@ -30,7 +32,7 @@ from lmc.backend.usage import Counters
 
 @dataclass(frozen=True)
 class Row:
-    """One shape, all of its items."""
+    """One shape, all of its items. prompt_passes, prompt_s: without drafts, passes with rows of prompts, and their time on the device."""
 
     shape: str
     items: int
@@ -39,13 +41,16 @@ class Row:
     passes: int
     drafted: int
     accepted: int
+    prompt_passes: int
+    prompt_s: float
     off_s: float
     s: float
     equal: bool
 
     @property
     def predicted(self) -> float:
-        return self.off_s * self.passes / self.off_passes
+        """Return the seconds that as many passes take without drafts; those of prompts are as many and as long."""
+        return self.prompt_s + (self.off_s - self.prompt_s) * (self.passes - self.prompt_passes) / (self.off_passes - self.prompt_passes)
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Ran:
     seconds: float
     spent: Counters
     texts: tuple[str, ...]
+    prompts: tuple[float, ...]  # seconds of passes with rows of prompts, and of drafts, if there are any
 
 
 def run(shape: Recorded, engine: Any, batch: int, setting: Any, keep: bool) -> Ran:
@@ -60,12 +66,14 @@ def run(shape: Recorded, engine: Any, batch: int, setting: Any, keep: bool) -> R
     engine.flush_cache()
     if not keep:
         engine.forget_drafts()
-    before, began = engine.counters(), time.perf_counter()
     texts: list[str] = []
-    for i in range(0, len(shape.items), batch):
-        states = shape.program.run_batch(list(shape.items[i : i + batch]), backend=engine, temperature=0)
-        texts += [state.text() for state in states]
-    return Ran(time.perf_counter() - began, engine.counters() - before, tuple(texts))
+    with lmc.trace(io.StringIO()) as recorded:
+        before, began = engine.counters(), time.perf_counter()
+        for i in range(0, len(shape.items), batch):
+            states = shape.program.run_batch(list(shape.items[i : i + batch]), backend=engine, temperature=0)
+            texts += [state.text() for state in states]
+        seconds, spent = time.perf_counter() - began, engine.counters() - before
+    return Ran(seconds, spent, tuple(texts), tuple(found.device for found in recorded.batches if found.prefill))
 
 
 def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, keep: bool, own: bool) -> Row:
@@ -77,7 +85,7 @@ def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, kee
         for which in ("off", "on") if rep % 2 == 0 else ("on", "off"):
             found[which].append(run(shape, engine, batch, "off" if which == "off" else setting, keep))
     off, on = found["off"][-1], found["on"][-1]
-    seconds = [statistics.median(ran.seconds for ran in found[which]) for which in ("off", "on")]
+    off_s, on_s = (statistics.median(ran.seconds for ran in found[which]) for which in ("off", "on"))
     spent = on.spent
     return Row(
         shape.name,
@@ -87,22 +95,24 @@ def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, kee
         spent.passes,
         spent.drafted_tokens,
         spent.accepted_tokens,
-        *seconds,
+        len(off.prompts),
+        statistics.median(sum(ran.prompts) for ran in found["off"]),
+        off_s,
+        on_s,
         off.texts == on.texts,
     )
 
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | on s | speed-up | predicted s | same texts |",
-        "|---" * 13 + "|",
+        "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | prompts s | on s | speed-up | predicted s | same texts |",
+        "|---" * 14 + "|",
     ]
     for r in rows:
         share = f"{r.accepted} ({r.accepted / r.drafted:.0%})" if r.drafted else "0"
         lines.append(
             f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | "
-            f"{r.s:.3f} | "
-            f"{r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
+            f"{r.prompt_s:.3f} | {r.s:.3f} | {r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
         )
     return "\n".join(lines)
 
