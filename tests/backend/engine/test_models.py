@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import sys
 import time
 from dataclasses import replace
 
@@ -17,9 +18,10 @@ pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
 from lmc.backend.engine.kv_pool import KVPool, LayerShape  # noqa: E402
-from lmc.backend.engine.models import cache, gguf, gguf_model, loader  # noqa: E402
+from lmc.backend.engine.models import cache, gguf, gguf_model, loader, lone  # noqa: E402
 from lmc.backend.engine.models import config as configs  # noqa: E402
 from lmc.backend.engine.models.config import RopeScaling  # noqa: E402
+from lmc.backend.engine.models.linear import can_pack_half  # noqa: E402
 from lmc.backend.engine.models.llama import LlamaModel, Residual, build, shapes  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
@@ -147,6 +149,32 @@ def test_keys_and_values_in_one_tensor_give_the_same_logits(qk_norm):
     for one in passes:
         beside, apart = (model.forward(one, pool) for pool in pools)
         torch.testing.assert_close(beside, apart)
+
+
+@pytest.mark.skipif(not can_pack_half(), reason="needs FBGEMM's kernels")
+@pytest.mark.parametrize("how", ["plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window"])
+def test_a_lone_row_has_the_bits_of_the_layers_one_by_one(how):
+    kind = "qwen2" if "bias" in how else "qwen3" if "normed" in how else "llama"
+    config = configs.ModelConfig(
+        kind, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=96, max_context=200,
+        qk_norm="normed" in how, qkv_bias="bias" in how, nope_layers=(1,) if "positions" in how else (), sliding_window=9 if "window" in how else None,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    fused = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes(config).items()}
+    model = build(fused, config, pack_half=True, pack_four="4 bits" in how)
+    assert model.lone is not None
+    first, *others = batch((range(20), range(100, 120))), *(batch(([7], range(100, n))) for n in range(121, 130)), batch(([7], range(100, 131)), logits=[])
+    found = []
+    for _ in range(2):
+        pool = KVPool.of([LayerShape(2, 16, 16)] * 2, 140, torch.float32)
+        found.append([model.forward(one, pool) for one in (first, *others)] + list(pool.tensors()))
+        model.lone = None
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support it")
+def test_the_layers_of_a_lone_row_are_compiled():
+    assert isinstance(lone._compiled(), torch.jit.ScriptFunction)
 
 
 def test_a_pass_that_wants_no_logits_still_writes_its_keys(small):

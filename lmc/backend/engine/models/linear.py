@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,34 @@ def local(matrix: Linear) -> Linear:
     return getattr(matrix, "local", matrix)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HalfPacked:
+    """A Linear of a matrix packed as float16, float32 in and out."""
+
+    packed: Any
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16.default(x, self.packed)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FourBits:
+    """A Linear of a matrix packed in 4 bits; its scales and zeros are [groups of a row, rows, 2]."""
+
+    packed: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return four_bit_product(x, self.packed, self.scales, self.bias)
+
+
+def four_bit_product(x: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply rows, rounded to bfloat16; so is what comes out, unless there is a bias."""
+    y = torch.ops.aten._weight_int4pack_mm_for_cpu(x.to(torch.bfloat16), packed, 32, scales)
+    return y if bias is None else y + bias  # in float32
+
+
 def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """Pack the matrix as float16, float32 in and out; one that float16 cannot hold stays dense. Copies; 5–10 ns an
     element."""
@@ -60,12 +88,10 @@ def half_packed(weight: Tensor, bias: Tensor | None = None) -> Linear:
     if not fits_half(weight):
         log.warning("a matrix exceeds float16's range and stays in float32")
         return Dense(full, bias)
-    packed = torch.ops.quantized.linear_prepack_fp16(full, bias)
-    multiply = torch.ops.quantized.linear_dynamic_fp16.default
-    return lambda x: multiply(x, packed)
+    return HalfPacked(torch.ops.quantized.linear_prepack_fp16(full, bias))
 
 
-_GROUP, _STEP = 32, 16  # weights of a row that share scale and zero; rows come in so many
+_GROUP, _STEP = 32, 16  # weights of a row that share scale and zero (as in `four_bit_product`); rows come in so many
 
 
 def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -83,13 +109,7 @@ def four_bits(weight: Tensor, bias: Tensor | None = None) -> Linear:
     levels = ((grouped - zero.float()[..., None]) / scale.float()[..., None].clamp_min(1e-30) + 8).round().clamp(0, 15)
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels.view(rows, columns).to(torch.int32), 1)
     both = torch.stack((scale, zero), -1).transpose(0, 1).contiguous()  # [groups of a row, rows, 2]
-    multiply, bias = torch.ops.aten._weight_int4pack_mm_for_cpu.default, None if bias is None else bias.float()
-
-    def linear(x: Tensor) -> Tensor:
-        y = multiply(x.bfloat16(), packed, _GROUP, both)
-        return y if bias is None else y + bias  # in float32
-
-    return linear
+    return FourBits(packed, both, None if bias is None else bias.float())
 
 
 def eight_bits(weight: Tensor) -> Linear:

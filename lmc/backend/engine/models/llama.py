@@ -18,12 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
-from lmc.backend.engine.attention.torch_ref import fast
+from lmc.backend.engine.attention.torch_ref import LonePlan, fast
 from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
 from lmc.backend.engine.models.linear import Dense, Linear, eight_bits, four_bits, half_packed, spread
+from lmc.backend.engine.models.lone import LoneRow, rms
 from lmc.errors import ModelLoadError
 
 
@@ -57,6 +58,7 @@ class LlamaModel:
         self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
+        self.lone = LoneRow.of(layers, config, self.eps) if plan is fast else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -80,6 +82,9 @@ class LlamaModel:
             if seen.axes is not None:
                 turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
         rows = None if batch.adapters is None or self.adapters is None else self.adapters.grouped(batch.adapters)
+        if self.lone is not None and isinstance(plan, LonePlan) and seen is None and rows is None and (pairs := _pairs(kv, len(self.layers))):
+            self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, plan.first, plan.count)
+            return self._logits(residual.only(batch.logit_rows))
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
@@ -92,12 +97,16 @@ class LlamaModel:
                 x = residual.rows
                 rows = None if rows is None else rows.only(batch.logit_rows)
                 if len(x) == 0:
-                    return x.new_empty(0, self.config.vocab_size, dtype=torch.float32)
+                    break
             x += self._adapted(index, "o", attended, layer.o(attended), rows)
             x += self._mlp(index, residual.normed(layer.post_norm), rows)
             if seen is not None and index < len(deeper):
                 x[seen.rows] += deeper[index].to(x.dtype)
-        return self.head(residual.normed(self.norm)).float()
+        return self._logits(residual)
+
+    def _logits(self, residual: Residual) -> Tensor:
+        rows = residual.rows
+        return self.head(residual.normed(self.norm)).float() if len(rows) else rows.new_empty(0, self.config.vocab_size, dtype=torch.float32)
 
     def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, kv: KVStore, index: int) -> Tensor:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
@@ -132,9 +141,13 @@ class LlamaModel:
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32:
             return F.rms_norm(x, weight.shape, weight, self.config.norm_eps)
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return (x * scale).mul_(weight)
+        return rms(x, weight, self.eps)
+
+
+def _pairs(kv: KVStore, layers: int) -> list[Tensor]:
+    """Return K and V of each layer as one tensor; nothing if they are not, or not in float32."""
+    found = [pair for index in range(layers) if (pair := kv.pair(index)) is not None and pair.dtype == torch.float32]
+    return found if len(found) == layers else []
 
 
 @dataclass(frozen=True, slots=True)
