@@ -153,7 +153,7 @@ def test_keys_and_values_in_one_tensor_give_the_same_logits(qk_norm):
 
 @pytest.mark.skipif(not can_pack_half(), reason="needs FBGEMM's kernels")
 @pytest.mark.parametrize("how", ["plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window"])
-def test_a_lone_row_has_the_bits_of_the_layers_one_by_one(how):
+def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
     kind = "qwen2" if "bias" in how else "qwen3" if "normed" in how else "llama"
     config = configs.ModelConfig(
         kind, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=96, max_context=200,
@@ -163,17 +163,20 @@ def test_a_lone_row_has_the_bits_of_the_layers_one_by_one(how):
     fused = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes(config).items()}
     model = build(fused, config, pack_half=True, pack_four="4 bits" in how)
     assert model.lone is not None
-    first, *others = batch((range(20), range(100, 120))), *(batch(([7], range(100, n))) for n in range(121, 130)), batch(([7], range(100, 131)), logits=[])
+    first, *others = (
+        batch((range(40), range(100, 140))), *(batch(([7], range(100, n))) for n in range(141, 150)),
+        batch(([7], range(100, 151)), logits=[]), batch(([7, 8, 9], range(100, 154)), logits=range(3)), batch((range(32), range(160, 192)), logits=range(32)),
+    )  # fmt: skip
     found = []
     for _ in range(2):
-        pool = KVPool.of([LayerShape(2, 16, 16)] * 2, 140, torch.float32)
+        pool = KVPool.of([LayerShape(2, 16, 16)] * 2, 200, torch.float32)
         found.append([model.forward(one, pool) for one in (first, *others)] + list(pool.tensors()))
         model.lone = None
     assert all(map(torch.equal, *found))
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support it")
-def test_the_layers_of_a_lone_row_are_compiled():
+def test_the_layers_of_a_lone_sequence_are_compiled():
     assert isinstance(lone._compiled(), torch.jit.ScriptFunction)
 
 

@@ -61,6 +61,7 @@ def reference(spans: Sequence[Span], window: int | None = None) -> ReferencePlan
 #   decode spans   prefixes that siblings share, read once for all of them  ·  own segments, padded, one call
 
 _SHARE = 256  # a shared segment is worth its extra call when it saves reading this many slots
+_FEW = 32  # rows of one sequence that are attended to at once, over its earlier context and over themselves
 _SMALL = 64  # own segments up to this length are always padded to each other
 
 Where = slice | Tensor  # slots: consecutive ones as a slice (a view of the store), others as indices (a copy)
@@ -156,6 +157,11 @@ def partial(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, mask: Tens
     return scores.softmax(-1).to(q.dtype) @ v, scores.logsumexp(-1)
 
 
+def tall_mask(mask: Tensor, groups: int) -> Tensor:
+    """Return [1, 1, rows · groups, count] of [rows, count], for the tall query of so many heads that share a KV head."""
+    return mask.repeat_interleave(groups, 0)[None, None]
+
+
 def additive(mask: Tensor) -> Tensor:
     """Return True → 0, False → -inf, float32."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
@@ -184,15 +190,21 @@ class FastPlan:
 
 @dataclass(frozen=True)
 class LonePlan:
-    """One row over consecutive slots, as a lone answer's are: a few views and the kernel, since a short context's
-    attention is as cheap as a few more operations."""
+    """One sequence's few rows over consecutive slots, as a lone answer's and its draft's are: a few views and the kernel, since a short context's
+    attention is as cheap as a few more operations. The rows of a KV head, and the heads that share it, are one tall query.
+
+    mask  [rows, count] float, 0 or -inf; None: of a single row
+    """
 
     first: int
     count: int
+    mask: Tensor | None = None
 
     def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         k, v = self._seen(keys), self._seen(values)
-        return partial(q.view(1, k.shape[1], -1, k.shape[3]), k, v)[0].reshape(q.shape)
+        tall = q.view(len(q), k.shape[1], -1, k.shape[3]).transpose(0, 1).reshape(1, k.shape[1], -1, k.shape[3])
+        out = partial(tall, k, v, mask=None if self.mask is None else tall_mask(self.mask, q.shape[1] // k.shape[1]).to(q.dtype))[0]
+        return out.view(k.shape[1], len(q), -1, k.shape[3]).transpose(0, 1).reshape(q.shape)
 
     def _seen(self, store: Stored) -> Tensor:
         """Return its slots' part of a store, [1, num_kv_heads, count, head_dim]."""
@@ -210,10 +222,11 @@ def _merge(out: Tensor, lse: Tensor, rows: Where, new: Tensor, new_lse: Tensor) 
 
 def fast(spans: Sequence[Span], window: int | None = None) -> FastPlan | LonePlan:
     """Plan one pass; the spans cover the rows."""
-    if len(spans) == 1 and spans[0].length == 1:
-        run = _where(spans[0].slots if window is None else spans[0].slots[-window:])
+    if len(spans) == 1 and spans[0].length <= _FEW:
+        alone = spans[0].length == 1
+        run = _where(spans[0].slots if window is None or not alone else spans[0].slots[-window:])
         if isinstance(run, slice):
-            return LonePlan(run.start, run.stop - run.start)
+            return LonePlan(run.start, run.stop - run.start, None if alone else additive(span_mask(spans[0], window)))
     whole: list[_Part] = []
     layered: list[_Part] = []
     for span in spans:

@@ -24,7 +24,7 @@ from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
 from lmc.backend.engine.models.linear import Dense, Linear, eight_bits, four_bits, half_packed, spread
-from lmc.backend.engine.models.lone import LoneRow, rms
+from lmc.backend.engine.models.lone import LoneSequence, rms
 from lmc.errors import ModelLoadError
 
 
@@ -58,7 +58,7 @@ class LlamaModel:
         self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
-        self.lone = LoneRow.of(layers, config, self.eps) if plan is fast else None
+        self.lone = LoneSequence.of(layers, config, self.eps) if plan is fast else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -83,7 +83,7 @@ class LlamaModel:
                 turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
         rows = None if batch.adapters is None or self.adapters is None else self.adapters.grouped(batch.adapters)
         if self.lone is not None and isinstance(plan, LonePlan) and seen is None and rows is None and (pairs := _pairs(kv, len(self.layers))):
-            self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, plan.first, plan.count)
+            self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, plan)
             return self._logits(residual.only(batch.logit_rows))
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):

@@ -1,4 +1,4 @@
-"""A lone row's way through a model's layers on a CPU, without Python between the operations.
+"""The way of a lone sequence's few rows through a model's layers on a CPU, without Python between the operations.
 
 One sequence alone has some forty operations a layer, most of which take less time than Python takes to call them. TorchScript runs these very operations, so
 the bits are those of `LlamaModel.forward`. It is deprecated, but torch has nothing else for this that needs no compiler; where it is missing, Python runs the
@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lmc.backend.engine.attention.torch_ref import LonePlan, tall_mask
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.linear import FourBits, HalfPacked, four_bit_product
 from lmc.warning_filters import ignored
@@ -26,16 +27,18 @@ log = logging.getLogger("lmc.models")
 
 
 @dataclass(frozen=True, slots=True)
-class LoneRow:
+class LoneSequence:
     """The layers of a model. Its matrices are all packed as float16, or all in 4 bits.
 
     weights  the arguments of `_layers` that are the model's
+    groups   heads that share a KV head
     """
 
     weights: tuple[Any, ...]
+    groups: int
 
     @classmethod
-    def of(cls, layers: Sequence[Any], config: ModelConfig, eps: Tensor) -> LoneRow | None:
+    def of(cls, layers: Sequence[Any], config: ModelConfig, eps: Tensor) -> LoneSequence | None:
         """Return None if a matrix is packed otherwise. `layers`: as of `LlamaModel`."""
         c, found = config, [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         halves = [matrix.packed for matrix in found if isinstance(matrix, HalfPacked)]
@@ -45,12 +48,13 @@ class LoneRow:
         norms = [[norm for layer in layers if (norm := getattr(layer, name)) is not None] for name in ("input_norm", "post_norm", "q_norm", "k_norm")]
         turned = [index not in c.nope_layers for index in range(c.num_layers)]
         packed, scales, biases = [m.packed for m in fours], [m.scales for m in fours], [m.bias for m in fours]
-        return cls((*norms, eps, turned, halves, packed, scales, biases, c.num_heads, c.num_kv_heads, c.head_dim))
+        return cls((*norms, eps, turned, halves, packed, scales, biases, c.num_heads, c.num_kv_heads, c.head_dim), c.num_heads // c.num_kv_heads)
 
-    def run(self, whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: Sequence[Tensor], first: int, count: int) -> None:
-        """Run the row's residual stream `whole` (llama.py) through all layers, in place. `slots`: the row's own; it sees `count` slots from `first` on of
-        `stores`, K and V of each layer beside each other."""
-        _compiled()(whole, root, turn, slots, stores, first, count, *self.weights)
+    def run(self, whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: Sequence[Tensor], plan: LonePlan) -> None:
+        """Run the rows' residual stream `whole` (llama.py) through all layers, in place. `slots`: the rows' own in `stores`, K and V of each layer beside
+        each other."""
+        mask = None if plan.mask is None else tall_mask(plan.mask, self.groups)
+        _compiled()(whole, root, turn, slots, stores, plan.first, plan.count, mask, *self.weights)
 
 
 @cache
@@ -69,28 +73,30 @@ def _compiled() -> Callable[..., None]:
 
 
 def _layers(
-    whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: list[Tensor], first: int, count: int,
+    whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: list[Tensor], first: int, count: int, mask: Tensor | None,
     norms: list[Tensor], post_norms: list[Tensor], q_norms: list[Tensor], k_norms: list[Tensor], eps: Tensor, turned: list[bool],
     halves: list[torch.classes.quantized.LinearPackedParamsBase],  # pyright: ignore[reportInvalidTypeForm]
     packed: list[Tensor], scales: list[Tensor], biases: list[Tensor | None],
     heads: int, kv_heads: int, dim: int,
 ) -> None:  # fmt: skip
-    width = whole.size(1) - 1
+    rows, width, groups = whole.size(0), whole.size(1) - 1, heads // kv_heads
     x = whole[:, :width]
     for i in range(len(norms)):
         at = 4 * i
         normed = torch._weight_norm_interface(whole, root, 0)[0][:, :width].mul_(norms[i])
-        qkv = _times(normed, halves, packed, scales, biases, at).to(torch.float32).view(1, -1, dim)
+        qkv = _times(normed, halves, packed, scales, biases, at).to(torch.float32).view(rows, -1, dim)
         qk = qkv[:, : heads + kv_heads]
         if len(q_norms) > 0:
             qk.copy_(torch.cat((rms(qk[:, :heads], q_norms[i], eps), rms(qk[:, heads:], k_norms[i], eps)), 1))
         if turned[i]:
-            torch.view_as_complex(qk.view(1, heads + kv_heads, dim // 2, 2)).mul_(turn)
+            torch.view_as_complex(qk.view(rows, heads + kv_heads, dim // 2, 2)).mul_(turn)
         stores[i].index_copy_(0, slots, qkv[:, heads:])
         seen = stores[i][first : first + count].transpose(0, 1)[None]
-        q = qk[:, :heads].view(1, kv_heads, heads // kv_heads, dim)
-        attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, seen[:, :kv_heads], seen[:, kv_heads:], 0.0, False)[0]
-        x += _times(attended.reshape(1, -1), halves, packed, scales, biases, at + 1)
+        tall = qk[:, :heads].view(rows, kv_heads, groups, dim).transpose(0, 1).reshape(1, kv_heads, rows * groups, dim)
+        k, v = seen[:, :kv_heads], seen[:, kv_heads:]
+        attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(tall, k, v, 0.0, False, attn_mask=mask)[0]
+        attended = attended.view(kv_heads, rows, groups, dim).transpose(0, 1).reshape(rows, -1)
+        x += _times(attended, halves, packed, scales, biases, at + 1)
         normed = torch._weight_norm_interface(whole, root, 0)[0][:, :width].mul_(post_norms[i])
         gate, up = _times(normed, halves, packed, scales, biases, at + 2).chunk(2, -1)
         x += _times(F.silu(gate).mul_(up), halves, packed, scales, biases, at + 3)
