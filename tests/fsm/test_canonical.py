@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lmc.backend.engine.automaton import AutomatonMatcher
-from lmc.backend.engine.tokenizer import LLAMA3_SPLIT, QWEN2_SPLIT
 from lmc.backend.engine.tokenizer import Tokenizer as Words
+from lmc.backend.engine.tokenizer_rules import LLAMA3_SPLIT, QWEN2_SPLIT
 from lmc.fsm.canonical import Canonical
 from lmc.fsm.canonical_rows import CanonicalRows
 from lmc.fsm.forced import ForcedTokens
