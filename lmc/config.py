@@ -317,7 +317,7 @@ def set_default_backend(backend: Backend | str | None) -> None:
     global _default
     if isinstance(backend, str):
         backend = named_backend(backend)
-    if backend is not None and not hasattr(backend, "submit"):
+    if backend is not None and (isinstance(backend, type) or not hasattr(backend, "submit")):
         raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
     with _lock:
         _default = backend

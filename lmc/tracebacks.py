@@ -73,7 +73,7 @@ def _leave(error: BaseException, called: Any, given: Mapping[str, Any]) -> None:
         names = [p.name for p in inspect.signature(called).parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"]
         name = called.__qualname__.removesuffix(".__init__")
         unknown = next((f"{name}() has no parameter {n!r}{suggestion(n, names)}" for n in given if n not in names), None)
-        error.args = (unknown or f"{error}: it takes {', '.join(names)}",)
+        error.args = (unknown or f"{error}: it takes {', '.join(names) or 'none'}",)
         error.__traceback__ = error.__traceback__ if settings().debug else None
     else:
         hide(error)

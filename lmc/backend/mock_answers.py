@@ -18,6 +18,7 @@ from lmc.backend.mock_samples import member_of
 from lmc.backend.results import Output
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, BackendError, LmcError, shown
+from lmc.pages import several
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
@@ -340,7 +341,7 @@ def _in_order(what: str, answers: Sequence[Any]) -> Script:
     def script(node: MockNode, ask: Ask) -> Any:
         number = next(numbers)
         if number >= len(answers):
-            raise BackendError(f"the {len(answers)} scripted answers for {what} are used up")
+            raise BackendError(f"all of the {several(len(answers), 'scripted answer')} for {what} have been used")
         answer = answers[number]
         return _called(answer)(node, ask) if callable(answer) else answer
 

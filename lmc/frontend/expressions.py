@@ -222,6 +222,15 @@ class ReasoningExpr(Expr):
     loc: Loc | None = field(default=None, compare=False)
 
 
+class _Omitted:
+    def __repr__(self) -> str:
+        return "omitted"
+
+
+OMITTED: Any = _Omitted()
+"""Default of a message's content: None is one that was forgotten, or an empty field of a table."""
+
+
 def as_expr(x: object, what: str = "concatenate") -> Expr:
     """Return a str, Symbolic or expression as an expression; None raises ValueError, anything else TypeError."""
     if isinstance(x, Expr):
@@ -238,7 +247,7 @@ def items_of(x: object) -> tuple[Expr, ...]:
 
 def _refusal(x: object, what: str) -> ProgramError:
     if x is None:
-        return ParameterError(f"cannot {what} None; did a function forget to return its expression?", loc=caller_loc())
+        return ParameterError(f"cannot {what} None; did a function forget to return its expression, or is a field empty?", loc=caller_loc())
     found = next((remedy for kind, remedy in _REMEDIES.items() if kind in [k.__name__ for k in type(x).__mro__]), "")
     return ArgumentError(f"cannot {what} {an(type(x).__name__)}, only text and expressions{found}", loc=caller_loc())
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, Never, NoReturn, cast
 
 from lmc.errors import ArgumentError, LmcError, Loc, ParameterError
 from lmc.frontend.expressions import (
+    OMITTED,
     Expr,
     GenExpr,
     ImageExpr,
@@ -218,6 +219,8 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
     _check_name(what, name, loc)
     if choices is None or isinstance(choices, str) or not isinstance(choices, Iterable):
         raise ArgumentError(f"{what}(choices=…) takes a list of strings, not {choices!r}", loc=loc)
+    if isinstance(choices, (set, frozenset)):
+        raise ArgumentError(f"{what}(choices=…) takes a list of strings: a set has another order in each process; write sorted(…)", loc=loc)
     choices = tuple(cast(Iterable[Any], choices))
     if not choices:
         raise ParameterError(f"{what}(choices=[]): there is nothing to choose from", loc=loc)
@@ -262,26 +265,26 @@ _TAKES: Mapping[str, Any] = {f.__name__: f for f in (gen, gen_int, gen_string, s
 # -- roles, media, scopes --------------------------------------------------------------------------------------------
 
 
-def _role(role: str, expr: Expr | str | Symbolic | None) -> Seq:
+def _role(role: str, expr: Expr | str | Symbolic) -> Seq:
     loc = caller_loc()
-    inside = () if expr is None else items_of(expr)
+    inside = () if expr is OMITTED else items_of(expr)
     return Seq((RoleBegin(role, loc), *inside, RoleEnd(role, loc)))
 
 
 @users_frames
-def system(expr: Expr | str | None = None) -> Seq:
+def system(expr: Expr | str = OMITTED) -> Seq:
     """A system message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("system", expr)
 
 
 @users_frames
-def user(expr: Expr | str | None = None) -> Seq:
+def user(expr: Expr | str = OMITTED) -> Seq:
     """A user message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("user", expr)
 
 
 @users_frames
-def assistant(expr: Expr | str | None = None) -> Seq:
+def assistant(expr: Expr | str = OMITTED) -> Seq:
     """An assistant message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("assistant", expr)
 

@@ -21,6 +21,7 @@ from lmc.frontend.active import home, next_fork
 from lmc.frontend.each import each
 from lmc.frontend.emitter import Answer, Ctx, Emitter, GatheredAnswers, Scoped, Stored, Taken, flat
 from lmc.frontend.expressions import (
+    OMITTED,
     Expr,
     GenExpr,
     ImageExpr,
@@ -55,6 +56,7 @@ _MEANT: Mapping[str, str] = {
     **dict.fromkeys(("append", "add", "write", "extend"), "text and expressions are appended with s += …"),
 }
 """What is written in place of a method that a state does not have."""
+_INTERNAL = frozenset("asked calls ctx emitter failure home ordinal previous progress scopes tasks types".split())
 _NO_TASKS: Mapping[str, int] = {}
 _NO_TYPES: Mapping[str | None, Any] = {}
 _NO_SCOPES: Mapping[str, tuple[Scoped, ...]] = {}
@@ -167,7 +169,7 @@ class State(AnswersByName, Generic[R]):
             if isinstance(found := getattr(State, name, None), property):  # which raised an AttributeError: the program's own
                 return found.__get__(self)
             held = name in self.variables
-            near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_")], 1)
+            near = [] if held else difflib.get_close_matches(name, [n for n in dir(State) if not n.startswith("_") and n not in _INTERNAL], 1, 0.7)
             variable = _MEANT.get(name) or (
                 "the program's result is s.ret_value, and an answer s['name']" if hasattr(str, name) else f"a variable is read as s[{name!r}]"
             )
@@ -176,21 +178,21 @@ class State(AnswersByName, Generic[R]):
 
     # -- roles and scopes
 
-    def system(self, expr: Expr | str | Symbolic | None = None) -> Any:
+    def system(self, expr: Expr | str | Symbolic = OMITTED) -> Any:
         """Append a system message; without `expr`, a context manager around its content."""
         return self._message("system", expr)
 
-    def user(self, expr: Expr | str | Symbolic | None = None) -> Any:
+    def user(self, expr: Expr | str | Symbolic = OMITTED) -> Any:
         """Append a user message; without `expr`, a context manager around its content."""
         return self._message("user", expr)
 
-    def assistant(self, expr: Expr | str | Symbolic | None = None) -> Any:
+    def assistant(self, expr: Expr | str | Symbolic = OMITTED) -> Any:
         """Append an assistant message; without `expr`, a context manager around its content."""
         return self._message("assistant", expr)
 
     def _message(self, role: str, expr: Any) -> Any:
         loc = caller_loc()
-        if expr is None:
+        if expr is OMITTED:
             return self._open(role, loc)
         message = RoleBegin(role, loc) + as_expr(expr, "append") + RoleEnd(role, loc)
         self.__iadd__(message)

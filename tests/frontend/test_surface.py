@@ -43,9 +43,9 @@ WHAT_IS_THERE: dict[Any, str] = {
     lmc.gen_string: GEN.format(min_tokens=""),
     lmc.select: "name=None, choices=None, temperature=0.0, choices_method=token_length_normalized, adapter=None",
     lmc.video: "path, num_frames=None, fps=None",
-    lmc.system: "expr=None",
-    lmc.user: "expr=None",
-    lmc.assistant: "expr=None",
+    lmc.system: "expr=omitted",
+    lmc.user: "expr=omitted",
+    lmc.assistant: "expr=omitted",
     **dict.fromkeys((lmc.system_begin, lmc.system_end, lmc.user_begin, lmc.user_end, lmc.assistant_begin, lmc.assistant_end), ""),
     lmc.separate_reasoning: "expr=None, model_type=None",
     lmc.special: "text",
@@ -60,9 +60,9 @@ WHAT_IS_THERE: dict[Any, str] = {
     lmc.State.fork: "self, size=1, position_ids_offset=None",
     lmc.State.copy: "self, position_ids_offset=None",
     lmc.State.var_scope: "self, name",
-    lmc.State.system: "self, expr=None",
-    lmc.State.user: "self, expr=None",
-    lmc.State.assistant: "self, expr=None",
+    lmc.State.system: "self, expr=omitted",
+    lmc.State.user: "self, expr=omitted",
+    lmc.State.assistant: "self, expr=omitted",
     lmc.State.text_iter: "self, var_name=None",
     lmc.State.text_async_iter: "self, var_name=None, return_meta_data=False",
     lmc.State.get_meta_info: "self, name",
@@ -356,7 +356,15 @@ def a_number(s, x):
 
 
 def nothing(s, x):
-    s += None  # cannot append None; did a function forget to return its expression?
+    s += None  # cannot append None; did a function forget to return its expression, or is a field empty?
+
+
+def nothing_in_a_message(s, x):
+    s += lmc.user(None)  # cannot concatenate None; did a function forget to return its expression, or is a field empty?
+
+
+def nothing_as_a_message(s, x):
+    s.user(None)  # cannot append None; did a function forget to return its expression, or is a field empty?
 
 
 def a_list(s, x):
@@ -478,6 +486,10 @@ def a_variable_as_an_attribute(s, x):
     s += s.answers  # 'State' object has no attribute 'answers'; a variable is read as s['answers']
 
 
+def an_attribute_of_nothing_like_it(s, x):
+    s += s.answer  # 'State' object has no attribute 'answer'; a variable is read as s['answer']
+
+
 def a_misspelled_method(s, x):
     s.asistant(x)  # 'State' object has no attribute 'asistant'; did you mean 'assistant'?
 
@@ -516,6 +528,10 @@ def one_text_as_choices(s, x):
 
 def no_list_of_choices(s, x):
     s += select("c")  # select(choices=…) takes a list of strings, not None
+
+
+def a_set_of_choices(s, x):
+    s += select("c", {"a", "b"})  # select(choices=…) takes a list of strings: a set has another order in each process; write sorted(…)
 
 
 def unknown_method(s, x):
