@@ -220,15 +220,17 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
 
 def _run_one(job: Job, arguments: dict[str, Any], results: result_files.Results) -> None:
     with closing(open_backend(job.backend)) as target:
-        ((_, state),) = job.states({0: arguments}, target)
-        if (error := state.error()) is not None:
-            raise error
-        record = result_files.record_of(0, state, {})
-    if results.path is None:
-        _print_result(state)
-        return
-    with results:
-        results.write(record)
+        failure: BaseException | None = None
+        for _, state in job.states({0: arguments}, target):  # one; the result is out before the page is written, which may fail
+            if (failure := state.error()) is not None:
+                continue
+            if results.path is None:
+                _print_result(state)
+                continue
+            with results:
+                results.write(result_files.record_of(0, state, {}))
+    if failure is not None:
+        raise failure
 
 
 def _print_result(state: Any) -> None:

@@ -219,6 +219,12 @@ def test_a_run_is_written_as_a_page(lmc_cli, folder, how):
     assert 'id=timeline' in page and ("graph @" in page) == (not how)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a full disk is a device of Linux")
+def test_a_page_that_cannot_be_written_takes_no_result_along(lmc_cli):
+    code, out, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--html", "/dev/full")
+    assert code == 2 and out.strip() and "cannot write /dev/full: No space left on device" in err
+
+
 @pytest.mark.parametrize("output", ["in.jsonl", "./sub/../in.jsonl", "link.jsonl"])
 @pytest.mark.parametrize("flag", [[], ["--overwrite"], ["--resume"]], ids=["plain", "overwrite", "resume"])
 def test_the_input_is_never_the_output(lmc_cli, folder, output, flag):
