@@ -18,7 +18,6 @@ from lmc.backend.mock_samples import member_of
 from lmc.backend.results import Output
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, BackendError, LmcError, shown
-from lmc.pages import several
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
 from lmc.tools import Call, call_of
 
@@ -341,7 +340,7 @@ def _in_order(what: str, answers: Sequence[Any]) -> Script:
     def script(node: MockNode, ask: Ask) -> Any:
         number = next(numbers)
         if number >= len(answers):
-            raise BackendError(f"all of the {several(len(answers), 'scripted answer')} for {what} have been used")
+            raise BackendError(f"the scripted answers for {what} are used up (there were {len(answers)})")
         answer = answers[number]
         return _called(answer)(node, ask) if callable(answer) else answer
 

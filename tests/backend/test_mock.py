@@ -430,7 +430,7 @@ def test_a_function_scripts_answers_and_none_falls_back() -> None:
 def test_a_mapping_scripts_by_name() -> None:
     mock = Mock({"a": "text", "b": ["first", "second"], "c": lambda prompt, ask: prompt.upper()})
     assert [answer(mock, "p", gen(name=name)) for name in "abcb"] == ["text", "first", "P", "second"]
-    with pytest.raises(BackendError, match="all of the 2 scripted answers for 'b' have been used"):
+    with pytest.raises(BackendError, match=r"the scripted answers for 'b' are used up \(there were 2\)"):
         answer(mock, "p", gen(name="b"))
 
 
