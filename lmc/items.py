@@ -4,7 +4,8 @@ header.
     text,times,source              text and times are parameters: one item a row
     hello,3,forum        ─►        {"text": "hello", "times": 3}, and {"source": "forum"} kept aside: copied to the result
 
-A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those is not given. Everything
+A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those, or of a parameter that may
+be None, is not given. Everything
 is checked before anything runs, and errors name the file, the line and the remedy.
 """
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc.errors import Loc
-from lmc.userfiles import Item, UsageError, check_arguments, describe, is_json, objects, parameters, takes_any, value_of
+from lmc.userfiles import Item, UsageError, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
 
 STANDARD_INPUT = Path("-")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -96,7 +97,7 @@ def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[
         row: Item = {}
         for column, cell in zip(header, cells, strict=True):
             parameter = known.get(column)
-            if cell or parameter is None or not is_json(parameter):
+            if cell or parameter is None or not (is_json(parameter) or is_optional(parameter)):
                 row[column] = value_of(program, parameter, cell, f"{name}:{number}: {column}={cell}")
         yield number, row
 

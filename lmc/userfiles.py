@@ -13,9 +13,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
 from pathlib import Path
-from types import ModuleType, UnionType
-from typing import Any, Union, get_args, get_origin
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
 from lmc import named
 from lmc.errors import LmcError, Loc
@@ -170,24 +172,57 @@ def value_of(program: Any, parameter: inspect.Parameter | None, text: str, given
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        example = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}.get(_kind(parameter), "[1, 2]")
         raise UsageError(
             f"{given}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
-            f"for example '{parameter.name}={example}' ({error.msg} at column {error.colno})"
+            f"for example '{parameter.name}={_example(_type_of(parameter))}' ({error.msg} at column {error.colno})"
         ) from error
 
 
 def is_json(parameter: inspect.Parameter) -> bool:
-    return _kind(parameter) not in (None, str, "str")
+    return _type_of(parameter) is not None and not _is_text(_type_of(parameter))
 
 
-def _kind(parameter: inspect.Parameter) -> Any:
-    """Return the annotation (`list` for `list[str]`, `str` for `str | bytes | Path`), else the type of the default, else None."""
+def is_optional(parameter: inspect.Parameter) -> bool:
+    """Return whether its annotation allows None."""
+    return NoneType in get_args(parameter.annotation) or parameter.annotation in _OPTIONAL_TEXT
+
+
+def _type_of(parameter: inspect.Parameter) -> Any:
+    """Return the annotation, else the type of the default, else None."""
     if parameter.annotation is not parameter.empty:
-        if get_origin(parameter.annotation) in (Union, UnionType) and {*get_args(parameter.annotation)} - {bytes, Path} == {str}:
-            return str
-        return getattr(parameter.annotation, "__origin__", parameter.annotation)
+        return parameter.annotation
     return type(parameter.default) if parameter.default not in (parameter.empty, None) else None
+
+
+_OPTIONAL_TEXT = ("str | None", "Optional[str]")
+
+
+def _is_text(annotation: Any) -> bool:
+    """Return whether an annotation stands for text: `str`, a Literal of texts, either of them or None, bytes or a Path."""
+    if get_origin(annotation) is Literal:
+        return all(isinstance(value, str) for value in get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [kind for kind in get_args(annotation) if kind not in (bytes, Path, NoneType)]
+        return bool(kinds) and all(map(_is_text, kinds))
+    return annotation in (str, "str", *_OPTIONAL_TEXT)
+
+
+def _example(annotation: Any) -> str:
+    """Return JSON of a value that an annotation may allow."""
+    args = [arg for arg in get_args(annotation) if arg is not NoneType]
+    if get_origin(annotation) in (Union, UnionType):
+        return _example(args[0])
+    if get_origin(annotation) is Literal:
+        return json.dumps(args[0])
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return json.dumps(next(iter(annotation)).value, default=str)
+    kind = get_origin(annotation) or annotation
+    if isinstance(kind, type) and (hasattr(kind, "model_json_schema") or is_dataclass(kind) or is_typeddict(kind)):
+        kind = dict
+    return _EXAMPLES.get(kind, '["a", "b"]' if str in args else "[1, 2]" if args else '"text"')
+
+
+_EXAMPLES = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}
 
 
 # -- JSON lines ----------------------------------------------------------------------------------------------------

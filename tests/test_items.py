@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -55,6 +57,37 @@ def test_what_may_be_bytes_is_the_text_of_a_path(given):
     assert parse_arguments(look, ["picture=a.png"]) == {"picture": "a.png"}
     look.func.__annotations__["picture"] = str | list[str]
     assert parse_arguments(look, ['picture=["a.png"]']) == {"picture": ["a.png"]}
+
+
+class Mood(Enum):
+    GOOD = "good"
+
+
+@pytest.mark.parametrize("annotation", [str | None, Literal["a", "b"], Literal["a", "b"] | None, Path | str | None, "str | None"])
+def test_texts_and_none_are_texts(tmp_path, annotation):
+    @lmc.function
+    def choose(s: Any, x: Any = None) -> None: ...
+
+    choose.func.__annotations__["x"] = annotation
+    assert parse_arguments(choose, ["x=a"]) == {"x": "a"}
+    items = read_items(choose, file(tmp_path, "a.csv", 'x,y\na,1\n"",2\n'))
+    assert items.arguments == ({"x": "a"}, {}) if annotation != Literal["a", "b"] else ({"x": "a"}, {"x": ""})
+
+
+@pytest.mark.parametrize(
+    ("annotation", "example"),
+    [
+        (int | None, "3"), (Literal[2, 3], "2"), (Mood, '"good"'), (dict[str, int], '{"a": 1}'), (Any, '"text"'), (tuple[int, ...], "[1, 2]"),
+        (list[str], '["a", "b"]'),
+    ],
+)
+def test_the_example_of_a_value_is_one(annotation, example):
+    @lmc.function
+    def choose(s: Any, x: Any) -> None: ...
+
+    choose.func.__annotations__["x"] = annotation
+    with pytest.raises(UsageError, match=re.escape(f"for example 'x={example}'")):
+        parse_arguments(choose, ["x=no JSON"])
 
 
 def test_a_program_of_any_arguments_takes_every_column(tmp_path):
