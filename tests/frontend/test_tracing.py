@@ -192,6 +192,52 @@ def test_of_a_loop_without_a_known_end_a_few_turns_are_shown() -> None:
     assert [op.attr("ordinal") for op in graph.ops() if op.kind == "gen"] == [0, 1, 2, 3]
 
 
+@lmc.function
+def only_errors_end(s: Any, tool: Any) -> None:
+    while True:
+        try:
+            tool()
+        except ValueError as error:
+            s += str(error)
+        s += lmc.gen("x", max_tokens=3)
+
+
+@lmc.function
+def never_ends(s: Any) -> None:
+    while True:
+        s += lmc.gen("x", max_tokens=3)
+
+
+@lmc.function
+def ends_as_nothing_decides(s: Any, tool: Any, debug: bool = False) -> None:
+    while True:
+        tool()
+        if debug:
+            break
+
+
+@lmc.function
+def ends_by_a_number(s: Any, tool: Any) -> str:
+    turns = 0
+    while True:
+        tool()
+        turns += 1
+        if turns == 9:
+            break
+    s += f"{turns}" + lmc.gen("x")
+    return s["x"]
+
+
+@pytest.mark.parametrize(
+    ("program", "gens", "calls"), ((only_errors_end, 4, 4), (never_ends, 64, 0), (ends_as_nothing_decides, 0, 64), (ends_by_a_number, 1, 9))
+)
+def test_of_a_loop_that_nothing_known_ends_some_turns_are_shown(program: Any, gens: int, calls: int) -> None:
+    graph, outcome = traced(program, {})
+    assert outcome.steps < 20_000
+    assert sum(op.kind == "gen" for op in graph.ops()) == gens
+    assert sum(op.attr("reason") == "unknown code" for op in graph.ops()) == calls
+
+
 def clean(text: str) -> str:
     if text.startswith("-"):
         return text[1:]

@@ -93,6 +93,9 @@ class Domain:
     skips = True
     """Whether a comprehension goes on behind items of which it is undecided whether they are in it."""
 
+    def turn(self, frame: Frame, site: LoopStatement) -> None:
+        """Begin a turn of a loop whose test is a constant."""
+
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
         return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "", some=name in _NEVER_NONE)

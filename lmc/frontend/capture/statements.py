@@ -147,11 +147,14 @@ def _while(node: ast.While, scope: Scope) -> Eval:
     test, body, loc = expression(node.test, scope), block(node.body, scope), scope.loc(node)
     turn = Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc)
     site = LoopStatement(loc, None, turn, arm(node.orelse, scope, loc=loc), effects([node]))
+    endless = isinstance(node.test, ast.Constant)
 
     def turns(frame: Frame, _: Any) -> Any:
         ev = frame.ev
         while True:
             ev.count(1)
+            if endless:
+                ev.domain.turn(frame, site)
             known = op.truth(ev, test(frame))
             if known.__class__ is not bool:
                 raise Undecided(known.deps, known)

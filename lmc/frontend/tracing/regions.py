@@ -28,6 +28,8 @@ from lmc.ir.core import DEFAULT, Case, Operand, Value
 
 TURNS = 4
 """Iterations shown of a loop without an end."""
+MOST_TURNS = 64
+"""Iterations of `while True` with unknown code that has an exit, or without either; then the evaluation stops."""
 DEEPEST = 12
 """Depth of nested regions; undecided code nested deeper is skipped."""
 _OBJECTS = (State, StateGroup, list, dict, set)
@@ -83,13 +85,25 @@ class GraphDomain(Domain):
         self.turns: list[UnknownIteration] = []
         self.depth = 0
         self.followed: Counter[int] = Counter()  # by frame
+        self.unknown_code = 0  # calls and raises of it
+        self.turned: dict[tuple[int, int], tuple[int, int, int]] = {}
+        """By frame and loop: its turns, those with unknown code, and how much of that there was before the last one."""
 
     # -- values
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         return self.emitter.operation(name, operands, deps)
 
+    def turn(self, frame: Frame, site: LoopStatement) -> None:
+        key, exits = (id(frame), id(site)), site.body.effects.exits & {"break", "return", "raise"}
+        turns, unknown, before = self.turned.get(key, (0, 0, self.unknown_code))
+        unknown += self.unknown_code > before
+        if unknown >= (MOST_TURNS if exits else TURNS) or (turns >= MOST_TURNS and not exits):
+            raise Stop("a loop that only an exception ends", site.loc)
+        self.turned[key] = turns + 1, unknown, self.unknown_code
+
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self.unknown_code += 1
         given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if isinstance(x, Unknown) or not callable(x)]
         name = "a value" if isinstance(fn, Unknown) else getattr(fn, "name", None) or getattr(fn, "__name__", None)
         return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
@@ -127,6 +141,7 @@ class GraphDomain(Domain):
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         evaluation.blocked(deps)
+        self.unknown_code += 1
         if self._is_left(evaluation, frame, deps):
             return super().handlers(evaluation, frame, deps, handlers, loc)
         for arm in handlers:
