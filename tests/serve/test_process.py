@@ -20,13 +20,12 @@ pytestmark = pytest.mark.api
 
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """
-import time
 import lmc
 
 @lmc.function
 def slow(s, marker: str):
     open(marker, "w").close()
-    time.sleep(0.6)
+    open(marker + ".go").close()  # a pipe: until the test opens its other end
     s += "x" + lmc.gen("out", max_tokens=4)
     return s["out"]
 """
@@ -50,7 +49,8 @@ def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", 
 
 def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    marker = tmp_path / "begun"
+    marker, go = tmp_path / "begun", tmp_path / "begun.go"
+    os.mkfifo(go)
     with served(f"{tmp_path}/program.py:slow") as (url, process):
         assert process.stderr.readline() == f"pages for a browser: {url}/ (what it does), {url}/docs (its API)\n"
         assert httpx.get(f"{url}/health").json()["status"] == "ok"
@@ -64,6 +64,10 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
         while not marker.exists():
             assert asking.is_alive()
         process.send_signal(signal.SIGTERM)
+        with suppress(OSError):  # until it no longer listens
+            while True:
+                socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20).close()
+        go.open("w").close()
         asking.join(20)
         assert found[0].status_code == 200
         assert found[0].json()["return_value"]
@@ -97,7 +101,8 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
     """A stream goes on to its end; half a body, half a head and an idle connection are let go at once, long before the 30 s
     that they may take otherwise."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    marker = tmp_path / "begun"
+    marker, go = tmp_path / "begun", tmp_path / "begun.go"
+    os.mkfifo(go)
     with served(f"{tmp_path}/program.py:slow") as (url, process), ExitStack() as open_:
         host, port = url.removeprefix("http://").split(":")
         half_body, half_head, idle = (open_.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(3))
@@ -118,6 +123,7 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
         answer = half_body.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"shutting down" in answer
+        go.open("w").close()
         asking.join(20)
         assert "event: done" in found[0]
         assert process.wait(20) == 0
