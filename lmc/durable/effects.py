@@ -47,6 +47,7 @@ from lmc.durable.library import (
     OWN_DATA,
     RANDOM,
     TURNS,
+    is_element,
     only_computes,
     passes_on,
 )
@@ -136,6 +137,7 @@ def _of_class(cls: type) -> CallKind:
         or cls in OWN_DATA
         or cls in MADE_AGAIN
         or passes_on(cls)
+        or is_element(cls)
         or is_of_lmc(cls)
         or _only_makes_data(cls)
         or _is_of_pydantic(cls)
@@ -238,11 +240,12 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.PASSES_ON
     if name == "__new__" or isinstance(owner, property):
         return CallKind.AGAIN
-    if type(owner) in IN_MEMORY:
+    if type(owner) in IN_MEMORY or is_element(type(owner)):
         return CallKind.AGAIN
     if owner is not None and not OWN_DATA.isdisjoint(type(owner).__mro__):
         return CallKind.CALLS_BACK if name in CALL_BACK else CallKind.AGAIN
-    if isinstance(owner, (BaseException, types.AsyncGeneratorType, types.CoroutineType, CACHED, *LAZY)) or type(owner) in TURNS or name in MANAGING:
+    of_tasks = (asyncio.Task, types.AsyncGeneratorType, types.CoroutineType)
+    if isinstance(owner, (BaseException, *of_tasks, CACHED, *LAZY)) or type(owner) in TURNS or name in MANAGING:
         return CallKind.AGAIN
     if getattr(fn, "__objclass__", None) in OWN_DATA or (isinstance(owner, type) and (owner in OWN_DATA or owner.__module__ in COMPUTE)):
         return CallKind.CALLS_BACK

@@ -11,6 +11,7 @@ import datetime
 import decimal
 import functools
 import hashlib
+import importlib
 import inspect
 import io
 import os
@@ -79,6 +80,10 @@ def passes_on(cls: type) -> bool:
     return cls.__qualname__ in _KEPT_OF.get(cls.__module__, "").split()
 
 
+def is_element(cls: type) -> bool:
+    return cls.__qualname__ == "Element" and cls.__module__ == "xml.etree.ElementTree"
+
+
 def is_of_kept(fn: Any, owner: object) -> bool:
     """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
     return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
@@ -86,7 +91,8 @@ def is_of_kept(fn: Any, owner: object) -> bool:
 
 MADE_AGAIN = frozenset({
     copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
-    asyncio.get_running_loop, asyncio.get_event_loop, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
+    asyncio.get_running_loop, asyncio.get_event_loop, asyncio.current_task, asyncio.iscoroutine, asyncio.iscoroutinefunction, asyncio.isfuture,
+    importlib.import_module, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
     sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
     contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
     decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *TURNS,
@@ -126,6 +132,7 @@ _COMPUTING: Mapping[str, str] = {
     "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
     "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
                     "urldefrag parse_qs parse_qsl",
+    "xml.etree.ElementTree": "XML XMLID fromstring fromstringlist tostring tostringlist SubElement Comment indent iselement",
     "zlib": "crc32 adler32",
 }  # fmt: skip
 """Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing

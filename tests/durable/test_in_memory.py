@@ -9,6 +9,7 @@ import contextlib
 import decimal
 import graphlib
 import hmac
+import importlib
 import io
 import json
 import string
@@ -22,6 +23,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -231,9 +233,30 @@ def runs_loops(s: Any) -> Any:
     return first, asyncio.run(main()), sorted(found)
 
 
+@lmc.function
+async def tells_handlers(s: Any) -> Any:
+    """Handlers may be async or not; a document is read and written."""
+    root, said = ElementTree.fromstring("<r><i v='1'/><i>two</i></r>"), list[str]()
+
+    async def reads(x: str) -> None:
+        s.__iadd__(await fetch(x) + lmc.gen("a", max_tokens=2))
+        name = task.get_name()[:0] if (task := asyncio.current_task()) else "none"
+        ElementTree.SubElement(root, "answer", name=name).text = s["a"]
+
+    for handler in (reads, lambda x: said.append(tool(x)), reads):
+        found = handler("x")
+        if asyncio.iscoroutine(found):
+            await found
+    for item in root.iter("i"):
+        said.append(tool(item.get("v") or item.text))
+    text = importlib.import_module("textwrap").shorten(ElementTree.tostring(root, "unicode"), 99)
+    s += text + lmc.gen("b", max_tokens=2)
+    return said, text, [item.tag for item in root]
+
+
 PROGRAMS = [
-    stacks_managers, runs_loops, sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output, sorts_by_what_comes_first,
-    takes_what_has_names,
+    tells_handlers, stacks_managers, runs_loops, sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output,
+    sorts_by_what_comes_first, takes_what_has_names,
 ]  # fmt: skip
 
 
