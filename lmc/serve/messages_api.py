@@ -75,6 +75,9 @@ def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
         names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
         messages += turns
     chat: Json = {"messages": messages, "model": request.model}
+    if messages[-1]["role"] == "assistant":
+        chat["continue_final_message"] = True
+        names["continue_final_message"] = "messages"
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
         names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}

@@ -194,6 +194,18 @@ def test_a_message_is_the_chat_completion(anthropic):
         assert (cut.content[0].text, cut.stop_reason, cut.stop_sequence) == ("Good", "stop_sequence", " day")
 
 
+def test_an_answer_continues_the_assistants_message(anthropic):
+    mock = backend(lambda prompt, ask: " yes")
+    server, client = anthropic(mock)
+    given = [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": [{"type": "text", "text": "I say:"}]}]
+    with server as url, client(url) as asked:
+        found = asked.messages.create(model="mock", max_tokens=64, messages=given)
+        assert (found.content[0].text, mock.call_log[0].prompt_text.rpartition("\n")[2]) == (" yes", "I say:")
+        assert asked.messages.count_tokens(model="mock", messages=given).input_tokens == found.usage.input_tokens
+    refused = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": given, "tools": [THEIRS]}, mock)
+    assert refused.status_code == 400 and "exclude each other" in refused.json()["error"]["message"]
+
+
 def test_a_message_in_pieces(anthropic):
     server, client = anthropic(lmc.Mock(lambda prompt, ask: "Good day.", latency=0.01))
     with server as url, client(url) as asked:
