@@ -306,7 +306,7 @@ def _eos(loaded: LoadedModel) -> int:
     return loaded.tokenizer.eos_token_ids[0]
 
 
-_CPU_ROW, _GPU_ROW = 0.35, 0.005
+_CPU_ROW, _GPU_ROW = 0.2, 0.005
 """Cost of a further row, relative to a pass with one, until passes have been measured (Costs)."""
 
 
