@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
@@ -57,7 +58,8 @@ def other_than(words: Sequence[str]) -> Node:
 
 def repeated_other_than(words: Iterable[str], body: Chars, low: int, high: int | None) -> Node:
     """Return the texts of so many characters of a class but these words: no state for each count, as `without` makes."""
-    children, ends, depth = _trie([w for w in words if low <= len(w) and (high is None or len(w) <= high) and all(_has(body, char) for char in w)])
+    words = [w for w in words if low <= len(w) and (high is None or len(w) <= high) and all(_has(body, char) for char in w)]
+    children, ends, depth = _trie(words)
     last = len(children)
     final = {last, *(state for state in range(last) if depth[state] >= low and state not in ends)}
     edges: list[tuple[int, Node, int]] = []
@@ -71,7 +73,11 @@ def repeated_other_than(words: Iterable[str], body: Chars, low: int, high: int |
         if here or state in final:
             alive.add(state)
         edges += here
-    return NodeGraph(tuple(reversed(edges)), frozenset(final & alive)) if 0 in alive else NOTHING
+    if 0 not in alive:
+        return NOTHING
+    found = NodeGraph(tuple(reversed(edges)), frozenset(final & alive))
+    is_whole = len(alive) > last and any(to == last for _, _, to in edges) and all(map(_is_plain, words))
+    return replace(found, but=tuple(words), among=Repeat(body, low, high)) if is_whole else found
 
 
 def _has(body: Chars, char: str) -> bool:

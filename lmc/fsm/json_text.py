@@ -113,7 +113,11 @@ def _spelled(tree: Node) -> Node:
     if isinstance(tree, Repeat):
         return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, NodeGraph):
-        return NodeGraph(tuple((a, _spelled(body), b) for a, body, b in tree.edges), tree.final, tree.but)
+        edges = tuple((a, _spelled(body), b) for a, body, b in tree.edges)
+        if tree.among is None:
+            return NodeGraph(edges, tree.final, tree.but)
+        among = _spelled(tree.among)
+        return NodeGraph(edges, tree.final, tree.but, among) if type(among) is Repeat and type(among.body) is Chars else NodeGraph(edges, tree.final)
     if isinstance(tree, Counted):
         graph = _spelled(tree.graph)
         assert isinstance(graph, NodeGraph)

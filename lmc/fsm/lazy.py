@@ -14,7 +14,6 @@ built once for each rule's state (tokens.py), at any depth.
 from __future__ import annotations
 
 import mmap
-import re
 import sys
 import threading
 from array import array
@@ -50,7 +49,7 @@ NO_LIMIT = 1 << 40  # turns: more than any text has
 _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 
 _NO_WAYS = array("i", (DEAD,)) * 256
-_PLAIN = re.compile(rb"[ !#-\[\]-\x7f]*")  # of a string
+_PLAIN = bytes({*range(0x20, 0x80)} - {*b'"\\'})  # of a string
 
 _Set = frozenset[Term]
 _Ranges = tuple[int, ...]  # first byte, last byte and target of each range of legal ones, ascending: Python collects no garbage in one tuple of numbers
@@ -79,15 +78,17 @@ class Turns(NamedTuple):
 
 
 class OpenString(NamedTuple):
-    """A string of any characters being read: its kind (`json_text.WITHIN_STRINGS`), the fewest and the most characters left, NO_LIMIT if
-    there may be any number of them, the state behind its quote, and rests of texts, with the quote of each, that something else is behind:
-    names that a key may not be, or that properties have."""
+    """A string being read, of any characters or of a class of ASCII ones: its kind (`json_text.WITHIN_STRINGS`) or the class, the fewest and
+    the most characters left, NO_LIMIT if there may be any number of them, the state behind its quote, rests of texts, with the quote of
+    each, that something else is behind (names that a key may not be, or that properties have), and the characters that no escape or
+    other byte is needed for."""
 
-    kind: int
+    kind: int | Ranges
     low: int
     high: int
     behind: int
     but: Sequence[bytes]
+    plain: bytes
 
 
 class LazyDFA:
@@ -185,12 +186,12 @@ class LazyDFA:
         """Return the state behind as much of a text as is soon seen, and where in the text that is: no state is made within a name, or
         within a string of any characters."""
         if (string := self.string(state)) is not None:
-            match = _PLAIN.match(text, at)
-            assert match is not None
-            begin, chars, at = at, match.end() - at, match.end()
+            left = text[at:].lstrip(string.plain)
+            begin, at = at, len(text) - len(left)
+            chars = at - begin
             if chars > string.high:
                 return DEAD, len(text)
-            if at < len(text) and text[at] == _QUOTE:
+            if left and left[0] == _QUOTE:
                 if (known := text[begin : at + 1]) in string.but:
                     return self.behind_string(state, known), at + 1
                 return string.behind if chars >= string.low else DEAD, at + 1
@@ -369,13 +370,15 @@ class LazyDFA:
             return None
         [(kind, low, high)] = kinds
         but = {name for found in strings.values() for name in found.but}
+        plain = _PLAIN if isinstance(kind, int) else bytes([char for first, last in kind for char in range(first, last + 1)])
         for term in content - strings.keys():
-            if (low, high) != (0, None) or (names := self._named_in(term)) is None:
+            names = self._named_in(term)
+            if names is None or any(len(name) - 1 > (NO_LIMIT if high is None else high) or name[:-1].encode().strip(plain) for name in names):
                 return None
             but.update(names)
         with self._lock:
             behind = self._number(self._terms.joined([found.behind for found in strings.values()]))
-        return OpenString(kind, low, NO_LIMIT if high is None else high, behind, tuple([name.encode() for name in sorted(but)]))
+        return OpenString(kind, low, NO_LIMIT if high is None else high, behind, tuple([name.encode() for name in sorted(but)]), plain)
 
     def behind_string(self, state: int, text: bytes) -> int:
         """Return the state behind one of the texts that `string` is but."""
@@ -387,7 +390,7 @@ class LazyDFA:
             for term in content:
                 if (string := terms.string(term)) is None:
                     found += [terms.beyond(term, len(known), at, at) for at, name in enumerate(self._named_in(term) or ()) if name == known]
-                elif known not in string.but:
+                elif known not in string.but and len(text) > string.low:
                     found.append(string.behind)
             return self._number(terms.joined(found)) if found else DEAD
 

@@ -45,11 +45,13 @@ class NodeGraph:
     edges   (from, node read, to)
     final   states where the text may end
     but     its texts are all but these, which are ASCII: a trie of them, whose last state is behind what is none of them
+    among   its texts are all of this but those
     """
 
     edges: tuple[tuple[int, Node, int], ...]
     final: frozenset[int]
     but: tuple[str, ...] | None = None
+    among: Repeat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ such a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import MAX_CHAR, Ranges
 from lmc.fsm.trie import ByteTrie
 
+_QUOTE = ord('"')
 _FEW = 64  # tokens: sooner set one by one
 
 
@@ -392,6 +393,16 @@ class ClassRun:
         if found is None:
             found = self._tails[byte, chars] = tail_of(self.texts, self.exits(byte, chars))
         return found
+
+    def in_string(self, low: int, high: int) -> Iterable[Tail]:
+        """As for a StringRun, of a class of ASCII characters; without tokens that begin with the quote."""
+        each = [None] if low <= 1 and high >= LONG else [chars for chars in self.turns(_QUOTE) if low <= chars <= high]
+        return [tail for chars in each for tail in self.tail(_QUOTE, chars).ways.values()]
+
+    @property
+    def whole(self) -> np.ndarray:
+        """As for a StringRun, of such a class."""
+        return np.ones(len(self.ids), bool)
 
     def exits(self, byte: int, chars: int | None = None) -> np.ndarray:
         """Return, for `tail`, the nodes of the trie at which these tokens leave: each behind that byte."""

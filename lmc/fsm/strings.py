@@ -7,6 +7,7 @@ within such a string is made.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -71,13 +72,13 @@ class StringRun:
             found = self._short[chars] = bits_of(self.ids[self.chars <= chars], len(self.bits))
         return found
 
-    def tail(self, low: int, high: int) -> Tail:
-        """Return the rest of the tokens that leave the string, from its quote on, behind `low` to `high` characters."""
+    def in_string(self, low: int, high: int) -> Iterable[Tail]:
+        """Return the rest of the tokens that leave the string, behind its quote, which is behind `low` to `high` characters."""
         low, high = min(low, LONG), min(high, LONG)
         found = self._tails.get((low, high))
         if found is None:
             found = self._tails[low, high] = tail_of(self._texts, self._exits[(self._before >= low) & (self._before <= high)])
-        return found
+        return found.ways.values()
 
     @property
     def nbytes(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import LONG
+from lmc.fsm.charset import Ranges
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
@@ -30,6 +31,7 @@ _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
 _QUOTE = Chars(((34, 34),))
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
+_WIDE = 16  # characters of a class of many
 _SPELLED = 1  # of WITHIN_STRINGS: keys that may be any but some
 _SEVERAL = 3  # members of an object: if as many may come next, they are one term up to where their names differ
 
@@ -77,10 +79,10 @@ class Term:
 
 
 class WithinString(NamedTuple):
-    """A string of any characters, between two of them: its kind, the fewest and the most characters left, rests of texts, with the quote
-    behind each, that it may not go on with, and the term behind the quote of others."""
+    """A string of any characters, or of a class, between two of them: its kind or the class, the fewest and the most characters left, rests of
+    texts, with the quote behind each, that it may not go on with, and the term behind the quote of others."""
 
-    kind: int
+    kind: int | Ranges
     low: int
     high: int | None
     but: Sequence[str]
@@ -532,7 +534,7 @@ class Terms:
     def _parts_at(self, frame: TermFrame | None, count: int) -> Sequence[Node | None]:
         """Return the next parts of a sequence, as they are written; None where there are none."""
         if frame is None or type(frame.node) is not _Tail:
-            return [None] * count
+            return [*((frame.node,) if frame is not None and type(frame.node) is Chars and frame.family is frame else (None,)), *[None] * (count - 1)]
         parts = self._styles.parts(frame.node.node, frame.at)
         return [part for part, _ in parts[frame.node.index : frame.node.index + count]] + [None] * (frame.node.index + count - len(parts))
 
@@ -571,36 +573,59 @@ class Terms:
         return found
 
     def string(self, term: Term) -> WithinString | None:
-        """Return what a term is in if it is within a string of any characters, or a key of any but some, between two of them."""
-        frame = term.frame
-        if frame is None or term.rest is None:
+        """Return what a term is in if it is within a string of any characters, or of a class of many, between two of them: one that may be
+        any such, or any but some."""
+        frame, rest = term.frame, term.rest
+        if frame is None or rest is None:
             return None
-        if (kind := self._strings.get(frame.family)) is not None:
-            forms = self.forms(term.rest)
-            return WithinString(kind, frame.low, frame.high, (), forms[0][1]) if len(forms) == 1 and forms[0][0] == self._members.get(_QUOTE) else None
+        kind = self._strings.get(frame.family)
+        if kind is None and type(frame.node) is Chars and frame.family is not frame and _are_plain(frame.node.ranges):
+            kind = frame.node.ranges
+            if rest.frame is not None and type(rest.frame.node) is _GraphPosition and rest.frame.node.state in rest.frame.node.graph.final:
+                is_behind = rest.frame.node.graph.but is not None and self._left_out(rest) == ()
+                rest = rest.rest if is_behind and rest.rest is not None else rest
+        if kind is not None:
+            forms = self.forms(rest) if rest.frame is not None and self._parts_at(rest.frame, 1) == [_QUOTE] else ()
+            return WithinString(kind, frame.low, frame.high, (), forms[0][1]) if len(forms) == 1 else None
         if (names := self._left_out(term)) is None:
             return None
-        return WithinString(_SPELLED, 0, None, names, self.beyond(term, 2) if type(frame.node) is _Tail else self.forms(term.rest)[0][1])
+        graph, state, _ = self._key_of(frame)
+        behind = self.beyond(term, 2) if type(frame.node) is _Tail else self.forms(rest)[0][1]
+        if graph.among is None:
+            return WithinString(_SPELLED, 0, None, names, behind)
+        chars, (body, low, high) = len(self._written_in(graph)[state] or ""), (graph.among.body, graph.among.low, graph.among.high)
+        if type(body) is not Chars or not _are_plain(body.ranges) or self._written_in(graph)[state] is None:
+            return None
+        return WithinString(body.ranges, max(low - chars, 0), None if high is None else high - chars, names, behind)
+
+    def _key_of(self, frame: TermFrame) -> tuple[NodeGraph, int, At | None]:
+        """Return the graph of a key, the state in it, and the position of both."""
+        if type(frame.node) is not _Tail:
+            return frame.node.graph, frame.node.state, frame.at
+        graph, place = self._styles.parts(frame.node.node, frame.at)[frame.node.index]
+        assert type(graph) is NodeGraph
+        return graph, 0, place
 
     def behind_key(self, term: Term, text: str) -> Term:
-        """Return the term behind so many characters of an unlimited `string`."""
-        frame = term.frame
-        assert frame is not None and term.rest is not None
-        if frame.family in self._strings:
-            return term
-        at, rest, place = frame.node, term.rest, frame.at
-        if type(at) is _Tail:
-            parts = self._styles.parts(at.node, frame.at)
-            graph, place = parts[at.index]
-            assert type(graph) is NodeGraph
-            for behind in reversed(self._behind(at.node, at.index + 1, frame.at, parts)):
+        """Return the term behind so many characters of a `string`."""
+        frame, rest, string = term.frame, term.rest, self.string(term)
+        assert frame is not None and rest is not None and string is not None
+        low, high = max(string.low - len(text), 0), None if string.high is None else string.high - len(text)
+        if frame.family is not frame:
+            return self.turned(term, low, high)
+        graph, state, place = self._key_of(frame)
+        if type(frame.node) is _Tail:
+            parts = self._styles.parts(frame.node.node, frame.at)
+            for behind in reversed(self._behind(frame.node.node, frame.node.index + 1, frame.at, parts)):
                 rest = self.push(behind, rest)
-            at = self._started(graph)
-        written = self._written_in(at.graph)
-        if (before := written[at.state]) is None:
+        written = self._written_in(graph)
+        if (before := written[state]) is None:
             return term
-        state = written.index(before + text) if before + text in written else len(written) - 1
-        return self.push(self._position(at, state, place), rest)
+        is_name = before + text in written
+        found = self.push(self._position(self._started(graph), written.index(before + text) if is_name else len(written) - 1, place), rest)
+        if graph.among is None or is_name or high == 0:
+            return found
+        return self.push(self._repeat(self._canonical(graph.among.body), low, high, place), found)
 
     def is_final(self, term: Term) -> bool:
         """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""
@@ -929,6 +954,12 @@ class _Members:
 
     def __init__(self, names: WordRange, choices: Sequence[tuple[Concat, int]], position: _GraphPosition) -> None:
         self.names, self.choices, self.position = names, choices, position
+
+
+def _are_plain(ranges: Ranges) -> bool:
+    """Return whether characters are many, ASCII, and written in a JSON string as they are."""
+    is_plain = ranges[0][0] >= 0x20 and ranges[-1][1] < 0x80 and not any(low <= char <= high for low, high in ranges for char in b'"\\')
+    return is_plain and sum([high - low + 1 for low, high in ranges]) >= _WIDE
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none

@@ -26,6 +26,7 @@ _MOST_RUNS_OF_ONE = 16  # runs that begin at nodes of one row: beyond that, visi
 _MOST_ONE_BY_ONE = 200  # nodes of a trie
 _MOST_APART = 200  # nodes within a run that have states of their own
 _FEW_CHILDREN, _FEW_TEXTS, _MANY_TEXTS = 32, 256, 4096  # of a node: visited one by one; not worth a run; worth one even if found last
+_QUOTE = ord('"')
 WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MANY_TAILS = 1024  # tokens that leave a run: from here on sooner followed along the vocabulary's trie than a trie of their own is made
@@ -71,7 +72,7 @@ class Vocabulary:
         if self.long_ids:
             _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie
         for kind in range(len(WITHIN_STRINGS)):
-            self.string_run(kind).tail(0, NO_LIMIT)
+            self.string_run(kind).in_string(0, NO_LIMIT)
         return self
 
     @property
@@ -165,7 +166,7 @@ class Vocabulary:
             begin, end = children(node)
             if begin == end:
                 continue
-            if (string := dfa.string(at)) is not None:
+            if (string := dfa.string(at)) is not None and (type(string.kind) is int or self._below(node) >= _FEW_TEXTS):
                 apart: list[int] = []
                 for text in string.but:
                     if (child := self.trie.find(text, node)) is not None:
@@ -173,11 +174,13 @@ class Vocabulary:
                         if (to := dfa.behind_string(at, text)) >= 0:
                             legal.append((child, to))
                             todo.append(legal[-1])
+                if type(string.kind) is not int and not string.low and (child := bytes_.find(_QUOTE, begin, end)) >= 0 and b'"' not in string.but:
+                    legal.append((child, string.behind))
+                    todo.append(legal[-1])
                 runs.append(InString(self.string_run(string.kind, node), string, apart))
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
-                is_large = int(self.ends[node]) - int(self.trie.begin[node]) >= _MANY_TEXTS
-                if is_large and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
+                if self._below(node) >= _MANY_TEXTS and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                     runs.append(run[0])
                     legal += run[1] + run[2]
                     todo += run[2]
@@ -276,7 +279,7 @@ class Vocabulary:
         A text that is none of a few words, and may begin like one:    na│m│e    n, na, nam, name have states of their own; what leaves
         them for the loop is as the run says, whose other texts are `apart`.
         """
-        texts = int(self.ends[node]) - int(self.trie.begin[node])
+        texts = self._below(node)
         if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
@@ -319,9 +322,9 @@ class Vocabulary:
         """Return the run of a class of characters and a node of the trie, computed once."""
         return _recent(self._runs, (ranges, node), lambda: ClassRun.of(ranges, self._texts, node))
 
-    def string_run(self, kind: int, node: int = 0) -> StringRun:
-        """Return the run of a kind of JSON string and a node of the trie, computed once."""
-        return _recent(self._strings, (kind, node), lambda: StringRun.of(kind, self._texts, node))
+    def string_run(self, kind: int | Ranges, node: int = 0) -> StringRun | ClassRun:
+        """Return the run of a kind of JSON string, or of one of a class, and a node of the trie, computed once."""
+        return self.run(kind, node) if not isinstance(kind, int) else _recent(self._strings, (kind, node), lambda: StringRun.of(kind, self._texts, node))
 
     @cached_property
     def _texts(self) -> Texts:
@@ -348,17 +351,21 @@ class Vocabulary:
             whole = self.string_run(string.kind)
             names = tuple(string.but)
             for i, _, until, chars in whole.long.leaving:
-                if names and self.tokens[i].startswith(names):
-                    is_legal = dfa.step(state, self.tokens[i]) >= 0
+                text = self.tokens[i]
+                if names and text.startswith(names):
+                    is_legal = dfa.step(state, text) >= 0
                 else:
-                    is_legal = string.low <= chars <= string.high and dfa.step(string.behind, self.tokens[i][until + 1 :]) >= 0
+                    is_legal = string.low <= chars <= string.high and text[until] == _QUOTE and dfa.step(string.behind, text[until + 1 :]) >= 0
                 if is_legal:
                     found.append(i)
             if string.high < self.longest:
                 found += whole.long.inside[whole.long.chars <= string.high].tolist()
                 whole = None
-            return LongAllowed(whole, tuple(sorted(found)))
-        if (heads := dfa.heads(state)) is not None:
+        todo = list[tuple[int, _Edge]]()
+        if string is not None:
+            if type(string.kind) is not int:
+                todo += _of_bytes(self._long, state, (_QUOTE,))
+        elif (heads := dfa.heads(state)) is not None:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
@@ -431,6 +438,10 @@ class Vocabulary:
         for upper in uppers:
             found &= (nodes < upper) | (begins < self.trie.begin[upper]) | (begins >= self.ends[upper])  # those above come first
         return found
+
+    def _below(self, node: int) -> int:
+        """Return how many texts of the trie begin with that of a node."""
+        return int(self.ends[node]) - int(self.trie.begin[node])
 
     def below(self, node: int) -> np.ndarray:
         """The ids of the texts of the trie that begin with that of a node."""
@@ -582,7 +593,7 @@ class RunInLoop(NamedTuple):
 class InString(NamedTuple):
     """As a `RunInLoop`, of a string of any characters."""
 
-    run: StringRun
+    run: StringRun | ClassRun
     string: OpenString
     apart: Sequence[int]
 
@@ -597,7 +608,7 @@ class InString(NamedTuple):
         return self.run.ids[self.run.whole & (self.run.chars == self.string.high)].tolist()
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
-        return [(tail, self.string.behind) for tail in self.run.tail(self.string.low, self.string.high).ways.values()]
+        return [(tail, self.string.behind) for tail in self.run.in_string(self.string.low, self.string.high)]
 
     def exits(self, dfa: Arrays, vocabulary: Vocabulary) -> list[tuple[np.ndarray, np.ndarray]]:
         return []

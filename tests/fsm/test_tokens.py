@@ -334,9 +334,29 @@ def test_names_of_any_length_are_left_out_of_keys_without_states_for_their_lette
             assert made.dfa.step(key, (text + end).encode()) == at, text + end
 
 
-@pytest.mark.parametrize(
-    "schema", [{"type": "string", "minLength": 4}, {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@[a-z]+$"}]
-)
+@pytest.mark.parametrize("low, high", [(1, 255), (3, 12), (0, 16)])
+def test_counted_keys_of_a_class_beside_names_are_read_as_strings(low, high, monkeypatch):
+    """Each count had a state, each of which was made for the letters of each name."""
+    vocabulary, _ = small()
+    names = ["id", "createdAt", "a", "Order"]
+    schema = {"properties": {name: {"const": 1} for name in names}, "patternProperties": {f"^[0-9a-zA-Z_-]{{{low},{high}}}$": {"type": "integer"}}}
+    made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
+    texts = ["id", "i", "ide", "a", "a-b", "createdA", "createdAt", "createdAts", "Or", "b" * 9, "b" * 10, "", "!", "é", "a\\n"]
+    for begun_with in (b'{"', b'{"c', b'{"x', b'{"id', b'{"a": 1, "b'):
+        key = made.dfa.step(made.start, begun_with)
+        with monkeypatch.context() as patched:
+            patched.setattr(ByteTrie, "walk", None)
+            mask = made.mask(key)
+        assert allowed(mask) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+        for text in texts:
+            for end in ("", '"', '": 1', '": 2'):
+                at = key
+                for byte in (text + end).encode():
+                    at = at if at < 0 else made.dfa.after(at, byte)
+                assert made.dfa.step(key, (text + end).encode()) == at, (begun_with, text + end)
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "minLength": 4}, {"type": "string", "minLength": 5, "maxLength": 254, "pattern": "^[^@\\s]+@[a-z]+$"}])
 def test_what_is_yet_to_be_counted_is_found_by_a_run(schema, monkeypatch):
     """A least length without a greatest, and a pattern beside lengths: no level of the trie is walked."""
     vocabulary, _ = small()
