@@ -72,15 +72,15 @@ def _left(groups: Path, own: str, limit: str, usage: str, total: str) -> Iterato
 _ROOM = 0.85  # of a GPU's free memory: share for sharded weights, leaving some to KV and passes
 
 
-def check_fits(path: Path, need: int, dtype: torch.dtype, device: torch.device, ranks: int = 1) -> None:
-    """Refuse weights of `need` bytes as `dtype` that do not fit on `device`. `ranks`: number of devices they are
+def check_fits(path: Path, need: int, stored: str, device: torch.device, ranks: int = 1) -> None:
+    """Refuse weights of `need` bytes that do not fit on `device`. `stored`: as what ("bfloat16"); `ranks`: number of devices they are
     sharded over."""
     free = free_memory(device)
     if need > free:
-        smaller = "" if dtype.itemsize <= 2 else 'dtype="bfloat16" needs half; or '
+        smaller = 'dtype="bfloat16" needs half; or ' if stored == "float32" else ""
         where = "" if ranks == 1 else f" on each of {ranks} ranks"
         raise ModelLoadError(
-            f"{path}: the weights need {need / _GIB:.1f} GiB{where} as {str(dtype).removeprefix('torch.')}, and {device} has "
+            f"{path}: the weights need {need / _GIB:.1f} GiB{where} as {stored}, and {device} has "
             f"{free / _GIB:.1f} GiB free; {smaller}{spreading(need * ranks, free, device, ranks)}take a smaller model, or free memory"
         )
 

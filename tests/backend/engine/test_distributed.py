@@ -162,7 +162,7 @@ def test_what_does_not_fit_says_what_tp_would(monkeypatch, need, free, there, sa
     monkeypatch.setattr(memory, "free_memory", lambda _: free << 30)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     with pytest.raises(ModelLoadError, match=says):
-        memory.check_fits(Path("m"), need << 30, torch.bfloat16, torch.device("cuda"))
+        memory.check_fits(Path("m"), need << 30, "bfloat16", torch.device("cuda"))
 
 
 # -- engines of several processes ---------------------------------------------------------------------------------------------
@@ -480,6 +480,28 @@ def test_nobody_waits_for_a_rank_that_is_lost_before_it_meets_the_others(tiny, m
     with pytest.raises(BackendError, match="rank 1 on cpu failed: MemoryError: no room for a pool"):
         engine_of(tiny)
     assert not met
+
+
+GONE = """
+import json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+from lmc.backend.engine.distributed import group, rank
+group.RankGroup.connect = lambda *_: os.kill(os.getpid(), 9)
+rank.main()
+"""
+
+
+@pytest.mark.parametrize("code", [GONE, GONE.replace("os.kill(os.getpid(), 9)", "__import__('time').sleep(1000)")], ids=["killed", "hangs"])
+def test_nobody_waits_for_a_rank_that_is_lost_while_they_connect(tiny, monkeypatch, code):
+    """What connects them waits in native code for a minute, and on GPUs for an hour."""
+    met, over = [], threading.Event()
+    monkeypatch.setattr(crews, "CODE", code)
+    monkeypatch.setattr(crews, "HANDSHAKE", 0.5 if "sleep" in code else 60.0)
+    monkeypatch.setattr(RankGroup, "connect", lambda *_: met.append(over.wait(60)))
+    with pytest.raises(BackendError, match=r"within 0 s|rank 1 on cpu was ended by SIGKILL"):
+        engine_of(tiny)
+    assert not met
+    over.set()
 
 
 def test_ranks_meet_where_no_other_user_can(tiny, monkeypatch):

@@ -361,6 +361,33 @@ def test_ranks_have_their_slices_of_a_model_in_fp8(f8, folder, tmp_path, per):
 
 
 @pytest.mark.model
+@pytest.mark.parametrize("tp", [None, 2])
+def test_bytes_of_weights_are_those_of_the_model(f8, folder, tp):
+    from lmc.backend.engine.distributed.group import RankGroup
+
+    group = None if tp is None else RankGroup(0, tp, 1.0)
+    found = f8.loader.load(folder, dtype="float32", load_format="dummy", quantization="fp8", group=group)
+    from lmc.backend.engine.models.linear import local
+
+    model = found.model
+    rest = [model.embed, model.norm, local(model.head).weight, *[norm for layer in model.layers for norm in (layer.input_norm, layer.post_norm)]]
+    matrices = [local(getattr(layer, name)) for layer in model.layers for name in f8.llama.MATRICES]
+    assert found.weight_bytes == sum(t.nbytes for t in (*rest, *[t for m in matrices for t in (m.weight, m.scale)]))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("quantization", ["fp8", "int4"])
+def test_a_mixture_of_experts_is_refused_before_its_weights_are_read(f8, folder, quantization, monkeypatch):
+    from pathlib import Path
+
+    config = json.loads((Path(folder) / "config.json").read_text())
+    (Path(folder) / "config.json").write_text(json.dumps(config | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}))
+    monkeypatch.setattr(f8.loader.directory, "read_safetensors", None)
+    with pytest.raises(ModelLoadError, match="a mixture of experts in"):
+        f8.loader.load(folder, quantization=quantization)
+
+
+@pytest.mark.model
 def test_a_checkpoint_without_its_scales_is_refused(f8, folder, tmp_path):
     from pathlib import Path
 

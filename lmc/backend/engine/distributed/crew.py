@@ -22,6 +22,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_future
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,7 +32,7 @@ from typing import Any
 
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.device_errors import RanksLost
-from lmc.backend.engine.distributed.group import NO_MULTICAST, RankGroup, meeting_place, met_at
+from lmc.backend.engine.distributed.group import HANDSHAKE, NO_MULTICAST, RankGroup, meeting_place, met_at
 from lmc.backend.engine.distributed.passes import MOST_RANKS, Memory, parts_of, processor_clock, put, wait_until
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.request import Request
@@ -120,9 +122,24 @@ class Crew:
         """Make the group. Every rank then has a pool of so many slots. Raises RanksLost."""
         engine = secrets.token_hex(8)
         self._say({"begin": slots, "engine": engine})
-        self._each("met", RanksLost)  # to connect is to wait for all, whether or not they are lost
+        self._each("met", RanksLost)
+        met = Future[None]()
+
+        def connect() -> None:
+            try:
+                met.set_result(self.group.connect(met_at(meeting_place(), engine), device))
+            except BaseException as error:  # raised below
+                met.set_exception(error)
+
+        # native code that waits for all ranks, and that neither a loss nor Ctrl-C ends
+        threading.Thread(target=connect, name="lmc-ranks-meet", daemon=True).start()
+        until = time.monotonic() + HANDSHAKE
+        while not wait_future([met], _LOOK).done:
+            self.check()
+            if time.monotonic() > until:
+                self.lose(f"the ranks have not found each other within {HANDSHAKE:.0f} s")
         try:
-            self.group.connect(met_at(meeting_place(), engine), device)
+            met.result()
         except RuntimeError as error:
             raise self.failed(error) from error
 

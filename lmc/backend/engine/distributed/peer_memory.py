@@ -116,9 +116,13 @@ def _allocated(count: int) -> tuple[int, bytes]:
 
     address, handle = c_uint64(), _Handle()
     _call("cuMemAlloc_v2", byref(address), c_size_t(2 * count))
-    _call("cuMemsetD16_v2", address, c_ushort(EMPTY & 0xFFFF), c_size_t(count))
-    _call("cuCtxSynchronize")
-    _call("cuIpcGetMemHandle", byref(handle), address)
+    try:
+        _call("cuMemsetD16_v2", address, c_ushort(EMPTY & 0xFFFF), c_size_t(count))
+        _call("cuCtxSynchronize")
+        _call("cuIpcGetMemHandle", byref(handle), address)
+    except PeerError:
+        _call("cuMemFree_v2", address)
+        raise
     return address.value, bytes(handle)
 
 

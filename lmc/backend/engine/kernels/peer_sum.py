@@ -25,7 +25,7 @@ PLACES = 3
 EMPTY = -(1 << 15)
 """The bits of -0 in bfloat16 and float16, as int16: what a place holds that nobody has written to."""
 
-_PROGRAMS = 128  # at most, each with a multiprocessor to itself: all run at once, so that none that waits keeps another from writing
+_PROGRAMS = 128  # at most. A program waits only for the one of its number on the other ranks, and they start in order: none that waits keeps one from writing
 _TILE = 4  # rows at most
 _POLLS = 64  # between looks at whether the ranks have been given up
 

@@ -15,7 +15,7 @@ from lmc.backend.engine.models import llama, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
-from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused, total_bytes
+from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -64,23 +64,24 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
         layout = layout.unpacked
     if sees and layout.group is not None:
         raise ModelLoadError(f"{path}: a model that sees cannot be spread over ranks (tp={layout.group.ranks}) yet; dp=… takes it")
+    layout.check(config, path.name)
     share = None if theirs is not None else layout.share(config)
     whole, config = config, config if share is None else share.config
     check_positions(path, config, layout.device)
     if dummy_on is None:
         _check_layers(path, config)
     else:
-        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrices, layout.device, layout.ranks)
+        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrix_dtype, layout.device, layout.ranks)
     options = json_or_none(path / "tokenizer_config.json") or {}
     tokens = _tokenizer(path, config, options, parse_special)
     if dummy_on is None:
-        _check_room(path, raw, layout)
+        _check_room(path, raw, layout, config)
     size = 0
     if theirs is not None:
         build = _their_builder(path, theirs, config, layout, dummy_on)
     elif dummy_on is not None:
         weights = _random(config, layout, dummy_on)
-        size, build = total_bytes(weights), builder(weights, config, layout, share)
+        size, build = layout.stored(weights), builder(weights, config, layout, share)
     else:
         state = read_safetensors(path)
         small = next((name for name, tensor in state.items() if tensor.is_floating_point() and tensor.dtype.itemsize == 1), None)
@@ -89,7 +90,7 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
         if sees:
             state = {text: tensor for name, tensor in state.items() if (text := _vision().text_name(name)) is not None}
         weights = fused(path, lambda _: state, whole, layout, share)
-        size, build = total_bytes(weights), builder(weights, config, layout, share)
+        size, build = layout.stored(weights), builder(weights, config, layout, share)
     vision = (lambda where, words: _vision().load(path, layout.activations, where, words, random=dummy_on is not None)) if sees else None
     return ModelSource(path.name, config, build, tokens, template_source(path, options), layout, share, size, vision, theirs is not None)
 
@@ -186,8 +187,9 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
         )
 
 
-def _check_room(path: Path, raw: Mapping[str, Any], layout: WeightStorage) -> None:
+def _check_room(path: Path, raw: Mapping[str, Any], layout: WeightStorage, config: ModelConfig) -> None:
     """Refuse weights that do not fit into memory, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
     size = sum(shard.stat().st_size for shard in shards_of(path) if shard.is_file())  # missing files are reported later
-    check_fits(path, size * layout.matrices.itemsize // stored // layout.ranks, layout.matrices, layout.device, layout.ranks)
+    need = layout.size(llama.shapes(config)) if layout.fp8 else size * layout.matrices.itemsize // stored // layout.ranks
+    check_fits(path, need, layout.matrix_dtype, layout.device, layout.ranks)

@@ -135,9 +135,14 @@ def _kernel():
     return quantize
 
 
+def fits(shape: Sequence[int]) -> bool:
+    """Return whether FP8 GEMM supports a matrix of this shape."""
+    return not any(size % _STEP for size in shape)
+
+
 def fp8(weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Fp8 | None:
     """Convert the matrix to FP8. `scale` [out]: it is e4m3 already. None if FP8 GEMM does not support its shape."""
-    if any(size % _STEP for size in weight.shape):
+    if not fits(weight.shape):
         return None
     if scale is None:
         rows, scales = quantize_weight(weight)

@@ -18,7 +18,7 @@ from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import text_or_none
-from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused, total_bytes
+from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -
         found = _convert(gguf.read(path), layout)
         if place:
             place.store(found)
+    layout.check(found.config, name)
     weights, config, share = found.weights, found.config, layout.share(found.config)
     if share is not None:
         weights, config = {name: part.contiguous() for name, part in sliced_fused(weights, share).items()}, share.config
@@ -139,7 +140,7 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -
         parse_special=parse_special,
         **found.tokenizer_options,
     )
-    return ModelSource(name, config, builder(weights, config, layout, share), tokens, found.template, layout, share, total_bytes(weights))
+    return ModelSource(name, config, builder(weights, config, layout, share), tokens, found.template, layout, share, layout.stored(weights))
 
 
 def _check_converted(path: Path, size: int, layout: WeightStorage) -> None:
@@ -147,11 +148,12 @@ def _check_converted(path: Path, size: int, layout: WeightStorage) -> None:
     import torch
 
     for device in dict.fromkeys((layout.device, torch.device("cpu"))):
-        check_fits(path, size, layout.matrices, device, layout.ranks)
+        check_fits(path, size, layout.matrix_dtype, device, layout.ranks)
 
 
 def _convert(file: gguf.GgufFile, layout: WeightStorage) -> cache.Converted:
     config = config_of(file)
+    layout.check(config, file.path.stem)
     check_positions(file.path, config, layout.device)
     _check_converted(file.path, layout.size(llama.shapes(config)) // layout.ranks, layout)
     tokens = gguf_tokenizer.from_gguf(file.metadata, str(file.path))

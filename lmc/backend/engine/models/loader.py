@@ -115,13 +115,9 @@ def load(
         layout = replace(layout, fixed=True)
     found = _read(source, layout, parse_special, where if load_format == "dummy" else None)
     if found.layout.fp8:
-        if found.config.num_experts:
-            raise ModelLoadError(f"{found.name}: a mixture of experts in FP8 is not supported; leave quantization= out, or take unquantized weights")
         from lmc.backend.engine.models.fp8 import check_device
 
         check_device(where, f"{found.name} in FP8")
-    if found.layout.int4 and found.config.num_experts:
-        raise ModelLoadError(f"{found.name}: a mixture of experts in 4 bits is not supported; leave quantization= out")
     if found.layout.fixed and (why := _unfixable(found)) is not None:
         raise ModelLoadError(f"{found.name} with deterministic=True: {why} supported; leave deterministic out")
     model, layers = found.build(where)
@@ -142,7 +138,7 @@ def load(
         dtype=found.layout.activations,
         kv_dtype=found.layout.activations if kv_dtype is None else E4M3,
         device=where,
-        weights="float8_e4m3fn" if found.layout.fp8 else found.layout.name,
+        weights=found.layout.matrix_dtype if found.layout.fp8 else found.layout.name,
         layers=layers,
         vision=vision,
         share=found.share,

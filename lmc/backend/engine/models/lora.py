@@ -71,7 +71,7 @@ def read(path: Path, config: ModelConfig) -> Adapter:
     if not file.is_file():
         other = "; adapter_model.bin is a pickle, which could run code: save it again as safetensors" if (path / "adapter_model.bin").is_file() else ""
         raise ModelLoadError(f"{path}: this directory has no {_WEIGHTS}{other}")
-    check_fits(file, file.stat().st_size, torch.float32, torch.device("cpu"))
+    check_fits(file, file.stat().st_size, "float32", torch.device("cpu"))
     pairs = _pairs(safetensors_of(file), str(file), config, rank)
     return {key: _merged(key[1], found, config, scale) for key, found in pairs.items()}
 

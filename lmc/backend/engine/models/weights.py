@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,6 +14,7 @@ from lmc.backend.engine.distributed.shares import RankShard, Slices, shares
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import free_memory
 from lmc.backend.engine.models import llama
+from lmc.backend.engine.models.fp8 import fits, quantize_weight
 from lmc.backend.engine.models.linear import fits_half, spread
 from lmc.errors import ModelLoadError
 
@@ -41,7 +42,7 @@ class WeightStorage:
     pack_half: bool  # matrices go into FBGEMM's float16 packing
     device: torch.device
     group: RankGroup | None = None  # whose ranks have a shard each; None: not sharded
-    fp8: bool = False  # matrices of layers are converted to FP8 when the model is built, unless they are already
+    fp8: bool = False  # matrices of layers are converted to FP8 on their way to the device, unless they are already
     int4: bool = False  # matrices of layers are packed in 4 bits instead of float16
     fixed: bool = False  # a row's numbers do not depend on what else is in its pass
 
@@ -73,6 +74,11 @@ class WeightStorage:
     def name(self) -> str:
         return str(self.matrices).removeprefix("torch.") + (" packed" if self.pack_half else "") + (", int4 packed" if self.int4 else "")
 
+    @property
+    def matrix_dtype(self) -> str:
+        """Return the dtype that matrices of layers have in the end."""
+        return "float8_e4m3fn" if self.fp8 else str(self.matrices).removeprefix("torch.")
+
     def dtype_of(self, name: str, tensor: Tensor) -> torch.dtype:
         import torch
 
@@ -84,7 +90,24 @@ class WeightStorage:
 
     def size(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """Return bytes of weights of these shapes."""
-        return sum(prod(s) * (self.matrices if _is_matrix(n) else self.activations).itemsize for n, s in shapes.items())
+        return sum(self._size(name, shape, self.matrices if _is_matrix(name) else self.activations) for name, shape in shapes.items())
+
+    def stored(self, weights: Mapping[str, Tensor]) -> int:
+        """Return bytes of these weights once a model is built of them."""
+        return sum(self._size(name, tuple(tensor.shape), tensor.dtype) for name, tensor in weights.items())
+
+    def _size(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return prod(shape) + 4 * shape[0] if self.quantizes(name, shape, dtype) else prod(shape) * dtype.itemsize
+
+    def quantizes(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> bool:
+        """Return whether this weight is quantized to FP8 on its way to the device."""
+        return self.fp8 and dtype.itemsize > 1 and name.startswith("layers.") and name.endswith(".weight") and fits(shape)
+
+    def check(self, config: ModelConfig, name: str) -> None:
+        """Refuse, before any weights are read, a model that cannot be stored so."""
+        if config.num_experts and (self.fp8 or self.int4):
+            how = "FP8" if self.fp8 else "4 bits"
+            raise ModelLoadError(f"{name}: a mixture of experts in {how} is not supported; leave quantization= out, or take unquantized weights")
 
 
 def _is_matrix(name: str) -> bool:
@@ -151,7 +174,7 @@ def builder(
     share."""
 
     def build(where: torch.device) -> tuple[CausalModel, tuple[LayerShape, ...]]:
-        there = {name: tensor.to(where) for name, tensor in weights.items()}
+        there = dict(_moved(weights, layout, where))
         shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
         wrap: dict[str, Any] = {}
         if share is not None:
@@ -207,5 +230,12 @@ def _spread(share: RankShard, group: RankGroup) -> Callable[[str, Linear], Linea
     return wrap
 
 
-def total_bytes(weights: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in weights.values())
+def _moved(weights: Mapping[str, Tensor], layout: WeightStorage, where: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights on their device, where matrices are quantized one after the other, so that there never is much more than what stays."""
+    for name, tensor in weights.items():
+        if not layout.quantizes(name, tensor.shape, tensor.dtype):
+            yield name, tensor.to(where)
+            continue
+        rows, scales = quantize_weight(tensor.to(where))
+        yield name, rows
+        yield name.removesuffix("weight") + "scale", scales[:, 0]
