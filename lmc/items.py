@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmc.declared import builders
 from lmc.errors import Loc
-from lmc.userfiles import Item, UsageError, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
+from lmc.userfiles import Item, UsageError, built, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
 
 STANDARD_INPUT = Path("-")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -28,9 +29,11 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 @dataclass(frozen=True)
 class InputItems:
-    """Arguments of each item, and its fields that are not parameters (copied to the result)."""
+    """Arguments of each item, as the objects that the program declares and as they were given, and its fields that are not
+    parameters (copied to the result)."""
 
     arguments: tuple[Item, ...]
+    given: tuple[Item, ...]
     extra: tuple[Item, ...]
     places: tuple[str, ...]
     """`FILE:LINE` of each item."""
@@ -44,7 +47,9 @@ def read_items(program: Any, path: Path) -> InputItems:
     """Read the items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input unless it
     begins with `{`."""
     known = parameters(program)
+    build = builders(known)
     arguments: list[Item] = []
+    given: list[Item] = []
     extra: list[Item] = []
     places: list[str] = []
     name = "<stdin>" if path == STANDARD_INPUT else str(path)
@@ -53,12 +58,13 @@ def read_items(program: Any, path: Path) -> InputItems:
     for number, row in objects(text, name) if delimiter is None else _rows(program, text, name, delimiter):
         mine = {k: v for k, v in row.items() if k in known or takes_any(known)}
         check_arguments(program, mine, f"{name}:{number}", row)
-        arguments.append(mine)
+        given.append(mine)
+        arguments.append(built(build, mine, lambda field, at=f"{name}:{number}": f"{at}: {field}"))
         extra.append({k: v for k, v in row.items() if k not in mine})
         places.append(f"{name}:{number}")
     if not arguments:
         raise UsageError(f"{name} has no items: one JSON object a line, or CSV with a header, is expected, with the fields {describe(program)}")
-    return InputItems(tuple(arguments), tuple(extra), tuple(places))
+    return InputItems(tuple(arguments), tuple(given), tuple(extra), tuple(places))
 
 
 def _text_of(path: Path, name: str) -> str:

@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,7 @@ from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
 from lmc import named
+from lmc.declared import WRITTEN, Build, builders, problem
 from lmc.errors import LmcError, Loc
 
 Item = dict[str, Any]
@@ -119,6 +120,7 @@ def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
     JSON."""
     known = parameters(program)
     found: Item = {}
+    texts: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
@@ -127,7 +129,19 @@ def parse_arguments(program: Any, pairs: Iterable[str]) -> Item:
             raise UsageError(f"--arg {name} is given twice")
         if name not in known and not takes_any(known):
             raise UsageError(_unknown_argument(program, name, known))
-        found[name] = value_of(program, known.get(name), value, f"--arg {name}={value}")
+        texts[name] = f"--arg {pair}"
+        found[name] = value_of(program, known.get(name), value, texts[name])
+    return built(builders(known), found, texts.__getitem__)
+
+
+def built(build: Mapping[str, Build], given: Item, where: Callable[[str], str]) -> Item:
+    """Return arguments as the objects that the program declares; `where` says what gave one of a name, for errors."""
+    found = dict(given)
+    for name in build.keys() & given.keys():
+        try:
+            found[name] = build[name](given[name])
+        except ValueError as error:
+            raise UsageError(f"{where(name)}: {problem(error)}") from error
     return found
 
 
@@ -198,13 +212,15 @@ _OPTIONAL_TEXT = ("str | None", "Optional[str]")
 
 
 def _is_text(annotation: Any) -> bool:
-    """Return whether an annotation stands for text: `str`, a Literal of texts, either of them or None, bytes or a Path."""
+    """Return whether an annotation stands for text: `str`, a Literal or an Enum of texts, a date, …, and any of them or None, bytes or a Path."""
     if get_origin(annotation) is Literal:
         return all(isinstance(value, str) for value in get_args(annotation))
     if get_origin(annotation) in (Union, UnionType):
         kinds = [kind for kind in get_args(annotation) if kind not in (bytes, Path, NoneType)]
         return bool(kinds) and all(map(_is_text, kinds))
-    return annotation in (str, "str", *_OPTIONAL_TEXT)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return all(isinstance(member.value, str) for member in annotation)
+    return annotation in (str, "str", *_OPTIONAL_TEXT) or (isinstance(annotation, type) and issubclass(annotation, WRITTEN))
 
 
 def _example(annotation: Any) -> str:

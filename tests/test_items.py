@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
+from dataclasses import dataclass
+from datetime import date
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +66,31 @@ class Mood(Enum):
     GOOD = "good"
 
 
+class Level(Enum):
+    LOW = 1
+
+
+@dataclass
+class Invoice:
+    n: int
+
+
+def test_arguments_are_the_objects_that_a_program_declares(tmp_path):
+    @lmc.function
+    def bill(s: Any, invoice: Invoice, due: date | None = None, mood: Mood = Mood.GOOD, level: Level | None = None) -> None: ...
+
+    expected = {"invoice": Invoice(3), "due": date(2026, 1, 31), "mood": Mood.GOOD, "level": Level.LOW}
+    assert parse_arguments(bill, ['invoice={"n": 3}', "due=2026-01-31", "mood=good", "level=1"]) == expected
+    row = '{"invoice": {"n": 3}, "due": "2026-01-31", "mood": "good", "level": 1}\n'
+    items = read_items(bill, file(tmp_path, "a.jsonl", row))
+    assert items.arguments == (expected,) and items.given == (json.loads(row),)
+    assert read_items(bill, file(tmp_path, "a.csv", 'invoice,due,mood,level\n"{""n"": 3}",2026-01-31,good,1\n')).arguments == (expected,)
+    with pytest.raises(UsageError, match=r"a.jsonl:2: invoice: n: Input should be a valid integer"):
+        read_items(bill, file(tmp_path, "a.jsonl", row + '{"invoice": {"n": "x"}}\n'))
+    with pytest.raises(UsageError, match=r"--arg due=today: Input should be a valid date"):
+        parse_arguments(bill, ["due=today"])
+
+
 @pytest.mark.parametrize("annotation", [str | None, Literal["a", "b"], Literal["a", "b"] | None, Path | str | None, "str | None"])
 def test_texts_and_none_are_texts(tmp_path, annotation):
     @lmc.function
@@ -77,7 +105,8 @@ def test_texts_and_none_are_texts(tmp_path, annotation):
 @pytest.mark.parametrize(
     ("annotation", "example"),
     [
-        (int | None, "3"), (Literal[2, 3], "2"), (Mood, '"good"'), (dict[str, int], '{"a": 1}'), (Any, '"text"'), (tuple[int, ...], "[1, 2]"),
+        (int | None, "3"),
+        (Literal[2, 3], "2"), (Level, "1"), (Invoice, '{"a": 1}'), (dict[str, int], '{"a": 1}'), (Any, '"text"'), (tuple[int, ...], "[1, 2]"),
         (list[str], '["a", "b"]'),
     ],
 )

@@ -116,7 +116,7 @@ def _items(program: Any, arg: Any, input_file: Path | None, limit: int | None, e
             raise UsageError("--expected names a field of --input")
         return [arguments_of(program, arg)], None
     found = read_items(program, input_file)
-    fields = [given | extra for given, extra in zip(found.arguments, found.extra)][:limit]
+    fields = [given | extra for given, extra in zip(found.given, found.extra)][:limit]
     if expected is not None and (lacking := [place for place, row in zip(found.places, fields) if expected not in row]):
         raise UsageError(f"--expected {expected}: {lacking[0]} has no such field")
     return list(found.arguments[:limit]), None if expected is None else [row[expected] for row in fields]

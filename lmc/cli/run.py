@@ -142,7 +142,7 @@ def run(
     if items.extra_names:
         parameters = "parameter" if len(items.extra_names) == 1 else "parameters"
         say(f'note: {program.name} has no {parameters} {", ".join(items.extra_names)}; copied to the results as "input"')
-    expected = result_files.digests(program, items.arguments, items.places, options, name)
+    expected = result_files.digests(program, items.given, items.places, options, name)
     results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:
         say(results.note)
