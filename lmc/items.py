@@ -5,7 +5,7 @@ header.
     hello,3,forum        ─►        {"text": "hello", "times": 3}, and {"source": "forum"} kept aside: copied to the result
 
 A cell is text, or JSON where the parameter is declared as int, list, …; an empty one of those, or of a parameter that may
-be None, is not given. Everything
+be None, is not given: its default counts, else None. Everything
 is checked before anything runs, and errors name the file, the line and the remedy.
 """
 
@@ -105,6 +105,8 @@ def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[
             parameter = known.get(column)
             if cell or parameter is None or not (is_json(parameter) or is_optional(parameter)):
                 row[column] = value_of(program, parameter, cell, f"{name}:{number}: {column}={cell}")
+            elif is_optional(parameter) and parameter.default is parameter.empty:
+                row[column] = None
         yield number, row
 
 

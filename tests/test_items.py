@@ -102,6 +102,13 @@ def test_texts_and_none_are_texts(tmp_path, annotation):
     assert items.arguments == ({"x": "a"}, {}) if annotation != Literal["a", "b"] else ({"x": "a"}, {"x": ""})
 
 
+def test_an_empty_cell_of_a_parameter_that_may_be_none_is_none(tmp_path):
+    @lmc.function
+    def choose(s: Any, x: str | None, n: int | None, y: str | None = "y") -> None: ...
+
+    assert read_items(choose, file(tmp_path, "a.csv", "x,n,y\n,,\n")).arguments == ({"x": None, "n": None},)
+
+
 @pytest.mark.parametrize(
     ("annotation", "example"),
     [
