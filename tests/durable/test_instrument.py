@@ -863,6 +863,7 @@ def test_helpers_behind_decorators_of_libraries_are_recorded_call_by_call(tmp_pa
         module.calls_what_is_hidden.run(backend=lmc.Mock(), journal=tmp_path / "l")
 
 
+@pytest.mark.filterwarnings("ignore:.* was defined again")
 def test_a_program_of_a_reloaded_module_goes_on_with_its_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reloaded_module.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -896,6 +897,7 @@ def cell(source: str, number: int, names: dict[str, Any]) -> None:
     exec(compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | futures, dont_inherit=True), names)
 
 
+@pytest.mark.filterwarnings("ignore:.* was defined again")
 def test_cells_of_notebooks_and_their_redefinitions(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "__main__", "TOOL": tool}
     cell(SOURCE, 1, names)
