@@ -169,6 +169,8 @@ def _is_made_by_the_run(cls: type) -> bool:
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
+    if any(init is base.__init__ for base in _USER_CONTAINERS):
+        return True
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
 
@@ -179,7 +181,7 @@ def is_plain(cls: type) -> bool:
         _is_called_as_type(cls)
         and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in OWN_DATA)
         and not from_library(cls)
-        and all(base in _EMPTY_BASES or base in OWN_DATA or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
+        and all(base in _EMPTY_BASES or base in OWN_DATA or base in _USER_CONTAINERS or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
     )
 
 
@@ -187,6 +189,7 @@ def _is_called_as_type(cls: type) -> bool:
     return type(cls).__call__ is type.__call__ and (type(cls) in (type, abc.ABCMeta) or not from_library(type(cls)))
 
 
+_USER_CONTAINERS = (collections.UserDict, collections.UserList, collections.UserString)
 _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 
 

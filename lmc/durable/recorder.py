@@ -315,7 +315,7 @@ class Recorder:
             if cls not in type(instance).__mro__:
                 return instance
             self.journal.effects.keep(instance)
-            if not isinstance(init, types.FunctionType):
+            if not isinstance(init, types.FunctionType) or from_library(init):
                 init(instance, *args, **kwargs)
             elif not init.__code__.co_filename.startswith("<"):
                 self._twin(init)(instance, *args, **kwargs)

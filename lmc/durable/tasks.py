@@ -137,9 +137,9 @@ class Tasks:
         is_own  whether something is a coroutine of the program's
         """
         grouped = _is_method(fn, asyncio.TaskGroup, "create_task")
-        if not args or not (grouped or _begins(fn) or _is_one(fn, _COMBINE)):
+        if not (grouped or _begins(fn) or _is_one(fn, _COMBINE)) or (not args and fn is not asyncio.gather):
             return None
-        if not (grouped or any(is_own(x) or x in self or (_is_coroutine(x) and fn is not asyncio.wait_for) for x in args)):
+        if args and not (grouped or any(is_own(x) or x in self or (_is_coroutine(x) and fn is not asyncio.wait_for) for x in args)):
             return None
         if grouped or _begins(fn):
             return self._begin(fn, args[0], kwargs, is_own, wait)

@@ -19,7 +19,7 @@ import random
 import sys
 import types
 from abc import ABCMeta
-from collections import defaultdict, deque
+from collections import UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -585,8 +585,31 @@ def makes_fields_by_functions(s: Any) -> Any:
     return trail
 
 
+class Store(UserDict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key.lower(), tool(value))
+
+
+class Window(UserList[str]):
+    def append(self, item: str) -> None:
+        super().append(item)
+        del self.data[:-2]
+
+
+@lmc.function
+def wraps_containers(s: Any) -> Any:
+    """By classes of `collections` that are made for it; what they are given first is stored as what they are given later."""
+    store, window = Store({"Q": "first"}), Window()
+    for x in "abc":
+        s += x + lmc.gen("a", max_tokens=2)
+        store[x.upper()] = s["a"]
+        window.append(s["a"])
+    store.update(D="last")
+    return dict(store), list(window), len(window)
+
+
 PROGRAMS = [
-    changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
+    wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field,
     sets_context_variables, works_on_threads, exits,

@@ -204,7 +204,22 @@ async def tries_groups_again(s: Any) -> Any:
     return found
 
 
+@lmc.function
+async def gathers_what_there_is(s: Any) -> Any:
+    """Steps that wait for those before them: the first one for none."""
+    tasks = dict[str, asyncio.Task[str]]()
+
+    async def step(name: str, before: str) -> str:
+        return await fetch(name + "".join(await asyncio.gather(*(tasks[x] for x in before))))
+
+    for name, before in {"a": "", "b": "a", "c": "ab"}.items():
+        tasks[name] = asyncio.create_task(step(name, before))
+    s += await tasks["c"] + lmc.gen("end", max_tokens=2)
+    return s["end"], await asyncio.gather()
+
+
 PROGRAMS = [
+    gathers_what_there_is,
     gathers_tools,
     tries_groups_again,
     tasks_of_tools,
