@@ -64,8 +64,9 @@ KEPT = frozenset({
 })  # fmt: skip
 """Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
 _KEPT_OF: Mapping[str, str] = {
-    "argparse": "ArgumentParser", "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
-    "json.decoder": "JSONDecoder", "json.encoder": "JSONEncoder", "string": "Formatter",
+    "_struct": "Struct", "argparse": "ArgumentParser", "calendar": "Calendar HTMLCalendar TextCalendar",
+    "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
+    "json.decoder": "JSONDecoder", "json.encoder": "JSONEncoder", "string": "Formatter", "textwrap": "TextWrapper",
 }  # fmt: skip
 """More of them, which may be given functions to call, by module and name: importing them here would cost every program."""
 _FILES = frozenset({"read", "write", "read_file", "print_help", "print_usage"})
@@ -92,7 +93,7 @@ def is_of_kept(fn: Any, owner: object) -> bool:
 MADE_AGAIN = frozenset({
     copy.copy, copy.deepcopy, functools.partial, functools.wraps, functools.update_wrapper, asyncio.timeout, asyncio.timeout_at,
     asyncio.get_running_loop, asyncio.get_event_loop, asyncio.current_task, asyncio.iscoroutine, asyncio.iscoroutinefunction, asyncio.isfuture,
-    importlib.import_module, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
+    hashlib.new, importlib.import_module, threading.current_thread, threading.main_thread, threading.Lock, threading.RLock, sys._getframe,  # pyright: ignore[reportPrivateUsage]
     sys.exc_info, sys.exception, sys.exit, inspect.currentframe, inspect.stack, inspect.getgeneratorstate, contextvars.copy_context,
     contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
     decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *TURNS,
@@ -119,21 +120,31 @@ _COMPUTING: Mapping[str, str] = {
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
               "b85encode b85decode a85encode a85decode",
     "binascii": "hexlify unhexlify crc32",
+    "calendar": "isleap leapdays monthrange timegm weekday",
+    "codecs": "decode encode",
     "difflib": "get_close_matches",
+    "email.utils": "formataddr getaddresses parseaddr parsedate_to_datetime",
     "fnmatch": "fnmatch fnmatchcase filter translate",
     "hmac": "new digest compare_digest",
     "html": "escape unescape",
+    "ipaddress": "ip_address ip_interface ip_network",
     "json": "loads dumps",
     "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
+    "pprint": "pformat",
     "re": "compile escape search match fullmatch sub subn findall finditer split",
-    "shlex": "quote join",
+    "shlex": "join quote split",
     "string": "capwords",
+    "struct": "calcsize iter_unpack pack unpack unpack_from",
     "textwrap": "wrap dedent indent shorten fill",
+    "time": "mktime strptime",
+    "tomllib": "loads",
     "unicodedata": "normalize category name lookup combining bidirectional east_asian_width decimal digit numeric",
     "urllib.parse": "quote quote_plus quote_from_bytes unquote unquote_plus unquote_to_bytes urlencode urljoin urlparse urlsplit urlunparse urlunsplit "
                     "urldefrag parse_qs parse_qsl",
+    "uuid": "uuid3 uuid5",
+    "xml.sax.saxutils": "escape quoteattr unescape",
     "xml.etree.ElementTree": "XML XMLID fromstring fromstringlist tostring tostringlist SubElement Comment indent iselement",
-    "zlib": "crc32 adler32",
+    "zlib": "adler32 compress crc32 decompress",
 }  # fmt: skip
 """Python functions that only compute with their arguments: no files, no clock, no state. By name, because importing
 them here would cost every program."""

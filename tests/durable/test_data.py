@@ -5,21 +5,33 @@ from __future__ import annotations
 import ast
 import base64
 import binascii
+import calendar
+import codecs
 import dataclasses
 import datetime
 import difflib
+import email.utils
 import enum
 import fnmatch
+import hashlib
 import html
+import ipaddress
 import os
+import pprint
 import shlex
 import statistics
+import struct
 import textwrap
+import threading
+import time
+import tomllib
 import unicodedata
 import urllib.parse
+import uuid
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.sax import saxutils
 
 import pytest
 
@@ -158,7 +170,11 @@ def computes(s: Any) -> Any:
         os.path.join("x", a), os.path.splitext(a + ".py"), os.path.basename("x/" + a), os.path.normpath("x/../" + a), os.path.commonpath([a, a]),
         difflib.get_close_matches(a, [a + "x", "y"]), base64.b64encode(a.encode()),
         fnmatch.fnmatch(a, "*"), shlex.quote(a), unicodedata.normalize("NFC", a), zlib.crc32(a.encode()), binascii.hexlify(a.encode()),
-        datetime.datetime.fromisoformat("2026-11-22"), datetime.date.fromisoformat("2026-11-22"),
+        datetime.datetime.fromisoformat("2026-11-22"), datetime.date.fromisoformat("2026-11-22"), calendar.monthrange(2026, 2), codecs.encode(a, "rot13"),
+        email.utils.parseaddr(f"{a} <a@b.c>"), str(ipaddress.ip_address("10.0.0.1")), pprint.pformat([a]), shlex.split(f"x '{a}'"), struct.pack("<i", len(a)),
+        time.strptime("2026", "%Y").tm_year, tomllib.loads("a = 1"), uuid.uuid5(uuid.NAMESPACE_DNS, a), saxutils.escape(a), zlib.compress(a.encode()),
+        hashlib.new("md5", a.encode()).hexdigest(), textwrap.TextWrapper(width=4).wrap(a * 3), struct.Struct("<i").unpack(b"abcd"),
+        calendar.TextCalendar().formatmonth(2026, 2), threading.current_thread().name[:0],
     ]  # fmt: skip
     s += str(found) + lmc.gen("b", max_tokens=2)
     save(Person(name="x"), "saved")
