@@ -108,13 +108,13 @@ def fresh_seed(backend: Backend, seed: int | None = None) -> int:
 class LiveEmitter:
     """Submits every request to the backend as soon as the program makes it."""
 
-    __slots__ = ("_asked", "_cancelled", "_template", "_typed", "run")
+    __slots__ = ("_asked", "_template", "_typed", "cancelled", "run")
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self._template = run.backend.chat_template
         self._asked: list[weakref.ref[Prompt]] = []  # weak, so that unreachable answers are freed
-        self._cancelled = False
+        self.cancelled = False
         self._typed: dict[Result, tuple[Any, Loc | None]] = {}  # type and location of answers that no limit may cut
 
     @property
@@ -123,7 +123,7 @@ class LiveEmitter:
 
     def cancel(self) -> None:
         """Cancel pending requests and refuse new ones: reading raises CancelledError."""
-        self._cancelled = True
+        self.cancelled = True
         for ref in self._asked:
             ctx = ref()
             if ctx is not None and ctx.result is not None and ctx.handle is not None and not ctx.result.done:
@@ -176,7 +176,7 @@ class LiveEmitter:
         return self._submit(ctx, ask, (stream, ordinal))
 
     def _submit(self, ctx: Prompt, ask: Gen | Select, place: tuple[str, int]) -> tuple[Prompt, Result]:
-        if self._cancelled:
+        if self.cancelled:
             raise CancelledError("the run was cancelled", loc=ask.loc)
         if kept := [part.result for part in ctx.tail if isinstance(part, Excerpt)]:  # answers of which the prompt has a part: before any lock
             self._wait(kept)
@@ -186,7 +186,7 @@ class LiveEmitter:
             error.loc = error.loc or ask.loc
             raise
         self._asked.append(weakref.ref(ctx))
-        if self._cancelled:  # cancelled from another thread just now
+        if self.cancelled:  # cancelled from another thread just now
             self.cancel()
         assert ctx.result is not None
         ctx.result.asked = ask, place[0]

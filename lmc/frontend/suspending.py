@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from lmc import waiting
+from lmc.errors import CancelledError
 from lmc.frontend.active import ACTIVE, CALLING, TASK, TaskOfRun, creator_waits, new_task
 
 T = TypeVar("T")
@@ -81,6 +82,10 @@ class Suspendable(Coroutine[Any, Any, T]):
         token = None if self._task is None else TASK.set(self._task)  # at each step: tasks may share a context
         try:
             given = step.switch(*args) if error is None else step.throw(error)
+        except CancelledError as cancelled:
+            if self._task is not None and getattr(getattr(self._task.state, "emitter", None), "cancelled", False):
+                raise asyncio.CancelledError(cancelled.message) from cancelled  # with its run: nobody is left to take an error
+            raise
         finally:
             if token is not None:
                 TASK.reset(token)

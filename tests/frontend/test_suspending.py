@@ -197,6 +197,28 @@ def test_cancelling_the_caller_cancels_what_was_asked():
         asyncio.run(main())
 
 
+def test_tasks_of_a_cancelled_run_are_cancelled_with_it():
+    """Their requests are; asyncio would report the error of a task that nobody awaits any more."""
+    backend, begun = Gated(), list[asyncio.Task[Any]]()
+
+    @lmc.function
+    async def program(s: Any) -> Any:
+        begun.append(asyncio.create_task(say(s.fork(1)[0])))
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        task = asyncio.create_task(program.arun(backend=backend))
+        while not backend.waiting:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait(begun)
+
+    asyncio.run(main())
+    assert begun[0].cancelled()
+
+
 def test_an_error_of_one_task_has_its_frames_and_ends_the_others():
     backend, ended = Gated(), list[int]()
 
