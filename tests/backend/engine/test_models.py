@@ -17,6 +17,7 @@ import pytest
 pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
 
+from lmc.backend.engine.attention.fixed import FixedAttention  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool, LayerShape  # noqa: E402
 from lmc.backend.engine.models import cache, gguf, gguf_model, loader, lone  # noqa: E402
 from lmc.backend.engine.models import config as configs  # noqa: E402
@@ -24,6 +25,7 @@ from lmc.backend.engine.models.config import RopeScaling  # noqa: E402
 from lmc.backend.engine.models.linear import can_pack_half  # noqa: E402
 from lmc.backend.engine.models.llama import LlamaModel, Residual, build, shapes  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
+from lmc.backend.engine.models.weights import _fixed  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy, transformers_smollm2  # noqa: E402
 
@@ -152,7 +154,7 @@ def test_keys_and_values_in_one_tensor_give_the_same_logits(qk_norm):
 
 
 @pytest.mark.skipif(not can_pack_half(), reason="needs FBGEMM's kernels")
-@pytest.mark.parametrize("how", ["plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window"])
+@pytest.mark.parametrize("how", ["plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window", "deterministic"])
 def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
     kind = "qwen2" if "bias" in how else "qwen3" if "normed" in how else "llama"
     config = configs.ModelConfig(
@@ -161,7 +163,8 @@ def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     fused = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes(config).items()}
-    model = build(fused, config, pack_half=True, pack_four="4 bits" in how)
+    options = {"wrap": _fixed(config), "plan": FixedAttention(6, 2, 16)} if how == "deterministic" else {"pack_four": "4 bits" in how}
+    model = build(fused, config, pack_half=True, **options)
     assert model.lone is not None
     first, *others = (
         batch((range(40), range(100, 140))), *(batch(([7], range(100, n))) for n in range(141, 150)),

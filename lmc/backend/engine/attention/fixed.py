@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
-from lmc.backend.engine.attention.torch_ref import additive, gathered, partial
+from lmc.backend.engine.attention.torch_ref import Tall, additive, gathered, partial
 from lmc.backend.engine.kv_fp8 import Stored
 
 _STEPS = ((512, 64), (1024, 128))  # of lengths up to the first; of longer ones half a block
@@ -68,6 +68,12 @@ class FixedPlan:
     """One pass."""
 
     tiles: tuple[_Tiles, ...]
+
+    def tall(self) -> Tall | None:
+        """Return the pass of a single row as one query; None if there are more."""
+        tile = self.tiles[0]
+        alone = len(self.tiles) == 1 and len(tile.wanted[1]) == 1
+        return Tall(0, 0, tile.slots[0], tile.mask, len(tile.rows)) if alone else None
 
     def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
         out = torch.empty_like(q)

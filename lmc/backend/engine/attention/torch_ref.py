@@ -188,6 +188,22 @@ class FastPlan:
         return out
 
 
+@dataclass(frozen=True, slots=True)
+class Tall:
+    """What a pass of one sequence attends to, as one tall query: the rows of a KV head, and the heads that share it.
+
+    slots   gathered; None: `count` from `first` on
+    mask    [1, 1, height · heads of a KV head, slots] float, 0 or -inf; None: all are seen
+    height  rows of the query: those of the pass, or a single one so many times
+    """
+
+    first: int
+    count: int
+    slots: Tensor | None
+    mask: Tensor | None
+    height: int
+
+
 @dataclass(frozen=True)
 class LonePlan:
     """One sequence's few rows over consecutive slots, as a lone answer's and its draft's are: a few views and the kernel, since a short context's
@@ -205,6 +221,11 @@ class LonePlan:
         tall = q.view(len(q), k.shape[1], -1, k.shape[3]).transpose(0, 1).reshape(1, k.shape[1], -1, k.shape[3])
         out = partial(tall, k, v, mask=None if self.mask is None else tall_mask(self.mask, q.shape[1] // k.shape[1]).to(q.dtype))[0]
         return out.view(k.shape[1], len(q), -1, k.shape[3]).transpose(0, 1).reshape(q.shape)
+
+    def tall(self, groups: int) -> Tall:
+        """Return the same as one query, of so many heads that share a KV head."""
+        mask = None if self.mask is None else tall_mask(self.mask, groups)
+        return Tall(self.first, self.count, None, mask, 1 if self.mask is None else len(self.mask))
 
     def _seen(self, store: Stored) -> Tensor:
         """Return its slots' part of a store, [1, num_kv_heads, count, head_dim]."""

@@ -30,6 +30,11 @@ class Fixed:
     def __init__(self, multiply: Linear, sizes: tuple[int, ...]) -> None:
         self._multiply, self.sizes = multiply, sizes
 
+    @property
+    def of_one(self) -> Linear | None:
+        """Return the product of a single row; None if that would have other bits."""
+        return self._multiply if self.sizes[0] == 1 else None
+
     def __call__(self, x: Tensor) -> Tensor:
         n, largest = len(x), self.sizes[-1]
         if n > largest:

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import ForwardBatch, KVStore
-from lmc.backend.engine.attention.torch_ref import LonePlan, fast
+from lmc.backend.engine.attention.fixed import FixedPlan
+from lmc.backend.engine.attention.torch_ref import LonePlan, Tall, fast
 from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
@@ -58,7 +59,7 @@ class LlamaModel:
         self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
-        self.lone = LoneSequence.of(layers, config, self.eps) if plan is fast else None
+        self.lone = LoneSequence.of(layers, config, self.eps)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -82,8 +83,9 @@ class LlamaModel:
             if seen.axes is not None:
                 turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
         rows = None if batch.adapters is None or self.adapters is None else self.adapters.grouped(batch.adapters)
-        if self.lone is not None and isinstance(plan, LonePlan) and seen is None and rows is None and (pairs := _pairs(kv, len(self.layers))):
-            self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, plan)
+        tall = None if self.lone is None or seen is not None or rows is not None else self._tall(plan)
+        if self.lone is not None and tall is not None and (pairs := _pairs(kv, len(self.layers))):
+            self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, tall)
             return self._logits(residual.only(batch.logit_rows))
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -103,6 +105,12 @@ class LlamaModel:
             if seen is not None and index < len(deeper):
                 x[seen.rows] += deeper[index].to(x.dtype)
         return self._logits(residual)
+
+    def _tall(self, plan: Any) -> Tall | None:
+        """Return what the pass attends to as one query; None if it cannot be one."""
+        if isinstance(plan, LonePlan):
+            return plan.tall(self.config.num_heads // self.config.num_kv_heads)
+        return plan.tall() if isinstance(plan, FixedPlan) else None
 
     def _logits(self, residual: Residual) -> Tensor:
         rows = residual.rows

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmc.backend.engine.attention.torch_ref import LonePlan, tall_mask
+from lmc.backend.engine.attention.torch_ref import Tall
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.fixed import Fixed
 from lmc.backend.engine.models.linear import FourBits, HalfPacked, four_bit_product
 from lmc.warning_filters import ignored
 
@@ -31,16 +32,15 @@ class LoneSequence:
     """The layers of a model. Its matrices are all packed as float16, or all in 4 bits.
 
     weights  the arguments of `_layers` that are the model's
-    groups   heads that share a KV head
     """
 
     weights: tuple[Any, ...]
-    groups: int
 
     @classmethod
     def of(cls, layers: Sequence[Any], config: ModelConfig, eps: Tensor) -> LoneSequence | None:
         """Return None if a matrix is packed otherwise. `layers`: as of `LlamaModel`."""
         c, found = config, [matrix for layer in layers for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        found = [matrix.of_one if isinstance(matrix, Fixed) else matrix for matrix in found]
         halves = [matrix.packed for matrix in found if isinstance(matrix, HalfPacked)]
         fours = [matrix for matrix in found if isinstance(matrix, FourBits)]
         if max(len(halves), len(fours)) < len(found):
@@ -48,13 +48,12 @@ class LoneSequence:
         norms = [[norm for layer in layers if (norm := getattr(layer, name)) is not None] for name in ("input_norm", "post_norm", "q_norm", "k_norm")]
         turned = [index not in c.nope_layers for index in range(c.num_layers)]
         packed, scales, biases = [m.packed for m in fours], [m.scales for m in fours], [m.bias for m in fours]
-        return cls((*norms, eps, turned, halves, packed, scales, biases, c.num_heads, c.num_kv_heads, c.head_dim), c.num_heads // c.num_kv_heads)
+        return cls((*norms, eps, turned, halves, packed, scales, biases, c.num_heads, c.num_kv_heads, c.head_dim))
 
-    def run(self, whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: Sequence[Tensor], plan: LonePlan) -> None:
+    def run(self, whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: Sequence[Tensor], seen: Tall) -> None:
         """Run the rows' residual stream `whole` (llama.py) through all layers, in place. `slots`: the rows' own in `stores`, K and V of each layer beside
         each other."""
-        mask = None if plan.mask is None else tall_mask(plan.mask, self.groups)
-        _compiled()(whole, root, turn, slots, stores, plan.first, plan.count, mask, *self.weights)
+        _compiled()(whole, root, turn, slots, stores, seen.first, seen.count, seen.slots, seen.mask, seen.height, *self.weights)
 
 
 @cache
@@ -73,7 +72,8 @@ def _compiled() -> Callable[..., None]:
 
 
 def _layers(
-    whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: list[Tensor], first: int, count: int, mask: Tensor | None,
+    whole: Tensor, root: Tensor, turn: Tensor, slots: Tensor, stores: list[Tensor], first: int, count: int,
+    gathered: Tensor | None, mask: Tensor | None, height: int,
     norms: list[Tensor], post_norms: list[Tensor], q_norms: list[Tensor], k_norms: list[Tensor], eps: Tensor, turned: list[bool],
     halves: list[torch.classes.quantized.LinearPackedParamsBase],  # pyright: ignore[reportInvalidTypeForm]
     packed: list[Tensor], scales: list[Tensor], biases: list[Tensor | None],
@@ -91,11 +91,15 @@ def _layers(
         if turned[i]:
             torch.view_as_complex(qk.view(rows, heads + kv_heads, dim // 2, 2)).mul_(turn)
         stores[i].index_copy_(0, slots, qkv[:, heads:])
-        seen = stores[i][first : first + count].transpose(0, 1)[None]
-        tall = qk[:, :heads].view(rows, kv_heads, groups, dim).transpose(0, 1).reshape(1, kv_heads, rows * groups, dim)
-        k, v = seen[:, :kv_heads], seen[:, kv_heads:]
+        if gathered is None:
+            seen = stores[i][first : first + count].transpose(0, 1)[None]
+            k, v = seen[:, :kv_heads], seen[:, kv_heads:]
+        else:
+            k = stores[i][:, :kv_heads].index_select(0, gathered).transpose(0, 1)[None]
+            v = stores[i][:, kv_heads:].index_select(0, gathered).transpose(0, 1)[None]
+        tall = qk[:, :heads].view(rows, kv_heads, groups, dim).transpose(0, 1).expand(-1, height, -1, -1).reshape(1, kv_heads, height * groups, dim)
         attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(tall, k, v, 0.0, False, attn_mask=mask)[0]
-        attended = attended.view(kv_heads, rows, groups, dim).transpose(0, 1).reshape(rows, -1)
+        attended = attended.view(kv_heads, height, groups, dim)[:, :rows].transpose(0, 1).reshape(rows, -1)
         x += _times(attended, halves, packed, scales, biases, at + 1)
         normed = torch._weight_norm_interface(whole, root, 0)[0][:, :width].mul_(post_norms[i])
         gate, up = _times(normed, halves, packed, scales, biases, at + 2).chunk(2, -1)
