@@ -345,27 +345,11 @@ class Vocabulary:
 
     def long_allowed(self, dfa: Arrays, state: int) -> LongAllowed:
         """Return the tokens above LONG bytes that are legal from `state`."""
-        found: list[int] = []
-        whole: ClassRun | StringRun | None = None
         if (string := dfa.string(state)) is not None:
-            whole = self.string_run(string.kind)
-            names = tuple(string.but)
-            for i, _, until, chars in whole.long.leaving:
-                text = self.tokens[i]
-                if names and text.startswith(names):
-                    is_legal = dfa.step(state, text) >= 0
-                else:
-                    is_legal = string.low <= chars <= string.high and text[until] == _QUOTE and dfa.step(string.behind, text[until + 1 :]) >= 0
-                if is_legal:
-                    found.append(i)
-            if string.high < self.longest:
-                found += whole.long.inside[whole.long.chars <= string.high].tolist()
-                whole = None
-        todo = list[tuple[int, _Edge]]()
-        if string is not None:
-            if type(string.kind) is not int:
-                todo += _of_bytes(self._long, state, (_QUOTE,))
-        elif (heads := dfa.heads(state)) is not None:
+            return self._long_in_string(dfa, state, string)
+        found: list[int] = []
+        whole: ClassRun | None = None
+        if (heads := dfa.heads(state)) is not None:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
@@ -397,6 +381,21 @@ class Vocabulary:
                     heads = dfa.heads(end)
                     todo += [(end, edge) for edge in edges.values()] if heads is None else _of_bytes(edges, end, heads)
         return LongAllowed(whole, tuple(sorted(found)))
+
+    def _long_in_string(self, dfa: Arrays, state: int, string: OpenString) -> LongAllowed:
+        run, names = self.string_run(string.kind), tuple(string.but)
+        ids, firsts = self._texts.long_ids
+        found = {i for i in ids[firsts == _QUOTE].tolist() if dfa.step(state, self.tokens[i]) >= 0}
+        for i, _, until, chars in run.long.leaving:
+            text = self.tokens[i]
+            if names and text.startswith(names):
+                found.update([i] if dfa.step(state, text) >= 0 else ())
+            elif string.low <= chars <= string.high and text[until] == _QUOTE and dfa.step(string.behind, text[until + 1 :]) >= 0:
+                found.add(i)
+        if string.high >= self.longest:
+            return LongAllowed(run, tuple(sorted(found)))
+        found.update(run.long.inside[run.long.chars <= string.high].tolist())
+        return LongAllowed(None, tuple(sorted(found)))
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
         """As `long_allowed`, level by level."""
