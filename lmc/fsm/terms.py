@@ -517,10 +517,15 @@ class Terms:
     def _left_out(self, term: Term) -> Sequence[str] | None:
         """Return the rests of the names, with the quote behind each, that a key which may be any other may not go on with; None if the
         term is in no such key."""
-        node: Any = None if term.frame is None else term.frame.node
+        frame = term.frame
+        if frame is None:
+            return None
+        node: Any = frame.node
         if type(node) is _Tail:
-            key, quote = self._parts_at(term.frame, 2)
-            return [name + '"' for name in key.but] if type(key) is NodeGraph and key.but is not None and quote == _QUOTE else None
+            key = self._styles.parts(node.node, frame.at)[node.index][0]
+            if type(key) is not NodeGraph or key.but is None or self._parts_at(frame, 2)[1] != _QUOTE:
+                return None
+            return [name + '"' for name in key.but]
         if (
             type(node) is not _GraphPosition
             or node.counts is not None
