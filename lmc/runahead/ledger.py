@@ -402,7 +402,8 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        lines = self._lines(awaited[0]) if not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth()) else ()
+        ready = profile.is_patient and not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth())
+        lines = self._lines(awaited[0]) if ready else ()
         if lines and not profile.worth(lines):
             lines = ()
         if not lines and (self.prepare is None or not profile.affords(FIRST_PLAN)):

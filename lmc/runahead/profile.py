@@ -27,6 +27,8 @@ SHARE = 1 / 40
 """Share of the time that runs have waited which evaluations and plans may take when the wait itself is too short for them."""
 SHORTEST = 0.0005
 """Least seconds that a wait has to last."""
+USUAL, FADING = 32, 0.98
+"""Waits after which a wait is expected to last no longer than the longest one, of which each further one leaves that share."""
 TRIALS, PROBE = 3, 32
 """Evaluations at a reading line that may make no requests before only every `PROBE`th one is run."""
 MOST_LINES = 4096
@@ -62,6 +64,7 @@ class Profile:
     def __init__(self) -> None:
         self.cost = FIRST_COST
         self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
+        self.waits, self.longest = 0, 0.0  # how many waits there were, and the seconds that one of them may last
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
         self.latest: Callable[[], State[Any] | None] = lambda: None  # of the run that began last, while it is alive
@@ -77,10 +80,17 @@ class Profile:
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
 
     def has_waited(self, began: float, ended: float) -> None:
-        """Record that a run has waited; waits that overlap count once."""
+        """Record that a run has waited; of waits that overlap, the time counts once."""
+        self.waits += 1
+        self.longest = max(ended - began, FADING * self.longest)
         if ended > self._until:
             self.waited += ended - (began if began > self._until else self._until)
             self._until = ended
+
+    @property
+    def is_patient(self) -> bool:
+        """Return whether a wait may last long enough for an evaluation."""
+        return self.waits < USUAL or self.patience <= self.longest
 
     def affords(self, seconds: float) -> bool:
         """Return whether that much more work is a small share of the time that runs have waited."""

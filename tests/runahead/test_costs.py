@@ -27,7 +27,7 @@ from lmc.frontend.fibers import Fibers
 from lmc.frontend.flights import Flights
 from lmc.runahead import ledger
 from lmc.runahead.evaluating import ProgramSource
-from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, Profile
+from lmc.runahead.profile import FIRST_COST, SHARE, SHORTEST, USUAL, Profile
 from lmc.waiting import Signal, idle
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
@@ -139,6 +139,26 @@ def test_short_waits_say_nothing_of_the_next_one() -> None:
     profile = Profile()
     profile.has_waited(0.0, 0.1 * profile.patience)
     assert profile.worth(("a line",))
+
+
+def test_after_many_short_waits_a_long_one_is_only_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, evaluation=0.002)
+    program = lmc.compile(two)
+    asked = lambda latency: program("x", backend=Mock(latency=latency)).usage.ahead_asked
+    assert sum(asked(0.002) for _ in range(USUAL // 2)) == 0  # two waits each
+    assert asked(1.0) == 0
+    assert asked(1.0) == 1
+
+
+def test_what_is_usual_fades() -> None:
+    profile = Profile()
+    profile.has_waited(0.0, 1.0)
+    for k in range(1, 10 * USUAL):
+        profile.has_waited(k, k + 0.001)
+        assert profile.is_patient or k > USUAL
+    assert not profile.is_patient
+    profile.has_waited(1000.0, 1001.0)
+    assert profile.is_patient
 
 
 def test_a_wait_lasts_twice_what_an_evaluation_costs() -> None:
