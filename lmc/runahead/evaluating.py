@@ -290,7 +290,7 @@ class ProgramSource:
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:
         self.function, self.stream = function, state.stream
         self._bound: inspect.BoundArguments | None = bound  # until it is closed
-        if not all(type(x) in ATOMS for x in bound.arguments.values()):
+        if not ATOMS.issuperset(map(type, bound.arguments.values())):
             _ = self.snapshot  # before the program changes them
         self._running: dict[Place, Locals] = {}
         self._steps: greenlet | None = None

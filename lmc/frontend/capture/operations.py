@@ -112,9 +112,9 @@ BINARY: Mapping[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {kind: (
 
 def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`."""
-    bound(name, a, b)
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
+    bound(name, a, b)
     if name == "mod" and type(a) is str and not isinstance(b, Unknown) and (deps := need(ev, b)) != NOTHING:
         return ev.operation(name, (a, b), deps)
     return apply(ev, name, fn, a, b)
