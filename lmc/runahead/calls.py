@@ -54,7 +54,8 @@ class CallsAhead:
 
     def done(self, key: Hashable) -> bool:
         """Return whether a call is over."""
-        return key in self._made and self._made[key].done()
+        future = self._made.get(key)
+        return future is not None and future.done()
 
     def take(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return or raise the outcome of Python's call: an equal call's, waiting for it, or that of a call of its own.

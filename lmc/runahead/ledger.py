@@ -507,9 +507,10 @@ class Ledger:
         self.wake()  # other threads of this program, which may know more
 
     def wake(self) -> None:
-        """Wake the waiting thread: a request or call made ahead is done. From any thread."""
-        for event in tuple(self._waiting):
-            event.set()
+        """Wake the waiting thread where an evaluation would know more: a request or call made ahead is done. From any thread."""
+        if self.worth():  # which one that runs looks at when it ends
+            for event in tuple(self._waiting):
+                event.set()
 
     def close(self) -> None:
         """Close when the function has returned: nothing more is made ahead, and unused guesses are cancelled."""

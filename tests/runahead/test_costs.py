@@ -120,6 +120,21 @@ def test_a_program_that_nothing_else_goes_before_is_evaluated_and_does_not_poll(
 
 
 @lmc.function
+def notes(s, q):
+    for k in range(6):
+        (f,) = s.fork(1)
+        f += f"{q} {k}" + lmc.gen(f"note{k}", max_tokens=2)
+        len(f[f"note{k}"])
+
+
+def test_answers_that_no_evaluation_waits_for_wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = BusyClock(monkeypatch, evaluation=0.0)
+    usage = lmc.compile(notes)("x", backend=Mock(latency=lambda ask: 9.0 if ask.name == "note0" else 1.0 + len(ask.name + "x"))).usage
+    assert (usage.calls, usage.ahead_used) == (6, 5)
+    assert clock.waits == 2  # until it is evaluated, and until the first note is there
+
+
+@lmc.function
 def chatting(s, q):
     for _ in range(200):
         s += f"{q if id(s) else ''}" + lmc.gen("x", max_tokens=2)  # which only Python knows
