@@ -47,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected: importing tests leaves next to no garbage, and a collection looks at everything
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup's, likewise
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -100,7 +100,7 @@ def serve(
     tls: Tls | None = None,
     workers: WorkerOptions | None = None,
 ) -> Health | None:
-    """Serve until SIGINT or SIGTERM, then let running requests finish, for at most `drain` seconds.
+    """Serve until SIGINT, SIGTERM, or SIGHUP (unless that is ignored, as by nohup), then let running requests finish, for at most `drain` seconds.
 
     The backend is opened once the server listens, which answers 503 until then, and closed at the end. Calls
     `ready(url)` when requests are accepted. `until_broken`: also ends by itself when the engine is permanently broken,
@@ -157,6 +157,8 @@ def _signals_end_it() -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    if (hangup := getattr(signal, "SIGHUP", None)) is not None and signal.getsignal(hangup) is signal.SIG_DFL:  # a terminal that is closed
+        before[hangup] = signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
         yield
     finally:

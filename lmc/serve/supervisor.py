@@ -35,8 +35,8 @@ def _end_with(lifeline: int) -> None:
 
 
 def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> int:
-    """Run the command until it ends by itself or by a signal (SIGINT, SIGTERM, which are passed on), and return its
-    exit status."""
+    """Run the command until it ends by itself or by a signal (SIGINT, SIGTERM, SIGHUP, which are passed on as the first or the second), and
+    return its exit status."""
     os.set_inheritable(where.fileno(), True)
     lifeline, ours = os.pipe()
     worker: subprocess.Popen[bytes] | None = None
@@ -46,9 +46,11 @@ def supervise(command: Sequence[str], where: socket.socket, say: Callable[[str],
         nonlocal told
         told = number
         if worker is not None:
-            worker.send_signal(number)
+            worker.send_signal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    if (hangup := getattr(signal, "SIGHUP", None)) is not None and signal.getsignal(hangup) is signal.SIG_DFL:
+        before[hangup] = signal.signal(hangup, stop)
     short = 0
     try:
         while True:

@@ -47,7 +47,8 @@ def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", 
         process.stderr.close()
 
 
-def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
+def test_running_requests_finish_when_it_is_told_to_stop(tmp_path, told):
     (tmp_path / "program.py").write_text(PROGRAM)
     marker, go = tmp_path / "begun", tmp_path / "begun.go"
     os.mkfifo(go)
@@ -63,7 +64,7 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path):
         asking.start()
         while not marker.exists():
             assert asking.is_alive()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(told)
         with suppress(OSError):  # until it no longer listens
             while True:
                 socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20).close()
