@@ -47,6 +47,19 @@ def poisoned() -> Any:
     return object.__new__(type("Poison", (), {f"__{n}__": _poison(n) for n in _DUNDERS}))
 
 
+class Overloaded(type):
+    """Operators of its classes run code; inspecting them does not."""
+
+
+OPERATORS = "or ror and add radd mul mod lt le gt ge bool len contains index neg invert abs iter getitem str repr format".split()
+for _name in OPERATORS:
+    setattr(Overloaded, f"__{_name}__", _poison(f"{_name} of the metaclass"))
+
+
+class OfOverloaded(metaclass=Overloaded):
+    pass
+
+
 class Sly(str):
     __eq__ = __hash__ = __str__ = __format__ = __len__ = __add__ = __radd__ = _poison("of a text")  # type: ignore[assignment]
     strip = upper = split = _poison("method of a text")  # type: ignore[assignment]
@@ -130,6 +143,19 @@ STATEMENTS = [
     "s.__iadd__(p)", "child(p)", "child(p, p)", "child(**p)", "child(*p)", "lmc.select('x', p)", "lmc.gen('x', regex=p, stop=[p])", "print(p)", "format(p, p)",
     "divmod(p, 1)", "hash(p)",
 ]  # fmt: skip
+
+
+OF_CLASSES = [
+    "len(p)", "1 in p", "bool(p)", "1 if p else 2", "not p", "p and 1", "p | None", "None | p", "p < 2", "3 < p", "p + 1", "1 + p", "p % 2", "-p", "abs(p)",
+    "[1, 2][p]", "[1, 2][:p]", "[0] * p", "[x for x in p]", "p[0]", "f'{p}'", "str(p)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", OF_CLASSES)
+def test_no_operator_of_a_metaclass_runs(text: str):
+    RAN.clear()
+    evaluate(_made(f"import lmc\n@lmc.function\ndef program(s, p):\n    x = {text}\n    s += lmc.gen('z')\n"), p=OfOverloaded)
+    assert not RAN
 
 
 @pytest.mark.parametrize("text", STATEMENTS)
