@@ -47,6 +47,13 @@ def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", 
         process.stderr.close()
 
 
+def wait_until_it_ends(url: str) -> None:
+    """Wait until a server no longer listens."""
+    with suppress(OSError):
+        while True:
+            socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20).close()
+
+
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
 def test_running_requests_finish_when_it_is_told_to_stop(tmp_path, told):
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -65,9 +72,7 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path, told):
         while not marker.exists():
             assert asking.is_alive()
         process.send_signal(told)
-        with suppress(OSError):  # until it no longer listens
-            while True:
-                socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20).close()
+        wait_until_it_ends(url)
         go.open("w").close()
         asking.join(20)
         assert found[0].status_code == 200

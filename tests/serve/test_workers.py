@@ -26,7 +26,7 @@ from lmc.userfiles import load_program
 from tests.backend import engine_fakes
 from tests.serve.serving import HOUR, ByHand, events, settings, until
 from tests.serve.test_process import PROGRAM as SLOW
-from tests.serve.test_process import served
+from tests.serve.test_process import served, wait_until_it_ends
 
 try:
     import uvloop
@@ -524,13 +524,16 @@ def test_workers_that_do_not_begin_any_more_are_503s_until_they_do(fragile, monk
 
 def test_running_programs_finish_when_the_server_is_told_to_stop(file, tmp_path):
     (tmp_path / "program.py").write_text(SLOW)
-    marker = tmp_path / "begun"
+    marker, go = tmp_path / "begun", tmp_path / "begun.go"
+    os.mkfifo(go)
     with served("--workers", "1", f"{tmp_path}/program.py:slow") as (url, process):
         found: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: found.append(httpx.post(f"{url}/programs/slow", json={"marker": str(marker)}, timeout=60)))
         asking.start()
         _wait(marker.exists)
         process.send_signal(signal.SIGTERM)
+        wait_until_it_ends(url)
+        go.open("w").close()
         asking.join(60)
         assert found[0].status_code == 200 and found[0].json()["return_value"]
         assert process.wait(30) == 0
