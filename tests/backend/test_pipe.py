@@ -219,6 +219,27 @@ def test_a_process_that_ends_fails_what_waits_for_it():
         assert client.health().state == "ended"
 
 
+def test_the_health_of_a_process_that_does_not_answer_is_not_waited_for(monkeypatch):
+    """Routers ask for it, and would count the program itself as stuck."""
+    monkeypatch.setattr("lmc.backend.pipe.client._HEALTH", 0.01)
+    go = threading.Event()
+
+    class Stopped(lmc.Mock):
+        def counters(self):
+            assert go.wait(20)
+            return super().counters()
+
+    with piped(Stopped()) as (client, _), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.counters)
+        until(lambda: client._calls)
+        assert client.health().state == "failed" and "mock has not answered for 0.01 s" in client.health().reason
+        go.set()
+        assert waiting.result(20) and client.counters()
+        assert not client._calls
+        monkeypatch.setattr("lmc.backend.pipe.client._HEALTH", 20.0)
+        assert client.health().ready
+
+
 def test_who_is_no_backend_is_said():
     here, there = Pipe()
     there.send_bytes(b'[["hello", 99, {}]]')

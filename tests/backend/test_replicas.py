@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +25,8 @@ from lmc.backend.base import Backend, Hints
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.client import PipeBackend
 from lmc.backend.pipe.server import PipeServer
+from lmc.backend.replicas import child
+from lmc.backend.replicas import process as processes
 from lmc.backend.replicas.backend import Replicas
 from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
@@ -48,7 +53,7 @@ class Here:
     def backend(self) -> PipeBackend:
         return PipeBackend(self._ours)
 
-    def close(self) -> None:
+    def close(self, until: float) -> None:
         assert self.server.join(20)
 
     def kill(self) -> None:
@@ -344,16 +349,77 @@ def test_usage_is_charged_once_to_its_account():
 
 def test_a_replica_ends_at_once_when_its_program_does(monkeypatch):
     """Of a process that ends, lines close before its children have another parent."""
-    from lmc.backend.replicas import child
-
     parents, slept, ends = iter([7, 7, 7]), [], []
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
     monkeypatch.setattr(os, "_exit", ends.append)
     monkeypatch.setattr(time, "sleep", slept.append)
-    ours, its = Pipe()
+    ours, its = socket.socketpair()
     ours.close()
-    child._end_with(7, its)
+    child._end_with(7, child._LineToProgram(its.detach()))
     assert ends == [0] and sum(slept) < 1
+
+
+MOCKS = """
+import json, sys; sys.path[:] = json.loads(sys.argv[1])
+from lmc.backend.mock import Mock
+from lmc.backend.replicas import child
+class Engine(Mock):
+    topology = ("a mock",)
+child._engine = lambda told, line: Engine()
+child.main()
+"""
+
+
+def test_a_replica_that_is_stopped_is_found_and_what_it_was_asked_is_asked_elsewhere(monkeypatch):
+    """It answered nothing and nobody looked: requests, `health` and the end of the program waited for it."""
+    monkeypatch.setattr(processes, "CODE", MOCKS)
+    monkeypatch.setattr(processes, "SILENT", 3.0)
+    backend, mock = Replicas([processes.Process(i, {"device": "cpu"}, 1) for i in range(2)]), lmc.Mock()
+    try:
+        root = ask(backend, "abc")
+        assert root.results[0].output().text
+        stopped = root.node.replica
+        os.kill(stopped.process.id, signal.SIGSTOP)
+        handle = ask(backend, " and on", parent=root, group=(1,), members=1)  # siblings go where their parent is
+        assert handle.node.replica is stopped
+        assert handle.results[0].output().text == ask(mock, " and on", parent=ask(mock, "abc")).results[0].output().text
+        assert handle.node.replica is not stopped and backend.health().ready
+        assert backend.server_info()["replicas"][stopped.bit]["ended"] == "had not been running for 3 s, and was ended"
+        assert backend.chat_template.begin("user", None) == mock.chat_template.begin("user", None)
+        os.kill(handle.node.replica.process.id, signal.SIGSTOP)
+        with pytest.raises(BackendError, match=r"can no longer be used: replica 0 had not been running for 3 s.*, replica 1 had"):
+            ask(backend, "x").results[0].output()
+        assert backend.health().state == "ended"
+    finally:
+        backend.close()
+    assert not any(Path(f"/proc/{p}").exists() for p in backend.processes)
+
+
+def test_a_replica_that_is_stopped_while_it_loads_is_an_error_of_loading(monkeypatch):
+    monkeypatch.setattr(processes, "CODE", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    monkeypatch.setattr(processes, "SILENT_LOADING", 0.5)
+    process = processes.Process(0, {"device": "cpu"}, 1)
+    with pytest.raises(ModelLoadError, match="replica 0 had not been running for 1 s, and was ended while it loaded"):
+        process.backend()
+
+
+@pytest.mark.parametrize(("silences", "kills"), [((24, 24), 0), ((1, 25), 1), ((60,), 1)])
+def test_a_replica_counts_as_hung_after_six_seconds_in_which_its_program_was_running(silences, kills):
+    """Of a program that was stopped itself the first look after that finds what has been said meanwhile."""
+    heard, killed = iter([look for silence in silences for look in (*[TimeoutError] * silence, processes.BEAT)]), []
+
+    def recv(_: int) -> bytes:
+        if (said := next(heard, b"")) is TimeoutError:
+            raise said
+        return said
+
+    process = object.__new__(processes.Process)
+    process._line = SimpleNamespace(recv=recv, settimeout=lambda _: None, close=lambda: None)  # type: ignore[assignment]
+    process._process = SimpleNamespace(kill=lambda: killed.append(1), poll=lambda: None)  # type: ignore[assignment]
+    process._hung, process._loaded = 0.0, Future()
+    process._loaded.set_result({})
+    process._watch()
+    assert len(killed) == kills and process._hung == 6.25 * kills
 
 
 # -- processes -----------------------------------------------------------------------------------------------------------------

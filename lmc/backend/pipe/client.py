@@ -28,6 +28,7 @@ from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, 
 from lmc.waiting import idle
 
 _KNOWN = 1024  # constraints that are remembered as accepted
+_HEALTH = 2.0  # seconds for the other process to report its health
 _HOLDS = 0.05  # seconds for which a pin that was there is taken to be there
 
 
@@ -112,8 +113,10 @@ class _Reply:
         self.value: Any = None
         self.error: BaseException | None = None
 
-    def __call__(self) -> Any:
-        self.there.wait()
+    def __call__(self, within: float | None = None) -> Any:
+        """Return it. Raises TimeoutError."""
+        if not self.there.wait(within):
+            raise TimeoutError
         if self.error is not None:
             raise self.error
         return self.value
@@ -203,11 +206,15 @@ class PipeBackend:
         self._ask("warm_up")
 
     def health(self) -> Health:
-        """Return the remote backend's health; ended if its process has."""
+        """Return the remote backend's health; ended if its process has, and failed while that does not answer."""
+        number, reply = self._call("health")
         try:
-            return codec.decode(self._ask("health"))
+            return codec.decode(reply(_HEALTH))
         except BackendError as error:
             return Health("ended", error.message)
+        except TimeoutError:
+            self._calls.pop(number, None)
+            return Health("failed", f"{self.capabilities.name} has not answered for {_HEALTH:g} s")
 
     def close(self) -> None:
         """End the connection, and with it all its requests. The remote backend continues."""
@@ -265,11 +272,14 @@ class PipeBackend:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, *args: Any) -> Any:
+        return self._call(method, *args)[1]()
+
+    def _call(self, method: str, *args: Any) -> tuple[int, _Reply]:
         number, reply = self._expect()
         self.post(["call", number, method, *args])
         if self._lost is not None:
             self._fail_all()
-        return reply()
+        return number, reply
 
     def _expect(self) -> tuple[int, _Reply]:
         number, reply = next(self._numbers), _Reply()

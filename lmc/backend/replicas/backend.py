@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import reduce
@@ -26,12 +27,12 @@ from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.nodes import Forward, Node, Replica, ReplicaHandle, ReplicaResult, fail_answer, history, is_known, merged
-from lmc.backend.replicas.process import Process
+from lmc.backend.replicas.process import GRACE, Process
 from lmc.backend.usage import Counters
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
-from lmc.segments import Segment
+from lmc.segments import Part, Segment
 
 log = logging.getLogger("lmc.engine")
 
@@ -52,6 +53,7 @@ class Replicas:
             raise
         self._placement.use(every)
         self._every, self._closed = every, False
+        self.chat_template: ChatTemplate = _AnyTemplate(every)
         self._moving = threading.RLock()  # held while nodes of a lost replica are resubmitted to others
         self._mover: queue.SimpleQueue[tuple[Node, int, BaseException] | None] | None = None
         self.tokenizer, self.whole_template = words, whole_template
@@ -66,10 +68,6 @@ class Replicas:
     @property
     def capabilities(self) -> Capabilities:
         return self._every[0].backend.capabilities
-
-    @property
-    def chat_template(self) -> ChatTemplate:
-        return self._every[0].backend.chat_template
 
     def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> ReplicaHandle:
         return self._enter("submit", parent, segments, hints)
@@ -309,6 +307,26 @@ class Replicas:
             self._place(node)
 
 
+class _AnyTemplate:
+    """The chat template of their model, as the first that is left has it."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._replicas = replicas
+        self.name, self.stop = replicas[0].backend.chat_template.name, replicas[0].backend.chat_template.stop
+
+    def begin(self, role: str, previous: str | None) -> tuple[Part, ...]:
+        return self._of_any(lambda template: template.begin(role, previous))
+
+    def end(self, role: str) -> tuple[Part, ...]:
+        return self._of_any(lambda template: template.end(role))
+
+    def _of_any(self, rendered: Callable[[ChatTemplate], tuple[Part, ...]]) -> tuple[Part, ...]:
+        for replica in self._replicas[:-1]:
+            with suppress(BackendEnded):
+                return rendered(replica.backend.chat_template)
+        return rendered(self._replicas[-1].backend.chat_template)
+
+
 def _move(moves: queue.SimpleQueue[tuple[Node, int, BaseException] | None]) -> None:
     """Move nodes one after another, until the backend is garbage."""
     while (each := moves.get()) is not None:
@@ -329,5 +347,6 @@ def _said(replica: Replica) -> dict[str, Any]:
 def _end(backends: Sequence[PipeBackend], processes: Sequence[Process]) -> None:
     for backend in backends:
         backend.close()
+    until = time.monotonic() + GRACE
     for process in processes:
-        process.close()
+        process.close(until)
