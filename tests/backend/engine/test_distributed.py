@@ -31,6 +31,7 @@ from lmc.errors import BackendError, ModelLoadError, ParameterError  # noqa: E40
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, batch  # noqa: E402
 from tests.backend.engine.test_models import FAMILIES, saved  # noqa: E402, F401
+from tests.searching import APART, apart  # noqa: E402
 
 UNEVEN = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "hidden_size": 144, "vocab_size": 101, "intermediate_size": 96}
 SOON = 10.0  # seconds in which an engine ends when one of its ranks does
@@ -220,6 +221,33 @@ def test_a_program_gives_what_one_process_gives(alone, pair):
                 assert mine[1:2] == its[1:2] and mine[:1] == pytest.approx(its[:1], abs=2e-3)
 
 
+@apart
+def test_four_processes_give_what_one_gives(tiny_smollm2, alone):
+    """One more than there are heads of k and v."""
+    asks = [[Text((f"The capital of {c} is",)), gen(8, ignore_eos=True, temperature=t)] for c in ("France", "Peru") for t in (0.0, 0.9)]
+
+    def texts(engine):
+        return [handle.results[0].output().text for handle in [engine.submit(None, each) for each in asks]]
+
+    with Engine(tiny_smollm2, dtype="float32", device="cpu", max_tokens=600, chunk=64, tp=4) as four:
+        assert texts(four) == texts(alone) and len(processes_of(four)) == 3
+        four.check()
+
+
+@apart
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-experts"])
+def test_experts_of_two_processes_give_what_one_gives(saved, family):  # noqa: F811
+    options = {"dtype": "float32", "device": "cpu", "max_tokens": 400, "chunk": 64}
+
+    def texts(engine):
+        return [handle.results[0].output().text for handle in [long(engine, text, 20) for text in ("abc", "xyz" * 30)]]
+
+    folder = str(saved(family)[0])
+    with Engine(folder, **options) as one, Engine(folder, tp=2, **options) as two:
+        assert texts(two) == texts(one)
+        two.check()
+
+
 def test_the_radix_tree_serves_all_ranks(pair):
     """Sequences are cached, forked, evicted and computed again in every rank's pool alike: texts do not depend on the pool's size."""
     question = "Question {}: why is the sky {}? " * 3
@@ -311,7 +339,9 @@ def ended(engine, began, says):
     assert gone(engine.were)
 
 
-@pytest.mark.parametrize(("ranks", "victim", "phase"), [(2, 1, "idle"), (2, 1, "prefill"), (3, 2, "decode")])
+@pytest.mark.parametrize(
+    ("ranks", "victim", "phase"), [(2, 1, "idle"), (2, 1, "prefill"), (3, 2, "decode"), pytest.param(3, 1, "decode", marks=APART)]
+)
 def test_a_killed_rank_ends_the_engine_with_the_reason(tiny, phase, ranks, victim):
     engine = engine_of(tiny, tp=ranks)
     handles = []
@@ -342,6 +372,21 @@ def test_a_killed_rank_while_loading_is_an_error_of_loading(tiny, monkeypatch):
         engine_of(tiny)
     assert time.monotonic() - began < SOON + 10  # with the start of the processes
     assert gone(processes)
+
+
+def test_a_killed_rank_before_the_ranks_meet_ends_the_engine_with_the_reason(tiny, monkeypatch):
+    """It has loaded its part, and does not hear what it should begin with."""
+    processes, begin = [], crews.Crew.begin
+
+    def killed(self, *what):
+        processes.extend(self.processes)
+        os.kill(self.processes[0], signal.SIGKILL)
+        begin(self, *what)
+
+    monkeypatch.setattr(crews.Crew, "begin", killed)
+    with pytest.raises(BackendError, match="rank 1 on cpu was ended by SIGKILL"):
+        engine_of(tiny)
+    assert processes and gone(processes)
 
 
 def test_a_killed_rank_while_it_closes(tiny):
@@ -604,8 +649,11 @@ def test_rank_0_that_fails_in_a_pass_ends_all(tiny, monkeypatch):
 
 LEADER = """
 import sys, time
+from lmc.backend.engine.distributed.crew import Crew
 from lmc.backend.local_model import Engine
 from lmc.segments import Gen, SamplingParams, Text
+if sys.argv[2] == "start":
+    Crew.loaded = lambda self: (print(*self.processes, flush=True), time.sleep(100))
 engine = Engine(sys.argv[1], dtype="float32", device="cpu", max_tokens=400, tp=2)
 print(*engine._core._runner._crew.processes, flush=True)
 if sys.argv[2] == "decode":
@@ -614,7 +662,16 @@ time.sleep(100)
 """
 
 
-@pytest.mark.parametrize(("phase", "how"), [("idle", signal.SIGKILL), ("decode", signal.SIGKILL), ("idle", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("phase", "how"),
+    [
+        ("idle", signal.SIGKILL),
+        ("decode", signal.SIGKILL),
+        ("idle", signal.SIGINT),
+        ("start", signal.SIGINT),
+        pytest.param("decode", signal.SIGINT, marks=APART),
+    ],
+)
 def test_no_rank_and_no_file_outlives_the_process_that_started_it(tiny, phase, how, tmp_path):
     command, where = [sys.executable, "-c", LEADER, tiny, phase], {**os.environ, "TMPDIR": str(tmp_path)}
     leader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True, env=where)
