@@ -319,6 +319,15 @@ def test_what_is_asked_of_all_replicas_is_not_refused_by_those_that_have_ended()
         assert not backend.health().ready
 
 
+def test_the_loss_of_an_idle_replica_is_logged(caplog):
+    """It was only if a request had been there."""
+    with replicated(lmc.Mock(), lmc.Mock()) as (backend, processes):
+        processes[0].kill()
+        until(lambda: backend._every[0].backend.lost is not None)
+        ask(backend, "a").results[0].output()
+    assert "replica 0 on cpu was ended by SIGKILL; 1 of 2 are left" in caplog.text
+
+
 def test_a_program_goes_on_when_a_replica_is_lost():
     @lmc.function
     def program(s, n):

@@ -230,7 +230,7 @@ class Replicas:
         """Return the parent's replica, if it has to be that one; else choose by prefixes and load."""
         for replica in self._placement.targets:
             if replica.backend.lost is not None:
-                self._placement.drop(replica)
+                self._lost(replica)
         if not self._placement.targets:
             return None
         before = node.parent
