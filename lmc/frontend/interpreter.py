@@ -172,7 +172,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """Warn, once, if its name stands for another program by now: its module was reloaded, or its cell run again, and
         whoever imported or compiled it before has the old prompts."""
         newer = getattr(named, "function", named)  # of a compiled one
-        if not isinstance(newer, Function) or newer.func is self.func or getattr(getattr(newer.func, "__code__", None), "co_name", None) != self.name:
+        code, old = (getattr(fn, "__code__", None) for fn in (getattr(newer, "func", None), self.func))
+        if not isinstance(newer, Function) or code is old or getattr(code, "co_name", None) != self.name:  # the same code: programs made in a loop
             return
         self._namespace = {}
         warn(f"{self.described} was defined again (at {newer.loc}), and this is the old one: import or compile it again, unless that is what you mean")

@@ -59,6 +59,8 @@ def other_than(words: Sequence[str]) -> Node:
 def repeated_other_than(words: Iterable[str], body: Chars, low: int, high: int | None) -> Node:
     """Return the texts of so many characters of a class but these words: no state for each count, as `without` makes."""
     words = [w for w in words if low <= len(w) and (high is None or len(w) <= high) and all(_has(body, char) for char in w)]
+    if not words:
+        return Repeat(body, low, high)
     children, ends, depth = _trie(words)
     last = len(children)
     final = {last, *(state for state in range(last) if depth[state] >= low and state not in ends)}

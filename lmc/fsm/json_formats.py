@@ -1,5 +1,5 @@
 """JSON Schema's `format`s as languages of characters: every text of them is valid; for a wide format, a simple
-subset."""
+subset. Hosts of URIs and e-mail addresses are of any length, as their grammars have them (RFC 3986; RFC 5321, 4.1.2)."""
 
 from __future__ import annotations
 

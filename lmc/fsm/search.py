@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 from lmc.errors import ConstraintError, shown
 from lmc.fsm.bounds import TooLarge
@@ -73,10 +74,10 @@ def searcher(pattern: str) -> Searcher:
 
 def finder(pattern: str) -> Callable[[str], int | None]:
     """Return a function that takes a growing text at each step and returns where its first nonempty match begins.
-    Patterns that automata cannot search for are left to `re`."""
+    Patterns that automata cannot search for are left to a matcher that backtracks; the function then raises ConstraintError if that takes long."""
     found = _searcher_of(pattern)
     if found is None:
-        return _Backtracking(re.compile(pattern)).start
+        return partial(_backtracking, pattern)
     return _Incremental(found).start
 
 
@@ -97,13 +98,26 @@ class _Incremental:
         return self._of.start(text) if self._of.found(self._state) else None
 
 
-class _Backtracking:
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
+_LONGEST = 0.2
+"""Seconds of a search that backtracks: the others of an engine wait for it."""
 
-    def start(self, text: str) -> int | None:
-        match = self._pattern.search(text)
-        return match.start() if match and match[0] else None
+
+def _backtracking(pattern: str, text: str) -> int | None:
+    try:
+        match = _interruptible(pattern).search(text, timeout=_LONGEST)
+    except TimeoutError:
+        raise ConstraintError(
+            f"stop_regex={shown(pattern)}: a search in the answer took longer than {_LONGEST:g} s; leave out nested repeats such as (a+)+, or anchors and "
+            "look-around, without which its time does not depend on the pattern"
+        ) from None
+    return match.start() if match and match[0] else None
+
+
+@lru_cache(maxsize=256)
+def _interruptible(pattern: str) -> Any:
+    import regex
+
+    return regex.compile(pattern)
 
 
 def _reversed(tree: Node) -> Node:

@@ -76,6 +76,8 @@ def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
         messages += turns
     chat: Json = {"messages": messages, "model": request.model}
     if messages[-1]["role"] == "assistant":
+        if request.tools or any(m.get("tool_calls") for m in messages):  # whose template writes whole messages alone
+            raise bad("an assistant's message at the end is not continued beside tools or calls of them; end with a user's message", "messages", "unsupported")
         chat["continue_final_message"] = True
         names["continue_final_message"] = "messages"
     if request.tools:

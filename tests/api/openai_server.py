@@ -6,7 +6,7 @@ Tokens are bytes. Every answer reports its usage. What the real API refuses is r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmc.backend.mock import Mock
@@ -64,7 +64,7 @@ class OpenAIModel:
         model: TextModel,
         *,
         name: str = "m",
-        refuses: Sequence[str] = (),
+        refuses: Sequence[str] | Mapping[str, Answer] = (),
         extra: set[str] = VLLM,
         continues: bool = True,
         only_responses: bool = False,
@@ -83,25 +83,27 @@ class OpenAIModel:
         if path == "/v1/responses":
             return self._responses(body)
         if self.only_responses and path == "/v1/chat/completions":
-            return _refusal(404, "This model is only supported in v1/responses and not in v1/chat/completions.", "model")
+            return refusal(404, "This model is only supported in v1/responses and not in v1/chat/completions.", "model")
         if path not in rules:
-            return _refusal(404, f"no {path}")
+            return refusal(404, f"no {path}")
         known, handle = rules[path]
         for key in body:
             if key in self.refuses:
-                return _refusal(400, f"Unsupported parameter: '{key}' is not supported with this model.", key, "unsupported_parameter")
+                if isinstance(self.refuses, Mapping):
+                    return self.refuses[key]
+                return refusal(400, f"Unsupported parameter: '{key}' is not supported with this model.", key, "unsupported_parameter")
             if key not in known | self.extra:
-                return _refusal(400, f"Unrecognized request argument supplied: {key}")
+                return refusal(400, f"Unrecognized request argument supplied: {key}")
         if self.name == "*":
             return handle(body)
         if body.get("model") != self.name:
-            return _refusal(404, f"The model '{body.get('model')}' does not exist", "model", "model_not_found")
+            return refusal(404, f"The model '{body.get('model')}' does not exist", "model", "model_not_found")
         if len(body.get("stop") or ()) > 4:
-            return _refusal(400, "'stop' takes at most 4", "stop")
+            return refusal(400, "'stop' takes at most 4", "stop")
         form = body.get("response_format", {}).get("json_schema") or (body.get("text") or {}).get("format")
         if form and (form["schema"].get("type") != "object" or "anyOf" in form["schema"]):
             kind = form["schema"].get("type")
-            return _refusal(
+            return refusal(
                 400,
                 f"Invalid schema for response_format '{form['name']}': schema must be a JSON Schema of 'type: \"object\"', got 'type: \"{kind}\"'.",
                 "response_format",
@@ -128,7 +130,7 @@ class OpenAIModel:
 
         wrong = _out_of_place(body["messages"]) or ("When using `tool_choice`, `tools` must be set." if "tool_choice" in body and not body.get("tools") else "")
         if wrong:
-            return _refusal(400, wrong, "messages")
+            return refusal(400, wrong, "messages")
         choices = [
             {
                 "index": i,
@@ -165,15 +167,15 @@ class OpenAIModel:
         """The same as items: messages in, an output of messages and calls."""
         for key in body:
             if key not in _RESPONSES:
-                return _refusal(400, f"Unknown parameter: '{key}'.", key, "unknown_parameter")
+                return refusal(400, f"Unknown parameter: '{key}'.", key, "unknown_parameter")
         if body.get("include") and not self.reasons:
-            return _refusal(400, "Encrypted content is not supported with this model.", "include")
+            return refusal(400, "Encrypted content is not supported with this model.", "include")
         if wrong := self._misplaced(body["input"]):
-            return _refusal(400, wrong, "input")
+            return refusal(400, wrong, "input")
         prompt = "".join(_content(item.get("content", item.get("output", ""))) for item in body["input"] if item.get("type") != "reasoning")
         calls = {item["call_id"] for item in body["input"] if item.get("type") == "function_call"}
         if {item["call_id"] for item in body["input"] if item.get("type") == "function_call_output"} != calls:
-            return _refusal(400, "No tool output found for function call.", "input")
+            return refusal(400, "No tool output found for function call.", "input")
         form = (body.get("text") or {}).get("format")
         asked: Body = {**body, "max_tokens": body["max_output_tokens"], "tools": [{"function": tool} for tool in body.get("tools") or ()]}
         output = self._answer(prompt, asked | ({"response_format": {"type": "json_schema", "json_schema": form}} if form else {}))
@@ -357,7 +359,7 @@ def _usage(prompt: str, texts: Sequence[str]) -> Body:
     return {"prompt_tokens": len(prompt.encode()), "completion_tokens": completion, "total_tokens": len(prompt.encode()) + completion}
 
 
-def _refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> Answer:
+def refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> Answer:
     return Answer({"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}, status)
 
 

@@ -19,7 +19,7 @@ from lmc.backend.api.bodies import growing_out_of_object, in_object, out_of_obje
 from lmc.backend.base import Backend, Handle
 from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Answer, Planted, Server
-from tests.api.openai_server import VLLM
+from tests.api.openai_server import VLLM, refusal
 from tests.api.text_model import TextModel
 from tests.pictures import png
 from tests.waiting import until
@@ -222,6 +222,20 @@ def test_a_server_without_schemas_is_asked_for_a_text_of_a_list(openai):
     backend, server = openai(says("good, I think"), stand_in={"refuses": ("response_format",)})
     assert ask("Q", dtype=Literal["good", "bad"], backend=backend)["a"] == "good"
     assert ask("Q", dtype=Literal["good", "bad"], backend=backend)["a"] == "good"
+    assert ["response_format" in s.body for s in server.seen] == [True, False, False]
+
+
+REFUSALS = (
+    (400, "This response_format type is unavailable now"), (422, "json_schema is unavailable now"),
+    (400, "This model does not support response format `json_schema`"), (400, "response_format value as json_schema is enabled only for newer api versions"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "message"), REFUSALS)
+def test_a_server_that_refuses_schemas_in_its_own_words_is_asked_for_a_text(openai, status, message):
+    backend, server = openai(says("good, I think"), stand_in={"refuses": {"response_format": refusal(status, message)}})
+    for _ in range(2):
+        assert ask("Q", dtype=Literal["good", "bad"], backend=backend)["a"] == "good"
     assert ["response_format" in s.body for s in server.seen] == [True, False, False]
 
 

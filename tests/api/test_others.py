@@ -77,6 +77,20 @@ def test_a_type_of_few_values_is_a_schema_for_anthropic(anthropic):
     assert [s.body["output_config"]["format"]["schema"]["properties"]["answer"]["type"] for s in server.seen] == ["string", "integer"]
 
 
+def says(text: str) -> TextModel:
+    return TextModel(lambda prompt: text)
+
+
+def test_the_rest_of_a_message_is_not_kept_within_a_schema(anthropic):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant("The number is " + lmc.gen("a", dtype=int))
+
+    backend, server = anthropic(says("42"))
+    assert program.run(backend=backend)["a"] == "42"
+    assert ["output_config" in s.body for s in server.seen] == [False]
+
+
 def test_a_model_that_cannot_go_on_with_a_message(anthropic):
     @lmc.function
     def program(s):

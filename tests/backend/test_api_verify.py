@@ -24,7 +24,7 @@ def test_what_is_checked_when_an_answer_ends_is_checked() -> None:
 @pytest.mark.parametrize(
     ("regex", "text", "answer"),
     [
-        (REGEX_INT, "42.", "42"), (REGEX_INT, "42, I think", "42"), (REGEX_INT, "1,000", None), (REGEX_INT, "3.5", None), (REGEX_INT, "10:30", None),
+        (REGEX_INT, "42.", "42"), (REGEX_INT, "42, I think", "42"), (REGEX_INT, "1,000", None), (REGEX_INT, "3.5", None), (REGEX_INT, "8/10", "8"),
         (REGEX_FLOAT, "3.5.", "3.5"), (REGEX_FLOAT, "1.5e-3", None), (REGEX_FLOAT, "3.5cm", None), ("[a-z]+", "foo-1", "foo"),
     ],
 )
@@ -48,8 +48,9 @@ def test_numbers_are_numbers_in_json() -> None:
     for regex, kind in ((REGEX_INT, "integer"), (REGEX_FLOAT, "number")):
         schema = as_schema(Constraint("regex", regex))
         assert schema is not None and json.loads(schema.source)["properties"]["answer"] == {"type": kind}
+    assert [answer_in(Constraint("regex", kind), '{"answer": 5.0}') for kind in (REGEX_INT, REGEX_FLOAT)] == ["5", "5.0"]
     said = ['{"answer": 42}', '{"answer": 1.5e-3}', '{ "answer" : "a b" }', '{"answer": true}', '{"answer": 1e99999999}', "42", "[1]"]
-    assert [answer_in(text) for text in said] == ["42", "0.0015", "a b", "True", '{"answer": 1e99999999}', "42", "[1]"]
+    assert [answer_in(Constraint("regex", REGEX_FLOAT), text) for text in said] == ["42", "0.0015", "a b", "True", '{"answer": 1e99999999}', "42", "[1]"]
 
 
 def test_schemas_that_recur_are_followed() -> None:

@@ -42,7 +42,7 @@ from tests.waiting import until
 class Here:
     """A replica's process, which is a thread here: `kill` cuts its line, as the system does for one that ends."""
 
-    device, described = "cpu", "was ended by SIGKILL"
+    device, described, hung = "cpu", "was ended by SIGKILL", False
     id = -1
 
     def __init__(self, engine: Any, topology: str = "") -> None:

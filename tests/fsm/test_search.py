@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError
-from lmc.fsm.search import searcher
+from lmc.fsm.search import finder, searcher
 from tests.searching import search
 
 PATTERNS = (
@@ -57,3 +57,9 @@ def test_no_pattern_takes_it_long():
 def test_what_it_cannot_search_for_is_refused(pattern):
     with pytest.raises(ConstraintError):
         searcher(pattern)
+
+
+def test_what_automata_cannot_search_for_is_left_to_a_matcher_that_gives_up():
+    assert finder(r"^b|(?<=a)c")("xxac") == 3 and finder("a*")("bb") is None
+    with pytest.raises(ConstraintError, match=r"stop_regex.*took longer than 0.2 s"):
+        finder("^(?:a|aa)+$")("a" * 200 + "b")

@@ -578,3 +578,19 @@ def test_a_key_of_a_pattern_beside_one_that_may_be_any_is_no_name(monkeypatch):
     key = made.dfa.step(made.start, b'{"')
     assert allowed(made.mask(key)) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
     assert [made.next(key, len(words.tokens) + i) >= 0 for i in range(4)] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(("counts", "word"), [("{6}", "none"), ("{3}", "a"), ("{3,8}", "x"), ("{3}", "abd")])
+def test_words_that_a_counted_class_does_not_have_leave_its_count_alone(counts, word):
+    """Steps of several characters, without a mask in between, end where those of single ones do."""
+    schema = json.dumps({"type": "string", "pattern": f"^[a-z]{counts}$", "not": {"const": word}})
+    whole, single = (TokenAutomaton(begun("json_schema", schema), small()[0]).dfa for _ in range(2))
+    for pieces in (('"', "abc", '"'), ('"', "the", "the", "the"), ('"', "abcdefgh", '"'), ('"', "abd", '"'), ('"', "abc", "def", '"')):
+        ours = theirs = 0
+        for piece in pieces:
+            ours = whole.step(ours, piece.encode())
+            for char in piece:
+                theirs = single.step(theirs, char.encode())
+            assert (ours == DEAD) == (theirs == DEAD) and (ours == DEAD or whole.is_final(ours) == single.is_final(theirs)), pieces
+            if ours == DEAD:
+                break

@@ -203,7 +203,7 @@ def test_an_answer_continues_the_assistants_message(anthropic):
         assert (found.content[0].text, mock.call_log[0].prompt_text.rpartition("\n")[2]) == (" yes", "I say:")
         assert asked.messages.count_tokens(model="mock", messages=given).input_tokens == found.usage.input_tokens
     refused = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": given, "tools": [THEIRS]}, mock)
-    assert refused.status_code == 400 and "exclude each other" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "end with a user's message" in refused.json()["error"]["message"]
 
 
 def test_a_message_in_pieces(anthropic):

@@ -145,6 +145,9 @@ class Anthropic(ApiBackend):
     def enforces(self, constraint: Constraint) -> bool:
         return constraint.kind == "json_schema" and strict(json.loads(constraint.source)) and "output_config" not in self._cannot
 
+    def takes_schema(self, place: PromptNode) -> bool:
+        return not conversation(place, self.name).begun.strip()  # the API takes no schema for the rest of a message
+
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
         return choice_schema(choices)
 

@@ -254,6 +254,8 @@ class ApiBackend(ABC):
     model = ""
     """Its name at the server."""
 
+    _schemas_for_values = True  # until its server has refused a schema that stands for a regex
+
     wants_shared = False
     """If set, requests carry the prefixes they share with later ones (Hints.shared)."""
 
@@ -295,6 +297,10 @@ class ApiBackend(ABC):
     @abstractmethod
     async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:
         """Request which choice the model finds likeliest."""
+
+    def takes_schema(self, place: PromptNode) -> bool:
+        """Return whether an answer at this place may be kept within a schema."""
+        return True
 
     def enforces(self, constraint: Constraint) -> bool:
         """Return whether the server keeps answers within a constraint; else they are verified here, and requested
@@ -626,8 +632,8 @@ class ApiBackend(ABC):
     async def _verified(self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request without the server's enforcement, or by a schema that it enforces, and again until the answers satisfy
         the constraint: the rest of an answer that begins so is cut off."""
-        schema = as_schema(constraint)
-        if schema is not None and (ask.params.return_logprob or not self.enforces(schema)):
+        schema = as_schema(constraint) if self._schemas_for_values else None
+        if schema is not None and (ask.params.return_logprob or not self.enforces(schema) or not self.takes_schema(place)):
             schema = None
         params, asked = ask.params, constraint
         if schema is not None:  # the object's tokens count, and a stop may be in it
@@ -636,9 +642,17 @@ class ApiBackend(ABC):
         reply = ServerReply(())
         for attempt in range(self.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(params, n=params.n - len(found)), constraint=asked)
-            reply = await self._accepted(place, wanted, None, None, tally)
+            try:
+                reply = await self._accepted(place, wanted, None, None, tally)
+            except Fault as fault:
+                if schema is None or fault.status not in _TOO_MUCH:
+                    raise
+                schema, params, asked = None, ask.params, constraint  # which was not the program's: servers refuse schemas in many words
+                reply = await self._accepted(place, replace(wanted, params=replace(params, n=wanted.params.n), constraint=asked), None, None, tally)
+                self._schemas_for_values = False
+                log("backend", f"{self.name} does not take a schema for {constraint.kind}: {fault.message}")
             for sample in reply.samples:
-                said = sample if schema is None else replace(sample, text=answer_in(sample.text))
+                said = sample if schema is None else replace(sample, text=answer_in(constraint, sample.text))
                 text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(said, ask).text)
                 if text is None and constraint.kind == "json_schema" and sample.finish.get("type") == "length" and sample.text.lstrip().startswith(("{", "[")):
                     text = sample.text  # cut: marked for the reader

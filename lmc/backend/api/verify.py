@@ -35,7 +35,7 @@ def matching(constraint: Constraint, text: str) -> str | None:
     for candidate in (text, text.strip()):
         if re.fullmatch(constraint.source, candidate, re.ASCII):
             return candidate
-    found = re.match(rf"(?:{constraint.source})(?!\w|(?<=\d)[-.,:/]\d)", text.lstrip(), re.ASCII)
+    found = re.match(rf"(?:{constraint.source})(?!\w|(?<=\d)[.,]\d)", text.lstrip(), re.ASCII)
     return found.group() if found is not None and found.group() else None
 
 
@@ -69,15 +69,18 @@ def _listed(regex: str) -> list[str]:
     return list(dict.fromkeys(texts)) if found else []
 
 
-def answer_in(text: str) -> str:
-    """Return the answer in an object of the form of `as_schema`, a number without an exponent; any other text as it is."""
+def answer_in(constraint: Constraint, text: str) -> str:
+    """Return the answer in an object of the form of `as_schema`, a number without an exponent, and an integer without a fraction (5.0); any other text
+    as it is."""
     try:
         value: Any = json.loads(text, parse_float=Decimal)["answer"]
     except (ValueError, TypeError, KeyError):
         return text
-    if isinstance(value, Decimal):
-        return format(value, "f") if abs(value.adjusted()) < _MOST_DIGITS else text
-    return str(value)
+    if not isinstance(value, Decimal):
+        return str(value)
+    if abs(value.adjusted()) >= _MOST_DIGITS:
+        return text
+    return str(int(value)) if constraint.source == REGEX_INT and value == int(value) else format(value, "f")
 
 
 _MOST_DIGITS = 400  # of a number: more than a float has

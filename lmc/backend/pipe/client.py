@@ -28,7 +28,7 @@ from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, Segment, 
 from lmc.waiting import idle
 
 _KNOWN = 1024  # constraints that are remembered as accepted
-_HEALTH = 2.0  # seconds for the other process to report its health
+_HEALTH = 4.0  # seconds for the other process to report its health
 _HOLDS = 0.05  # seconds for which a pin that was there is taken to be there
 
 

@@ -287,10 +287,9 @@ class Replicas:
         try:
             if replica is not None and replica.backend.lost is not None:
                 self._lost(replica)
-                if answer.deltas or node.moves >= len(self._every):
-                    raise BackendError(
-                        f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, and a part had been read"
-                    )
+                if answer.deltas or node.moves >= (1 if replica.process.hung else len(self._every)):  # the request may be what replicas hang in
+                    why = "and a part had been read" if answer.deltas else f"after {node.moves} others had ended so"
+                    raise BackendError(f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, {why}")
             self.revive(node)
         except Exception as failure:
             fail_answer(answer, failure)

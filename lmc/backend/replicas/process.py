@@ -76,6 +76,11 @@ class Process:
             raise ModelLoadError(f"replica {self.number} {self.described} while it loaded") from None
 
     @property
+    def hung(self) -> bool:
+        """Return whether it was killed because it was silent."""
+        return self._hung > 0
+
+    @property
     def described(self) -> str:
         """Return how it ended, as the end of a sentence about it."""
         try:

@@ -291,7 +291,7 @@ def is_plain_enum(cls: type) -> bool:
 
 
 def _is_hook(cls: type, name: str) -> bool:
-    held = vars(cls)[name]
+    held = getattr(vars(cls)[name], "__func__", vars(cls)[name])  # of a class method, as `_missing_` is
     if name != "_missing_" and (not (name.startswith("__") and name.endswith("__")) or name == "__class__"):
         return False
     return is_users(held.__code__.co_filename) if isinstance(held, types.FunctionType) else callable(held) and type(held) not in _OF_ENUM

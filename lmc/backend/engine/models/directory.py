@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,8 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
     if dummy_on is None:
         _check_layers(path, config)
     else:
-        check_fits(path, layout.size(llama.shapes(config)) if theirs is None else 0, layout.matrix_dtype, layout.device, layout.ranks)
+        unquantized = replace(layout, fp8=False)  # random matrices are made before they are quantized
+        check_fits(path, unquantized.size(llama.shapes(config)) if theirs is None else 0, unquantized.matrix_dtype, layout.device, layout.ranks)
     options = json_or_none(path / "tokenizer_config.json") or {}
     tokens = _tokenizer(path, config, options, parse_special)
     if dummy_on is None:

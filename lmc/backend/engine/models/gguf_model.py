@@ -132,6 +132,9 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -
     weights, config, share = found.weights, found.config, layout.share(found.config)
     if share is not None:
         weights, config = {name: part.contiguous() for name, part in sliced_fused(weights, share).items()}, share.config
+    stored = layout.stored(weights)
+    if layout.fp8:
+        check_fits(path, stored, layout.matrix_dtype, layout.device, layout.ranks)
     tokens = tokenizers.from_json(
         found.tokenizer,
         str(path),
@@ -140,22 +143,23 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -
         parse_special=parse_special,
         **found.tokenizer_options,
     )
-    return ModelSource(name, config, builder(weights, config, layout, share), tokens, found.template, layout, share, layout.stored(weights))
+    return ModelSource(name, config, builder(weights, config, layout, share), tokens, found.template, layout, share, stored)
 
 
 def _check_converted(path: Path, size: int, layout: WeightStorage) -> None:
-    """Refuse weights of `size` unquantized bytes before any is read; they go through the host's memory."""
+    """Refuse weights of `size` unquantized bytes before any is read; they go through the host's memory, and on the device may be quantized."""
     import torch
 
     for device in dict.fromkeys((layout.device, torch.device("cpu"))):
-        check_fits(path, size, layout.matrix_dtype, device, layout.ranks)
+        if not layout.fp8 or device.type == "cpu":
+            check_fits(path, size, replace(layout, fp8=False).matrix_dtype, device, layout.ranks)
 
 
 def _convert(file: gguf.GgufFile, layout: WeightStorage) -> cache.Converted:
     config = config_of(file)
     layout.check(config, file.path.stem)
     check_positions(file.path, config, layout.device)
-    _check_converted(file.path, layout.size(llama.shapes(config)) // layout.ranks, layout)
+    _check_converted(file.path, replace(layout, fp8=False).size(llama.shapes(config)) // layout.ranks, layout)
     tokens = gguf_tokenizer.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
