@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 pytestmark = pytest.mark.model
 torch = pytest.importorskip("torch")
@@ -27,7 +27,6 @@ from tests.backend.engine.test_distributed import UNEVEN, together  # noqa: E402
 from tests.backend.engine.test_models import FAMILIES, saved  # noqa: E402, F401
 from tests.backend.engine.test_scheduler import Anything  # noqa: E402
 from tests.backend.engine_fakes import EOS, VOCAB, FakeRunner, FakeWords  # noqa: E402
-from tests.searching import examples  # noqa: E402
 
 WORDS = FakeWords()
 
@@ -79,7 +78,8 @@ class AnythingOnRanks(Anything):
 
     def expected(self, whole: str, n: int) -> str:
         ids, pieces = greedy(TwoRanks.models.alone, WORDS.encode((whole,)), n), WORDS.detokenizer()
-        return "".join(pieces.push_all(takewhile(lambda token: token != EOS, ids))) + pieces.flush()
+        said = [*takewhile(lambda token: token != EOS, ids)]
+        return "".join(pieces.push_all(said)) + (pieces.flush() if len(said) < len(ids) else "")  # cut by length: without half a character
 
 
 @pytest.fixture(scope="module")
@@ -99,5 +99,7 @@ def models(saved, tmp_path_factory):  # noqa: F811
         yield
 
 
-AnythingOnRanks.TestCase.settings = settings(examples(3, 30), stateful_step_count=30)
-TestAnythingOnRanks = pytest.mark.usefixtures("models")(pytest.mark.search(AnythingOnRanks.TestCase))
+AnythingOnRanks.TestCase.settings = settings(
+    max_examples=3, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck), stateful_step_count=30
+)
+TestAnythingOnRanks = pytest.mark.usefixtures("models")(AnythingOnRanks.TestCase)
