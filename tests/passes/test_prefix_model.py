@@ -78,7 +78,8 @@ def test_equal_samples_are_one_prompt_with_a_seed_each(engine: Any) -> None:
     state = lmc.compile(opinion, backend=engine)(q="rain in summer", seed=5)
     texts = state.ret_value
     spent = engine.counters() - before
-    assert spent.calls == 3 and spent.prefilled_tokens == spent.unique_tokens < 20
+    assert spent.calls == 3 and spent.unique_tokens < 20
+    assert spent.prefilled_tokens - spent.unique_tokens <= 2, "a sibling that comes a pass later computes the last token of the prompt again"
     assert texts == opinion.run(q="rain in summer", seed=5, backend=engine).ret_value
     assert len(set(texts)) > 1
 
