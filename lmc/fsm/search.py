@@ -77,7 +77,7 @@ def finder(pattern: str) -> Callable[[str], int | None]:
     Patterns that automata cannot search for are left to a matcher that backtracks; the function then raises ConstraintError if that takes long."""
     found = _searcher_of(pattern)
     if found is None:
-        return partial(_backtracking, pattern)
+        return partial(_backtracking, _interruptible(pattern))
     return _Incremental(found).start
 
 
@@ -102,13 +102,13 @@ _LONGEST = 0.2
 """Seconds of a search that backtracks: the others of an engine wait for it."""
 
 
-def _backtracking(pattern: str, text: str) -> int | None:
+def _backtracking(pattern: Any, text: str) -> int | None:
     try:
-        match = _interruptible(pattern).search(text, timeout=_LONGEST)
+        match = pattern.search(text, timeout=_LONGEST)
     except TimeoutError:
         raise ConstraintError(
-            f"stop_regex={shown(pattern)}: a search in the answer took longer than {_LONGEST:g} s; leave out nested repeats such as (a+)+, or anchors and "
-            "look-around, without which its time does not depend on the pattern"
+            f"stop_regex={shown(pattern.pattern)}: a search in the answer took longer than {_LONGEST:g} s; leave out nested repeats such as (a+)+, or anchors "
+            "and look-around, without which its time does not depend on the pattern"
         ) from None
     return match.start() if match and match[0] else None
 
@@ -117,7 +117,10 @@ def _backtracking(pattern: str, text: str) -> int | None:
 def _interruptible(pattern: str) -> Any:
     import regex
 
-    return regex.compile(pattern)
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:  # in corners its dialect is not that of `re`
+        raise ConstraintError(f"stop_regex {shown(pattern)} cannot be searched for: {error}") from None
 
 
 def _reversed(tree: Node) -> Node:
