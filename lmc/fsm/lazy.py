@@ -51,13 +51,18 @@ _LONGEST_RUN = 4096  # bytes of forced text that are computed at once
 _NO_WAYS = array("i", (DEAD,)) * 256
 _PLAIN = bytes({*range(0x20, 0x80)} - {*b'"\\'})  # of a string
 
-_Set = frozenset[Term]
+_Set = tuple[Term, ...]  # as `Terms.joined` orders them: the same sets in the same order, wherever in memory terms are
 _Ranges = tuple[int, ...]  # first byte, last byte and target of each range of legal ones, ascending: Python collects no garbage in one tuple of numbers
-_Inner = tuple[int, tuple[int, ...]]  # content of a node of a shape, and the states its leaves lead to
-
 
 Name = tuple[str, Term, int]
 """A text, a term that may begin with it, and which of `Terms.names` of that term it is, if it has several."""
+
+
+class _Inner(NamedTuple):
+    """Inside of a character: the content of a node of a shape, and the states its leaves lead to."""
+
+    node: int
+    leads: tuple[int, ...]
 
 
 class SelfLoop(NamedTuple):
@@ -238,7 +243,7 @@ class LazyDFA:
         if end == UNKNOWN:
             content = self._contents[state]
             with self._lock:
-                end = self.ends[state] = isinstance(content, frozenset) and any(map(self._terms.is_final, content))
+                end = self.ends[state] = not isinstance(content, _Inner) and any(map(self._terms.is_final, content))
         return end != 0
 
     def is_done(self, state: int) -> bool:
@@ -299,9 +304,9 @@ class LazyDFA:
     def distance(self, state: int) -> int:
         """Return the bytes to the nearest end."""
         content = self._contents[state]
-        if isinstance(content, frozenset):
+        if not isinstance(content, _Inner):
             return min(map(self._terms.least, content))
-        return min(map(self.distance, content[1])) + self._shapes.depth(content[0])
+        return min(map(self.distance, content.leads)) + self._shapes.depth(content.node)
 
     def representative(self, state: int, length: int = LONG) -> int:
         """Return a state that allows the same texts of up to `length` bytes; the same one for all equivalent ones."""
@@ -318,8 +323,8 @@ class LazyDFA:
         """Of those that allow the same texts the first one met is taken, if no count of it is out of reach, else one without such counts:
         its states ahead would be as many as turns."""
         content, terms = self._contents[state], self._terms
-        if not isinstance(content, frozenset):
-            return self._number((content[0], tuple([self.representative(leaf, length) for leaf in content[1]])))
+        if isinstance(content, _Inner):
+            return self._number(_Inner(content.node, tuple([self.representative(leaf, length) for leaf in content.leads])))
         near = {term: terms.near(term, length) for term in content}
         key = length, frozenset(near.values())
         found = self._windows.get(key)
@@ -333,7 +338,7 @@ class LazyDFA:
         """Text that alone may follow for a while, and its characters, where that is seen without making the states within it: so a
         token that goes on with a name needs none of them."""
         content = self._contents[state]
-        if not isinstance(content, frozenset):
+        if isinstance(content, _Inner):
             return None
         texts: list[str] = []
         for term in content:
@@ -349,7 +354,7 @@ class LazyDFA:
     def beyond(self, state: int, chars: int) -> int:
         """The state behind so many characters of `literal`."""
         content = self._contents[state]
-        assert isinstance(content, frozenset)
+        assert not isinstance(content, _Inner)
         with self._lock:
             self._terms.pay(len(content))
             return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
@@ -362,7 +367,7 @@ class LazyDFA:
         return self._strings[state]
 
     def _find_string(self, content: _Set | _Inner) -> OpenString | None:
-        if not isinstance(content, frozenset):
+        if isinstance(content, _Inner):
             return None
         strings = {term: found for term in content if (found := self._terms.string(term)) is not None}
         kinds = {found[:3] for found in strings.values()}
@@ -371,7 +376,7 @@ class LazyDFA:
         [(kind, low, high)] = kinds
         but = {name for found in strings.values() for name in found.but}
         plain = _PLAIN if isinstance(kind, int) else bytes([char for first, last in kind for char in range(first, last + 1)])
-        for term in content - strings.keys():
+        for term in [term for term in content if term not in strings]:
             names = self._named_in(term)
             if names is None or any(len(name) - 1 > (NO_LIMIT if high is None else high) or name[:-1].encode().strip(plain) for name in names):
                 return None
@@ -383,7 +388,7 @@ class LazyDFA:
     def behind_string(self, state: int, text: bytes) -> int:
         """Return the state behind one of the texts that `string` is but."""
         content, known, terms = self._contents[state], text.decode(), self._terms
-        assert isinstance(content, frozenset)
+        assert not isinstance(content, _Inner)
         found: list[Term] = []
         with self._lock:
             terms.pay(len(content))
@@ -397,7 +402,7 @@ class LazyDFA:
     def _within(self, state: int, text: bytes) -> int:
         """Return the state behind characters of a string that may be any but some, and before its quote."""
         content, known, terms = self._contents[state], text.decode(), self._terms
-        assert isinstance(content, frozenset)
+        assert not isinstance(content, _Inner)
         found: list[Term] = []
         with self._lock:
             terms.pay(len(content))
@@ -411,7 +416,7 @@ class LazyDFA:
     def _further(self, state: int, chars: int) -> int:
         """Return the state behind so many more characters of a string, which may have as many."""
         string, content = self.string(state), self._contents[state]
-        assert string is not None and isinstance(content, frozenset)
+        assert string is not None and not isinstance(content, _Inner)
         if (string.low, string.high) == (0, NO_LIMIT):
             return state
         if (found := self._furthers.get((state, chars))) is None:
@@ -431,7 +436,7 @@ class LazyDFA:
 
     def _find_names(self, content: _Set | _Inner) -> Sequence[Name]:
         found: list[Name] = []
-        for term in content if isinstance(content, frozenset) else ():
+        for term in () if isinstance(content, _Inner) else content:
             names = self._terms.names(term)
             if not names:
                 if len(content) == 1:
@@ -449,7 +454,7 @@ class LazyDFA:
         """Return states whose texts are together those of one that many characters may follow, in several ways; () where there are none,
         or its tokens are sooner found at once. A token is legal from a state if it is from one of its parts."""
         content = self._contents[state]
-        if not isinstance(content, frozenset) or not 1 < len(content) <= _MOST_PARTS:
+        if isinstance(content, _Inner) or not 1 < len(content) <= _MOST_PARTS:
             return ()
         if self.literal(state) is not None or self.names(state) or self.string(state) is not None or not any(map(self._is_wide, content)):
             return ()
@@ -460,9 +465,11 @@ class LazyDFA:
         if len(parts) == 1:
             return ()
         with self._lock:
-            return [self._number(frozenset(terms)) for terms in parts.values()]
+            return [self._number(tuple(terms)) for terms in parts.values()]
 
     def _is_wide(self, term: Term) -> bool:
+        if self._terms.literal(term) or self._terms.names(term):
+            return False
         widths = self._widths
         return sum([widths[c] for classes, _ in self._terms.forms(term) for c in classes]) > FEW_WAYS
 
@@ -487,7 +494,7 @@ class LazyDFA:
     def words(self, state: int) -> WordRange | None:
         """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
         content = self._contents[state]
-        if not isinstance(content, frozenset):
+        if isinstance(content, _Inner):
             return None
         for term in content:
             if term.frame is None or type(term.frame.node) is not WordRange:
@@ -497,7 +504,7 @@ class LazyDFA:
     def behind_words(self, state: int, words: WordRange | None) -> int:
         """Return the state in which `words` of a state are so far; None: behind one."""
         content = self._contents[state]
-        assert isinstance(content, frozenset)
+        assert not isinstance(content, _Inner)
         with self._lock:
             return self._number(self._terms.joined([self._terms.behind_words(term, words) for term in content]))
 
@@ -543,14 +550,14 @@ class LazyDFA:
 
     def _repeat(self, state: int) -> Term | None:
         content = self._contents[state]
-        if not isinstance(content, frozenset) or len(content) != 1:
+        if isinstance(content, _Inner) or len(content) != 1:
             return None
         [term] = content
         return term if self._terms.turns_left(term) is not None else None
 
     def _turned(self, repeat: Term, low: int, high: int | None) -> int:
         with self._lock:
-            return self._number(frozenset((self._terms.turned(repeat, low, high),)))
+            return self._number((self._terms.turned(repeat, low, high),))
 
     def _leading(self, state: int, to: int) -> Ranges:
         """Return the characters that lead from a state over characters to another."""
@@ -571,7 +578,7 @@ class LazyDFA:
         return self._splits[state]
 
     def _split(self, content: _Set | _Inner) -> tuple[int, int] | None:
-        if not isinstance(content, frozenset):
+        if isinstance(content, _Inner):
             return None
         marks = {term.mark for term in content}
         mark = marks.pop()
@@ -579,7 +586,7 @@ class LazyDFA:
             return None
         assert mark.rest is not None
         above = self._number(self._terms.joined(map(self._terms.above, content)))
-        return above, self._number(frozenset((mark.rest,)))
+        return above, self._number((mark.rest,))
 
     # -- building states ---------------------------------------------------------------------------------------------
 
@@ -606,13 +613,13 @@ class LazyDFA:
             )
         content = self._contents[state]
         above: tuple[_Ranges, array[int]] | None = None
-        if isinstance(content, frozenset):
+        if not isinstance(content, _Inner):
             targets, pattern = self._patterns[state] = self._ways(content)
             runs, rest = self._shapes.halves(pattern)
             if rest.runs:
                 above = self._above(rest, targets)
         else:
-            targets, runs = content[1], self._shapes.inside(content[0])
+            targets, runs = content.leads, self._shapes.inside(content.node)
         moves = [(first, last, targets[ref] if isinstance(ref, int) else self._inner(ref, targets)) for first, last, ref in runs]
         at = self._made << 8
         rows = self.rows
@@ -652,7 +659,7 @@ class LazyDFA:
         return found
 
     def _inner(self, ref: tuple[int, tuple[int, ...]], targets: tuple[int, ...]) -> int:
-        return self._number((ref[0], tuple([targets[leaf] for leaf in ref[1]])))
+        return self._number(_Inner(ref[0], tuple([targets[leaf] for leaf in ref[1]])))
 
     def _ways(self, content: _Set) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the states that a set leads to, and for each class the index of its target, or FAR."""

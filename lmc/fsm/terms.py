@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from lmc.errors import ConstraintError
@@ -62,12 +63,13 @@ class Term:
 
     mark    the uppermost term of the stack that begins with a return from a rule, None if there is none
     kind    equal for terms whose frames have the same families
+    number  of its making: sets in this order take the same work in each process, wherever in memory their terms are
     """
 
-    __slots__ = ("above", "final", "forms", "frame", "kind", "least", "mark", "near", "rest", "spans")
+    __slots__ = ("above", "final", "forms", "frame", "kind", "least", "mark", "near", "number", "rest", "spans")
 
-    def __init__(self, frame: TermFrame | None, rest: Term | None) -> None:
-        self.frame, self.rest = frame, rest
+    def __init__(self, frame: TermFrame | None, rest: Term | None, number: int) -> None:
+        self.frame, self.rest, self.number = frame, rest, number
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
         self.near: dict[int, tuple[TermFrame, ...]] | None = None
@@ -113,7 +115,7 @@ class Terms:
         self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
-        self.end = Term(None, None)
+        self.end = Term(None, None, 0)
         self._return = TermFrame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
         strings = WITHIN_STRINGS if RAW_CHARS in members else ()
@@ -129,7 +131,7 @@ class Terms:
                 "classes instead of nested alternatives"
             )
 
-    def of(self, tree: Node) -> frozenset[Term]:
+    def of(self, tree: Node) -> tuple[Term, ...]:
         """Return the continuations before anything is written: a term for each style."""
         found: list[Term] = []
         for at in self._styles.starts:
@@ -138,7 +140,7 @@ class Terms:
             for frame in reversed(frames):
                 term = self.push(frame, term)
             found.append(term)
-        return frozenset(found)
+        return _in_order(set(found))
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -340,7 +342,7 @@ class Terms:
             found = self._letters[letter] = self._members[self._lists.chars(letter)]
         return found
 
-    def words(self, terms: frozenset[Term]) -> WordRange | None:
+    def words(self, terms: Iterable[Term]) -> WordRange | None:
         """Return the words that all of these terms, which each begin with words, may go on with, if they are the same, and ASCII."""
         first, *others = {term.frame for term in terms}
         assert first is not None
@@ -446,7 +448,7 @@ class Terms:
         key = frame, rest
         found = self._terms.get(key)
         if found is None:
-            found = self._terms[key] = Term(frame, rest)
+            found = self._terms[key] = Term(frame, rest, len(self._terms) + 1)
             found.mark = found if frame is self._return else rest.mark
             kind = frame.family, rest.kind
             found.kind = self._kinds.setdefault(kind, kind)
@@ -843,20 +845,20 @@ class Terms:
             term.above = self.stacked(kept)
         return term.above
 
-    def joined(self, terms: Iterable[Term]) -> frozenset[Term]:
-        """Return the same texts in fewer terms: those contained in others are dropped, and adjacent ones merged."""
-        found = frozenset(terms)
+    def joined(self, terms: Iterable[Term]) -> tuple[Term, ...]:
+        """Return the same texts in fewer terms, in order: those contained in others are dropped, and adjacent ones merged."""
+        found = set(terms)
         if len(found) == 1:
-            return found
+            return tuple(found)
         by_kind: dict[object, list[Term]] = {}
-        for term in found:
+        for term in _in_order(found):
             by_kind.setdefault(term.kind, []).append(term)
         if len(by_kind) == len(found):
-            return found
-        kept: list[Term] = []
+            return _in_order(found)
+        kept: set[Term] = set()
         for same in by_kind.values():
-            kept += same if len(same) == 1 or len(same) > _MANY else self._joined_kind(same)
-        return frozenset(kept)
+            kept.update(same if len(same) == 1 or len(same) > _MANY else self._joined_kind(same))
+        return _in_order(kept)
 
     def _joined_kind(self, terms: list[Term]) -> list[Term]:
         by_spans = {_spans(term): term for term in terms}
@@ -965,6 +967,13 @@ def _are_plain(ranges: Ranges) -> bool:
     """Return whether characters are many, ASCII, and written in a JSON string as they are."""
     is_plain = ranges[0][0] >= 0x20 and ranges[-1][1] < 0x80 and not any(low <= char <= high for low, high in ranges for char in b'"\\')
     return is_plain and sum([high - low + 1 for low, high in ranges]) >= _WIDE
+
+
+def _in_order(terms: Iterable[Term]) -> tuple[Term, ...]:
+    return tuple(sorted(terms, key=_number_of))
+
+
+_number_of = attrgetter("number")
 
 
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none
