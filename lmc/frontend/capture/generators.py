@@ -71,7 +71,7 @@ class GeneratorBody:
             if self._steps:
                 self.resume(Raised(GeneratorExit()))
         except BaseException:  # a destructor raises nothing; if the evaluation has to stop, its next step raises again
-            with suppress(error):  # collected on another thread
+            with suppress(error, ValueError):  # collected on another thread, or by itself, as it ends
                 self.kill()
 
     def kill(self) -> None:

@@ -12,6 +12,7 @@ import enum
 import functools
 import itertools
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
+from lmc.frontend.capture.generators import GeneratorBody
 from lmc.runahead.frames import frames
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.frontend.capture.recording import evaluate
@@ -727,6 +729,14 @@ def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest_and_whe
     python = run_python(abandoned, {"q": "q"})
     asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
     assert asked == python.asked and len(asked) == 3 and outcome.stopped_at is None
+
+
+def test_a_generator_that_is_collected_while_it_ends_is_left_alone():
+    body: Any = None
+    frame = types.SimpleNamespace(code=types.SimpleNamespace(body=lambda _: body.drop()), result="over")
+    body = GeneratorBody(frame)  # type: ignore[arg-type]
+    with pytest.raises(StopIteration, match="over"):
+        next(body)
 
 
 @lmc.function
