@@ -20,7 +20,7 @@ from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
 from lmc.durable.known import MANY_TASKS, KnownEffects
-from lmc.durable.records import Call, Effect
+from lmc.durable.records import Effect, RecordedCall
 from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import here
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
@@ -167,7 +167,7 @@ class JournaledCalls(Answers):
         ordered: bool,
         of: int | None = None,
         peek: bool = False,
-    ) -> tuple[Call, Effect | None]:
+    ) -> tuple[RecordedCall, Effect | None]:
         """Return the call that the program has reached, or with `peek` is about to, and its known record."""
         changeable: list[Any] = []
         digest, task = arguments_digest(args, kwargs, changeable), here() if of is None else of
@@ -176,7 +176,7 @@ class JournaledCalls(Answers):
         with self.effects.lock:
             self.effects.read(self.known.effects)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
-            call = Call(stream, name, digest, contents, shared, task, ordered)
+            call = RecordedCall(stream, name, digest, contents, shared, task, ordered)
             try:
                 known = self.effects.match(call, [id(x) in self.effects.given for x in changeable], strict=self.diverges)
             except LookupError:
@@ -189,7 +189,7 @@ class JournaledCalls(Answers):
         del dropped
         return call, known
 
-    def intend(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
+    def intend(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
         """Write the intent of a new effect; return its number."""
         with self.effects.lock:
             instead = next((e for e in self.effects.ordered.values() if e.call.stream == call.stream), None) if call.ordered and not self.diverges else None
@@ -202,7 +202,7 @@ class JournaledCalls(Answers):
         )
         return number
 
-    def _differs(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
+    def _differs(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
         return self.differs(f"calls {call.name}({shown_call(args, kwargs)}) where the run of its journal called {instead.name}({instead.shown})", loc)
 
     # -- attempts

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.durable.deferred import MadeBy
-from lmc.durable.records import Call, Effect, Kind
+from lmc.durable.records import Effect, Kind, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
 from lmc.durable.under_way import CallsUnderWay
@@ -84,7 +84,7 @@ class KnownEffects:
             self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
             self.next, self._all = max(effects, default=-1) + 1, effects.values()
 
-    def match(self, call: Call, again: Sequence[bool], *, strict: bool) -> Effect | None:
+    def match(self, call: RecordedCall, again: Sequence[bool], *, strict: bool) -> Effect | None:
         """Return the known effect that a call is. None: it was not made.
 
         It is one of the same kind and contents, rather of the same task. What several tasks change has other contents when a run is resumed and they go

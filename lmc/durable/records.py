@@ -25,7 +25,7 @@ Kind = tuple[str, str, int]
 """What calls have in common that may stand for one another: the stream of their run, the callee, and a checksum of what cannot change of their arguments."""
 
 
-class Call(NamedTuple):
+class RecordedCall(NamedTuple):
     """A call of host code, as a journal knows it.
 
     digest    checksum of its arguments, but for the contents of what can change
@@ -46,7 +46,7 @@ class Call(NamedTuple):
     def kind(self) -> Kind:
         return self[:3]
 
-    def is_like(self, other: Call, known: Sequence[bool]) -> bool:
+    def is_like(self, other: RecordedCall, known: Sequence[bool]) -> bool:
         """Return whether a call of the same kind differs in nothing but contents of what is shared, or `known`."""
         return all(a == b or any(may) for a, b, *may in zip(self.contents, other.contents, self.shared, other.shared, known, strict=True))
 
@@ -65,7 +65,7 @@ class Effect:
     """
 
     number: int
-    call: Call
+    call: RecordedCall
     shown: str
     line: str
     outcome: Record | None = None
@@ -275,7 +275,7 @@ def _answer(known: Known, record: Record) -> None:
 
 def _intent(known: Known, record: Record) -> None:
     _, number, stream, name, digest, contents, shared, task, ordered, shown, line = record
-    call = Call(stream, name, digest, tuple(contents), tuple(shared), task, ordered)
+    call = RecordedCall(stream, name, digest, tuple(contents), tuple(shared), task, ordered)
     known.effects[number] = effect = Effect(_number(number), call, shown, line)
     known.order.append(effect)
 

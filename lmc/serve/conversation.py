@@ -40,7 +40,7 @@ class RenderedTemplate(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ChatPrompt:
     """A chat as submitted to a backend.
 
     family  format of calls in the answer, None if none may occur;  tools  those sent to a chat API, as `Gen.tools`
@@ -51,7 +51,7 @@ class Asked:
     tools: str = ""
 
 
-def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (), *, lenient: bool = False) -> Asked:
+def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (), *, lenient: bool = False) -> ChatPrompt:
     """Return the prompt of a chat for a backend.
 
     hosts    from which pictures may be fetched
@@ -64,10 +64,10 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
         raise bad("tool_choice needs tools", "tool_choice")
     variables = _variables(request, backend, lenient=lenient)
     if not backend.capabilities.raw_text:
-        return Asked(_in_pieces(request, backend, hosts), tools=_told(request, backend) if offered else "")
+        return ChatPrompt(_in_pieces(request, backend, hosts), tools=_told(request, backend) if offered else "")
     with_tools = offered or any(m.tool_calls for m in messages)
     if not with_tools and not variables:
-        return Asked(_in_pieces(request, backend, hosts))
+        return ChatPrompt(_in_pieces(request, backend, hosts))
     what = "tools" if with_tools else "chat_template_kwargs"
     if any(m.has_images for m in messages):
         raise bad(f"{what} and pictures exclude each other: this server does not write both into one prompt", what, "unsupported")
@@ -80,7 +80,7 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
     if with_tools and family is None:
         raise bad("tools: how this model writes tool calls is not known", "tools", "unsupported")
     tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()] if offered else []
-    return Asked(whole.render([_as_template_sees(m) for m in messages], tools, variables), family if offered else None)
+    return ChatPrompt(whole.render([_as_template_sees(m) for m in messages], tools, variables), family if offered else None)
 
 
 def _whole_template(backend: Backend) -> RenderedTemplate | None:

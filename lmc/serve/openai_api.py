@@ -32,7 +32,7 @@ from lmc.serve.answering import (
     usage_of,
 )
 from lmc.serve.asking import Ask, RequestedAnswers
-from lmc.serve.conversation import Asked, prompt_of, tools_called
+from lmc.serve.conversation import ChatPrompt, prompt_of, tools_called
 from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
@@ -181,7 +181,7 @@ class OpenAIApi:
         made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
 
-    async def _prompt_of(self, request: ChatRequest) -> Asked:
+    async def _prompt_of(self, request: ChatRequest) -> ChatPrompt:
         return await self._in_pool(partial(prompt_of, request, self._backend, self._settings.media_hosts, lenient=self._settings.lenient))
 
     async def _counted(self, request: ChatRequest, call: EndpointCall) -> int:

@@ -177,11 +177,11 @@ def test_a_prefix_is_pinned_nowhere_once_it_is_released():
             handle.results[0].output()
         assert min(requests(backend)) >= 6
         assert [process.engine.stats()["pinned"] for process in processes] == [0, 0]
-        processes[constant.node.replica.bit].kill()
-        until(lambda: constant.node.replica.backend.lost is not None)
-        backend.revive(constant.node)
+        processes[constant.submission.replica.bit].kill()
+        until(lambda: constant.submission.replica.backend.lost is not None)
+        backend.revive(constant.submission)
         handle = ask(backend, "?", parent=constant)
-        assert handle.results[0].output().text and processes[handle.node.replica.bit].engine.stats()["pinned"] == 0
+        assert handle.results[0].output().text and processes[handle.submission.replica.bit].engine.stats()["pinned"] == 0
 
 
 def test_what_goes_on_stays_where_its_kv_is():
@@ -189,12 +189,12 @@ def test_what_goes_on_stays_where_its_kv_is():
         roots = [ask(backend, chr(65 + i) * 2000) for i in range(3)]
         for root in roots:
             root.results[0].output()
-        places = [root.node.replica for root in roots]
+        places = [root.submission.replica for root in roots]
         for _ in range(3):
             roots = [ask(backend, " and then? ", parent=root) for root in roots]
             for root in roots:
                 root.results[0].output()
-            assert [root.node.replica for root in roots] == places
+            assert [root.submission.replica for root in roots] == places
         assert sum(process.engine.counters().prefilled_tokens for process in processes) < 3 * 2200
 
 
@@ -206,7 +206,7 @@ def test_equal_pictures_go_where_they_have_been():
                 handles.append(backend.submit(None, [Image(bytes(png(shade))), Text((str(i),)), gen()]))
                 handles[-1].results[0].output()  # or a replica that has not answered yet counts as busy
         for shade in range(3):
-            assert len({handle.node.replica for handle in handles[shade::3]}) == 1
+            assert len({handle.submission.replica for handle in handles[shade::3]}) == 1
 
 
 def test_siblings_go_together(monkeypatch):
@@ -223,7 +223,7 @@ def test_nothing_stays_with_replicas_when_nobody_wants_it():
     engine, _ = engine_fakes.backend(2000)
     with replicated(engine) as (backend, (process,)):
         handle = ask(backend, "abc", 900)
-        gone = weakref.ref(handle.node)
+        gone = weakref.ref(handle.submission)
         del handle
         gc.collect()
         assert gone() is None
@@ -273,11 +273,11 @@ def test_what_a_lost_replica_was_asked_is_asked_elsewhere():
         slow._core.call(lambda: slow._core.post(gate.wait))  # its loop stands still
         done = [ask(backend, f"{i}") for i in range(2)]
         chains = [each for text in ("abc", "def", "ghi") for each in chain(backend, text)]
-        assert any(each.node.replica.bit == 0 for each in chains)
+        assert any(each.submission.replica.bit == 0 for each in chains)
         processes[0].kill()
         assert [each.results[0].output().text for each in chains] == expected
         assert all(each.results[0].output() for each in done)
-        assert {each.node.replica.bit for each in chains} == {1}
+        assert {each.submission.replica.bit for each in chains} == {1}
         found = backend.server_info()["replicas"]
         assert found[0]["ended"] == "was ended by SIGKILL" and backend.health().ready
         again = ask(backend, "and on", parent=chains[0])
@@ -289,7 +289,7 @@ def test_an_answer_of_which_a_part_was_read_fails_and_says_why():
     with replicated(lmc.Mock(latency=0.2), lmc.Mock(latency=0.2)) as (backend, processes):
         handle = ask(backend, "a", 30, watched=True)
         next(iter(handle.results[0].stream()))
-        processes[handle.node.replica.bit].kill()
+        processes[handle.submission.replica.bit].kill()
         with pytest.raises(BackendError, match=r"replica \d on cpu was ended by SIGKILL while it answered"):
             handle.results[0].output()
 
@@ -387,15 +387,15 @@ def test_a_replica_that_is_stopped_is_found_and_what_it_was_asked_is_asked_elsew
     try:
         root = ask(backend, "abc")
         assert root.results[0].output().text
-        stopped = root.node.replica
+        stopped = root.submission.replica
         os.kill(stopped.process.id, signal.SIGSTOP)
         handle = ask(backend, " and on", parent=root, group=(1,), members=1)  # siblings go where their parent is
-        assert handle.node.replica is stopped
+        assert handle.submission.replica is stopped
         assert handle.results[0].output().text == ask(mock, " and on", parent=ask(mock, "abc")).results[0].output().text
-        assert handle.node.replica is not stopped and backend.health().ready
+        assert handle.submission.replica is not stopped and backend.health().ready
         assert backend.server_info()["replicas"][stopped.bit]["ended"] == "had not been running for 3 s, and was ended"
         assert backend.chat_template.begin("user", None) == mock.chat_template.begin("user", None)
-        os.kill(handle.node.replica.process.id, signal.SIGSTOP)
+        os.kill(handle.submission.replica.process.id, signal.SIGSTOP)
         with pytest.raises(BackendError, match=r"can no longer be used: replica 0 had not been running for 3 s.*, replica 1 had"):
             ask(backend, "x").results[0].output()
         assert backend.health().state == "ended"

@@ -5,8 +5,8 @@ that extends a pending answer, or belongs to a group of siblings, goes where its
 ends, its requests are made again elsewhere, with the answers so far as given, if no part of the answer has been read;
 else they fail with the reason.
 
-    handle ──► Node ──► its parent Node        segments and answers so far: the prompt, which another replica can resume
-                 └──► the replica's handle        node and answers unreferenced: dropped over there, too
+    handle ──► ReplicaSubmission ──► its parent        segments and answers so far: the prompt, which another replica can resume
+                 └──► the replica's handle        submission and answers unreferenced: dropped over there, too
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Any
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
-from lmc.backend.replicas.nodes import Forward, Node, Replica, ReplicaHandle, ReplicaResult, fail_answer, history, is_known, merged
 from lmc.backend.replicas.process import GRACE, Process
+from lmc.backend.replicas.submissions import Forward, Replica, ReplicaHandle, ReplicaResult, ReplicaSubmission, fail_answer, history, is_known, merged
 from lmc.backend.usage import Counters
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
@@ -43,7 +43,7 @@ class Replicas:
 
     def __init__(self, processes: Sequence[Process], words: Any = None, whole_template: Any = None) -> None:
         self._processes = list(processes)
-        self._lock = threading.RLock()  # nodes end in destructors, which may run while it is held
+        self._lock = threading.RLock()  # submissions end in destructors, which may run while it is held
         self._placement: Placement[Replica] = Placement()
         try:
             every = [Replica(bit=i, process=process, backend=process.backend()) for i, process in enumerate(processes)]
@@ -54,8 +54,8 @@ class Replicas:
         self._placement.use(every)
         self._every, self._closed = every, False
         self.chat_template: ChatTemplate = _AnyTemplate(every)
-        self._moving = threading.RLock()  # held while nodes of a lost replica are resubmitted to others
-        self._mover: queue.SimpleQueue[tuple[Node, int, BaseException] | None] | None = None
+        self._moving = threading.RLock()  # held while submissions of a lost replica are resubmitted to others
+        self._mover: queue.SimpleQueue[tuple[ReplicaSubmission, int, BaseException] | None] | None = None
         self.tokenizer, self.whole_template = words, whole_template
         weakref.finalize(self, _end, [r.backend for r in every], self._processes)
         belongs_here(self)
@@ -76,10 +76,10 @@ class Replicas:
         return self._enter("prefill", parent, segments, hints)
 
     def release(self, handle: Handle) -> None:
-        node = self._own(handle)
+        submission = self._own(handle)
         with self._lock:
-            node.released = True
-        for replica, there in self.handles(node):
+            submission.released = True
+        for replica, there in self.handles(submission):
             if replica.backend.lost is None:
                 replica.backend.release(there)
 
@@ -153,42 +153,42 @@ class Replicas:
     def _living(self) -> list[Replica]:
         return [replica for replica in self._every if replica.backend.lost is None]
 
-    def _own(self, handle: Handle) -> Node:
-        if not (isinstance(handle, ReplicaHandle) and handle.node.owner is self):
+    def _own(self, handle: Handle) -> ReplicaSubmission:
+        if not (isinstance(handle, ReplicaHandle) and handle.submission.owner is self):
             raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
-        return handle.node
+        return handle.submission
 
-    def handles(self, node: Node) -> list[tuple[Replica, PipeHandle]]:
+    def handles(self, submission: ReplicaSubmission) -> list[tuple[Replica, PipeHandle]]:
         """Return its handles in all replicas that have one."""
         with self._lock:
-            own = [] if node.replica is None or node.handle is None else [(node.replica, node.handle)]
-            return own + list(node.others.items())
+            own = [] if submission.replica is None or submission.handle is None else [(submission.replica, submission.handle)]
+            return own + list(submission.others.items())
 
     def _enter(self, kind: str, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None) -> ReplicaHandle:
         if self._closed:
             raise BackendError(f"{self.capabilities.name} is closed")
-        node = Node(self, kind, None if parent is None else self._own(parent), segments, hints)
-        results = tuple([ReplicaResult(node) for _ in node.outputs])
-        node.answers = tuple(map(weakref.ref, results))
-        self._place(node)
-        return ReplicaHandle(node, results)
+        submission = ReplicaSubmission(self, kind, None if parent is None else self._own(parent), segments, hints)
+        results = tuple([ReplicaResult(submission) for _ in submission.outputs])
+        submission.answers = tuple(map(weakref.ref, results))
+        self._place(submission)
+        return ReplicaHandle(submission, results)
 
-    def _place(self, node: Node) -> None:
+    def _place(self, submission: ReplicaSubmission) -> None:
         """Submit to a replica. Raises the request's errors; if a replica ends meanwhile, another is used."""
         while True:
-            before = node.parent
+            before = submission.parent
             if before is not None and not is_known(before):
                 self.revive(before)
             with self._lock:
-                replica = self._choose(node)
+                replica = self._choose(submission)
                 if replica is None:
                     raise self._none_left()
-                cost = self._placement.give(replica, node)
+                cost = self._placement.give(replica, submission)
             try:
                 onto = self._there(before, replica)
-                segments = node.written if onto is not None else [*history(before), *node.written]
-                enter = replica.backend.submit if node.kind == "submit" else replica.backend.prefill
-                handle = enter(onto, merged(segments), node.hints)
+                segments = submission.written if onto is not None else [*history(before), *submission.written]
+                enter = replica.backend.submit if submission.kind == "submit" else replica.backend.prefill
+                handle = enter(onto, merged(segments), submission.hints)
             except BaseException:
                 with self._lock:
                     self._placement.leave(replica, cost)
@@ -197,53 +197,53 @@ class Replicas:
                 self._lost(replica)
                 continue
             with self._lock:
-                node.replica, node.handle, node.cost = replica, handle, cost
+                submission.replica, submission.handle, submission.cost = replica, handle, cost
             if not handle.results:
-                self.leave(node)
-            open_ = [i for i, output in enumerate(node.outputs) if output is None]
+                self.leave(submission)
+            open_ = [i for i, output in enumerate(submission.outputs) if output is None]
             for i, result in zip(open_, handle.results, strict=True):
-                result.on_change(Forward(node, i))
-            if node.cancelled:  # meanwhile
+                result.on_change(Forward(submission, i))
+            if submission.cancelled:  # meanwhile
                 handle.cancel()
-            if node.released:  # before it moved
+            if submission.released:  # before it moved
                 replica.backend.release(handle)
             return
 
-    def _there(self, node: Node | None, replica: Replica) -> PipeHandle | None:
+    def _there(self, submission: ReplicaSubmission | None, replica: Replica) -> PipeHandle | None:
         """Return a prompt's handle in this replica, where a prefill is made if need be: else each of many requests behind
         it would send its text there, to be tokenized each time. None if there is none."""
-        if node is None or node.replica is replica:
-            return None if node is None else node.handle
-        if node.kind != "prefill":
+        if submission is None or submission.replica is replica:
+            return None if submission is None else submission.handle
+        if submission.kind != "prefill":
             return None
         with self._lock:
-            there, over = node.others.get(replica), node.released
+            there, over = submission.others.get(replica), submission.released
         if there is None and not over:
-            made = replica.backend.prefill(None, merged(history(node)), node.hints)
+            made = replica.backend.prefill(None, merged(history(submission)), submission.hints)
             with self._lock:
-                there, over = node.others.setdefault(replica, made), node.released  # another thread may have been first
+                there, over = submission.others.setdefault(replica, made), submission.released  # another thread may have been first
             if over:  # meanwhile
                 replica.backend.release(there)
         return there
 
-    def _choose(self, node: Node) -> Replica | None:
+    def _choose(self, submission: ReplicaSubmission) -> Replica | None:
         """Return the parent's replica, if it has to be that one; else choose by prefixes and load."""
         for replica in self._placement.targets:
             if replica.backend.lost is not None:
                 self._lost(replica)
         if not self._placement.targets:
             return None
-        before = node.parent
+        before = submission.parent
         if before is not None and before.replica is not None and before.replica.backend.lost is None:
-            grouped = node.hints is not None and node.hints.group is not None
+            grouped = submission.hints is not None and submission.hints.group is not None
             if grouped or not is_known(before):
                 return before.replica
-        return self._placement.pick(node)
+        return self._placement.pick(submission)
 
-    def leave(self, node: Node) -> None:
+    def leave(self, submission: ReplicaSubmission) -> None:
         """Release its load: its replica has nothing to do for it any longer. Usable from a destructor."""
         with self._lock:
-            replica, cost, node.cost = node.replica, node.cost, 0
+            replica, cost, submission.cost = submission.replica, submission.cost, 0
             if replica is not None and cost:
                 self._placement.leave(replica, cost)
 
@@ -262,48 +262,48 @@ class Replicas:
 
     # -- answers ------------------------------------------------------------------------------------------------------------
 
-    def answered(self, node: Node) -> None:
+    def answered(self, submission: ReplicaSubmission) -> None:
         """Record one more of its answers."""
         with self._lock:
-            if node.replica is not None and not node.replica.dropped:
-                self._placement.answered(node.replica, node)
-        if node.known:
-            self.leave(node)
+            if submission.replica is not None and not submission.replica.dropped:
+                self._placement.answered(submission.replica, submission)
+        if submission.known:
+            self.leave(submission)
 
-    def move_soon(self, node: Node, index: int, error: BaseException) -> None:
+    def move_soon(self, submission: ReplicaSubmission, index: int, error: BaseException) -> None:
         """Move a request whose replica has ended. From the reading thread, which must not wait."""
         with self._lock:
             if self._mover is None:
                 self._mover = queue.SimpleQueue()
                 threading.Thread(target=_move, args=(self._mover,), name="lmc-moves", daemon=True).start()
-        self._mover.put((node, index, error))
+        self._mover.put((submission, index, error))
 
-    def move(self, node: Node, index: int, error: BaseException) -> None:
+    def move(self, submission: ReplicaSubmission, index: int, error: BaseException) -> None:
         """Resubmit to another replica, if no part of the answer has been read; else fail with the reason."""
-        answer = node.answers[index]()
-        if answer is None or answer.done or node.cancelled or self._closed:
+        answer = submission.answers[index]()
+        if answer is None or answer.done or submission.cancelled or self._closed:
             return fail_answer(answer, error)
-        replica = node.replica
+        replica = submission.replica
         try:
             if replica is not None and replica.backend.lost is not None:
                 self._lost(replica)
-                if answer.deltas or node.moves >= (1 if replica.process.hung else len(self._every)):  # the request may be what replicas hang in
-                    why = "and a part had been read" if answer.deltas else f"after {node.moves} others had ended so"
+                if answer.deltas or submission.moves >= (1 if replica.process.hung else len(self._every)):  # the request may be what replicas hang in
+                    why = "and a part had been read" if answer.deltas else f"after {submission.moves} others had ended so"
                     raise BackendError(f"replica {replica.bit} on {replica.process.device} {replica.process.described} while it answered, {why}")
-            self.revive(node)
+            self.revive(submission)
         except Exception as failure:
             fail_answer(answer, failure)
 
-    def revive(self, node: Node) -> None:
+    def revive(self, submission: ReplicaSubmission) -> None:
         """Resubmit its requests to a live replica, if its own has ended."""
         with self._moving:
-            if node.replica is not None:
-                if node.replica.backend.lost is None:
+            if submission.replica is not None:
+                if submission.replica.backend.lost is None:
                     return
-                self._lost(node.replica)
-            self.leave(node)
-            node.moves += 1
-            self._place(node)
+                self._lost(submission.replica)
+            self.leave(submission)
+            submission.moves += 1
+            self._place(submission)
 
 
 class _AnyTemplate:
@@ -326,12 +326,12 @@ class _AnyTemplate:
         return rendered(self._replicas[-1].backend.chat_template)
 
 
-def _move(moves: queue.SimpleQueue[tuple[Node, int, BaseException] | None]) -> None:
-    """Move nodes one after another, until the backend is garbage."""
+def _move(moves: queue.SimpleQueue[tuple[ReplicaSubmission, int, BaseException] | None]) -> None:
+    """Move submissions one after another, until the backend is garbage."""
     while (each := moves.get()) is not None:
-        node, index, error = each
-        node.owner.move(node, index, error)
-        del node, each
+        submission, index, error = each
+        submission.owner.move(submission, index, error)
+        del submission, each
 
 
 def _said(replica: Replica) -> dict[str, Any]:

@@ -24,19 +24,19 @@ _PICTURE = 512  # characters that a picture counts
 
 
 class Owner(Protocol):
-    """What a submission needs of its backend."""
+    """The backend of a submission, as the submission sees it."""
 
-    def handles(self, node: Node) -> list[tuple[Replica, PipeHandle]]: ...
+    def handles(self, submission: ReplicaSubmission) -> list[tuple[Replica, PipeHandle]]: ...
 
-    def leave(self, node: Node) -> None: ...
+    def leave(self, submission: ReplicaSubmission) -> None: ...
 
-    def answered(self, node: Node) -> None: ...
+    def answered(self, submission: ReplicaSubmission) -> None: ...
 
-    def move_soon(self, node: Node, index: int, error: BaseException) -> None: ...
+    def move_soon(self, submission: ReplicaSubmission, index: int, error: BaseException) -> None: ...
 
-    def move(self, node: Node, index: int, error: BaseException) -> None: ...
+    def move(self, submission: ReplicaSubmission, index: int, error: BaseException) -> None: ...
 
-    def revive(self, node: Node) -> None: ...
+    def revive(self, submission: ReplicaSubmission) -> None: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -57,14 +57,14 @@ class Replica(PlacementTarget):
 class ReplicaResult(Result):
     """An answer; keeps its request alive while it may still be read."""
 
-    __slots__ = ("__weakref__", "node")
+    __slots__ = ("__weakref__", "submission")
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, submission: ReplicaSubmission) -> None:
         super().__init__()
-        self.node: Node | None = node
+        self.submission: ReplicaSubmission | None = submission
 
 
-class Node:
+class ReplicaSubmission:
     """A submission: its segments, parent and replica, and its load there until its answers arrive.
 
     others       of a prefill: its handles in other replicas, for what goes on behind it there
@@ -80,7 +80,7 @@ class Node:
         "replica", "rest", "segments", "size",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, kind: str, parent: Node | None, segments: Sequence[Segment], hints: Hints | None) -> None:
+    def __init__(self, owner: Owner, kind: str, parent: ReplicaSubmission | None, segments: Sequence[Segment], hints: Hints | None) -> None:
         self.owner, self.kind, self.parent, self.segments, self.hints = owner, kind, parent, tuple(segments), hints
         self.handle: PipeHandle | None = None
         self.replica: Replica | None = None
@@ -114,10 +114,10 @@ class Node:
 class ReplicaHandle:
     """A prompt in one of the replicas."""
 
-    __slots__ = ("__weakref__", "_results", "node")
+    __slots__ = ("__weakref__", "_results", "submission")
 
-    def __init__(self, node: Node, results: tuple[Result, ...]) -> None:
-        self.node, self._results = node, results
+    def __init__(self, submission: ReplicaSubmission, results: tuple[Result, ...]) -> None:
+        self.submission, self._results = submission, results
 
     @property
     def results(self) -> Sequence[Result]:
@@ -126,52 +126,52 @@ class ReplicaHandle:
     def cancel(self) -> None:
         """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
         CancelledError."""
-        self.node.cancelled = True
-        for _, there in self.node.owner.handles(self.node):
+        self.submission.cancelled = True
+        for _, there in self.submission.owner.handles(self.submission):
             there.cancel()
 
     def needed(self) -> None:
         """Mark as needed: it was a guess, and is none any longer."""
-        node = self.node
-        if node.hints is not None:
-            node.hints = node.hints._replace(guess=False)
-        for _, there in node.owner.handles(node):
+        submission = self.submission
+        if submission.hints is not None:
+            submission.hints = submission.hints._replace(guess=False)
+        for _, there in submission.owner.handles(submission):
             there.needed()
 
     def prepared(self) -> None:
         """Wait until the pictures that it adds are prepared, so that requests which these make impossible have failed.
         If a replica ends meanwhile, another prepares them. Raises BackendEnded if none is left."""
-        while (handle := self.node.handle) is not None:
+        while (handle := self.submission.handle) is not None:
             try:
                 return handle.prepared()
             except BackendEnded:
-                if not self.node.cancelled:
-                    self.node.owner.revive(self.node)
-                if self.node.handle is handle:
+                if not self.submission.cancelled:
+                    self.submission.owner.revive(self.submission)
+                if self.submission.handle is handle:
                     raise
 
 
 def fail_answer(answer: ReplicaResult | None, error: BaseException) -> None:
     if answer is not None:
         answer.fail(error)
-        answer.node = None
+        answer.submission = None
 
 
-def history(node: Node | None) -> list[Segment]:
+def history(submission: ReplicaSubmission | None) -> list[Segment]:
     """Return all parts of a prompt, its answers as given."""
     found = list[list[Segment]]()
-    while node is not None:
-        found.append(node.written)
-        node = node.parent
+    while submission is not None:
+        found.append(submission.written)
+        submission = submission.parent
     return [segment for written in reversed(found) for segment in written]
 
 
-def is_known(node: Node | None) -> bool:
+def is_known(submission: ReplicaSubmission | None) -> bool:
     """Return whether all answers of a prompt have arrived."""
-    while node is not None:
-        if not node.known:
+    while submission is not None:
+        if not submission.known:
             return False
-        node = node.parent
+        submission = submission.parent
     return True
 
 
@@ -207,34 +207,34 @@ def _text(segments: Sequence[Segment]) -> str:
 class Forward:
     """Forwards a remote answer to its local result. On the thread that reads the replica's pipe."""
 
-    __slots__ = ("_index", "_node", "_seen")
+    __slots__ = ("_index", "_seen", "_submission")
 
-    def __init__(self, node: Node, index: int) -> None:
-        self._node, self._index, self._seen = weakref.ref(node), index, 0
+    def __init__(self, submission: ReplicaSubmission, index: int) -> None:
+        self._submission, self._index, self._seen = weakref.ref(submission), index, 0
 
     def __call__(self, result: Result) -> None:
-        node = self._node()
-        if node is None:
+        submission = self._submission()
+        if submission is None:
             return
-        answer, deltas = node.answers[self._index](), result.deltas
+        answer, deltas = submission.answers[self._index](), result.deltas
         while answer is not None and self._seen < len(deltas):
             answer.feed(deltas[self._seen], _scored(result, self._seen))
             self._seen += 1
         if not result.done:
             return
         if result.error is None:
-            node.outputs[self._index] = output = result.output()
-            if node.hints is not None:  # accounts are of this process
-                charge(node.hints.owner, output.usage)
-        elif node.replica is not None and node.replica.backend.lost is not None and not node.cancelled:
-            return node.owner.move_soon(node, self._index, result.error)
-        node.owner.answered(node)
+            submission.outputs[self._index] = output = result.output()
+            if submission.hints is not None:  # accounts are of this process
+                charge(submission.hints.owner, output.usage)
+        elif submission.replica is not None and submission.replica.backend.lost is not None and not submission.cancelled:
+            return submission.owner.move_soon(submission, self._index, result.error)
+        submission.owner.answered(submission)
         if answer is None:
             return
         if result.error is not None:
             return fail_answer(answer, result.error)
         answer.finish(result.output())
-        answer.node = None
+        answer.submission = None
 
 
 def _scored(result: Result, at: int) -> Scored:
