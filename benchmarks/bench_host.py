@@ -115,7 +115,7 @@ class NullFlight:
     output: PassOutput
     over = True
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         return self.output, 0.0
 
 

@@ -147,7 +147,7 @@ class Flight:
     def over(self) -> bool:
         return self.clock.now() >= self.until
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         self.clock.wait(self.until)
         return self.output, self.needs
 

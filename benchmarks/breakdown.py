@@ -139,17 +139,17 @@ class _Inbox:
 
 
 class _Flight:
-    def __init__(self, flight: Any, clocks: _Clocks, landed: Callable[[Any], None]) -> None:
-        self._flight, self._clocks, self._landed = flight, clocks, landed
+    def __init__(self, flight: Any, clocks: _Clocks, on_done: Callable[[Any], None]) -> None:
+        self._flight, self._clocks, self._on_done = flight, clocks, on_done
 
     @property
     def over(self) -> bool:
         return self._flight.over
 
-    def land(self) -> Any:
+    def result(self) -> Any:
         with self._clocks.part("device"):
-            found = self._flight.land()
-        self._landed(self._flight)
+            found = self._flight.result()
+        self._on_done(self._flight)
         return found
 
 
@@ -247,11 +247,11 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
             with clocks.part(f"launch {name}"):
                 flight = launch(work)
 
-            def landed(flight: Any) -> None:
+            def on_done(flight: Any) -> None:
                 marks = (began, device.mark()) if cuda is None else (flight.begun, flight.ended)
                 ran.append(Ran(name, *map(device.since, marks), total, *of))
 
-            return _Flight(flight, clocks, landed)
+            return _Flight(flight, clocks, on_done)
 
         return timed
 

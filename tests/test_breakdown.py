@@ -80,10 +80,10 @@ class OnAGPU(FakeAheadRunner):
         flight = super().launch(work)
         ended.record()
 
-        def land() -> tuple[PassOutput, float]:
-            return flight.land()
+        def result() -> tuple[PassOutput, float]:
+            return flight.result()
 
-        return SimpleNamespace(land=land, over=True, begun=begun, ended=ended)
+        return SimpleNamespace(result=result, over=True, begun=begun, ended=ended)
 
 
 def test_passes_of_a_gpu_are_timed_by_its_events(monkeypatch):

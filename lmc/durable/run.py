@@ -89,11 +89,11 @@ class RunJournal(JournaledCalls):
         by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
-            handed = _handed(inner, call)
-            reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
+            passed = _passed(inner, call)
+            reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
             drop(awaitable)
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
-            ok, value = self.known_result(known, handed, reached)
+            ok, value = self.known_result(known, passed, reached)
             if known.suspended:
                 await self.effects.in_turn(known)
             if not ok:
@@ -115,8 +115,8 @@ class RunJournal(JournaledCalls):
         if self.begins_again(known) or not synced:
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
-        before, handed = by.calls, _handed(inner, call)
-        reached = CallSnapshot(handed[0], handed, {}, self.effects.instances)
+        before, passed = by.calls, _passed(inner, call)
+        reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
         turns = list[bool]()
         turn = asyncio.get_running_loop().call_soon(turns.append, True)
@@ -140,7 +140,7 @@ class RunJournal(JournaledCalls):
                      "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
             alone = reached.whole or (alone and not reached.overlapped)
             turn.cancel()
-            self.write_outcome(number, inner, name, handed, reached, outcome, loc, by.calls - before, alone=alone, suspended=bool(turns))
+            self.write_outcome(number, inner, name, passed, reached, outcome, loc, by.calls - before, alone=alone, suspended=bool(turns))
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
@@ -174,8 +174,8 @@ class RunJournal(JournaledCalls):
         if _lets_others_go_on(inner):
             return None
         what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)
-        handed = [*args, *given.values()]
-        if inner in self.effects.tasks or (self.effects.tasks.any_in(handed) and not self.effects.tasks.are_timed(handed)):
+        passed = [*args, *given.values()]
+        if inner in self.effects.tasks or (self.effects.tasks.any_in(passed) and not self.effects.tasks.are_timed(passed)):
             return None
         return f"await {what}", args, given
 
@@ -281,7 +281,7 @@ class RunJournal(JournaledCalls):
                                "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
 
 
-def _handed(inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
+def _passed(inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
     """Return the function that awaiting something calls, if it is known, and what that is given: also by a coroutine among it, as that of `wait_for`."""
     held = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD else {}
     found = [held.get("func"), *call[1], *call[2].values()]

@@ -158,7 +158,7 @@ class FakeRunner:
         self.script: dict[tuple[int, ...], Sequence[int]] = {}
         self.passes: list[int] = []
         self.fail_with: BaseException | None = None
-        self.fail_landing: BaseException | None = None
+        self.fail_result: BaseException | None = None
         self.broken: set[int] = set()  # orders of requests whose logits are no numbers
         self.flying = 0
 
@@ -305,10 +305,10 @@ class FakeFlight:
     def __init__(self, runner: FakeAheadRunner, output: PassOutput) -> None:
         self._runner, self._output = runner, output
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         self._runner.flying -= 1
-        if self._runner.fail_landing is not None:
-            error, self._runner.fail_landing = self._runner.fail_landing, None
+        if self._runner.fail_result is not None:
+            error, self._runner.fail_result = self._runner.fail_result, None
             raise error
         return self._output, 0.0
 

@@ -42,7 +42,7 @@ class Admission:
         self._runs = held.runs
         self._too_much = sys.maxsize  # least slots that were refused in this round: more are not tried again
 
-    def admit(self, filling: BatchBuilder) -> None:
+    def admit(self, builder: BatchBuilder) -> None:
         """Admit as many as there is room for.
 
         If nothing runs and something waits, a request is admitted, or a copy is being made between device and host, or
@@ -53,10 +53,10 @@ class Admission:
         waiting, runs = self._waiting, self._runs
         runs.must_admit = False
         while waiting and not waiting.is_stuck:
-            progress, deferred = self._rounds(filling)
+            progress, deferred = self._rounds(builder)
             if progress or deferred or not waiting:
                 return
-            if self._held.running or filling.work.rows or self._held.copies:
+            if self._held.running or builder.work.rows or self._held.copies:
                 return waiting.stick()
             if runs.patience:
                 if not (self._held.pins and waiting.has_needed):
@@ -67,37 +67,37 @@ class Admission:
             elif not runs.break_any():
                 self.unpin_oldest()
 
-    def _rounds(self, filling: BatchBuilder) -> tuple[bool, bool]:
-        """Admit until no request enters any more. Return whether the last round admitted one, and whether one that did
+    def _rounds(self, builder: BatchBuilder) -> tuple[bool, bool]:
+        """Admit until no further request enters. Return whether the last round admitted one, and whether one that did
         not enter may in the next pass, without anything ending before."""
         progress, deferred = True, False
-        while progress and filling.room > 0 and self._waiting and filling.batch < self._max_batch:
-            progress, later = self._round(filling)
+        while progress and builder.room > 0 and self._waiting and builder.batch < self._max_batch:
+            progress, later = self._round(builder)
             deferred |= later
         return progress, deferred
 
-    def _round(self, filling: BatchBuilder) -> tuple[bool, bool]:
+    def _round(self, builder: BatchBuilder) -> tuple[bool, bool]:
         progress, deferred, blocked = False, False, False
         self._too_much = sys.maxsize
         candidates, left, held_back = self._waiting.take(), list[Request](), list[Request]()
         for i, req in enumerate(candidates):
-            if filling.room <= 0 or filling.batch >= self._max_batch:
+            if builder.room <= 0 or builder.batch >= self._max_batch:
                 left.extend(candidates[i:])
                 break
             if blocked and not req.is_of_open_run:
                 left.append(req)
                 continue
-            start = filling.start(req)
-            if filling.room_of(req) <= 0:
+            start = builder.start(req)
+            if builder.room_of(req) <= 0:
                 left.append(req)
                 deferred = True
                 continue
-            verdict = self._together(filling, req, start) or self._try(filling, req, start)
+            verdict = self._together(builder, req, start) or self._try(builder, req, start)
             if verdict is _Verdict.ADMITTED:
                 progress = True
                 self._entered(req)
                 if req in self._held.running and req.arriving is None:  # and not a twin, nor a fully cached prefill
-                    filling.advance(req, start.place)
+                    builder.advance(req, start.place)
                 continue
             if req.passing and verdict in _FULL:
                 self._give_up(req)
@@ -128,14 +128,14 @@ class Admission:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def _try(self, filling: BatchBuilder, req: Request, start: Start) -> _Verdict:
+    def _try(self, builder: BatchBuilder, req: Request, start: Start) -> _Verdict:
         node, leader, at = start.node, start.leader, min(start.at, req.match_limit)
         if leader is not None:
-            if req.is_twin_of(leader) and filling.begins(leader):
+            if req.is_twin_of(leader) and builder.begins(leader):
                 return self._join(req, leader)
             leader.spare &= req.spare  # a request needs it
             leader.guess &= req.guess
-            planned = filling.planned(leader)
+            planned = builder.planned(leader)
             if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:
                 return _Verdict.LATER  # it continues with that in the next pass
             if at == req.head_len:
@@ -163,7 +163,7 @@ class Admission:
         held.start(req)
         if at > node.end:
             assert leader is not None
-            filling.work.followers[req] = at
+            builder.work.followers[req] = at
             req.slots[:at] = leader.slots[:at]
         else:
             held.tree.write_slots(node, req.slots)
@@ -210,7 +210,7 @@ class Admission:
 
     # -- groups ------------------------------------------------------------------------------------------------
 
-    def _together(self, filling: BatchBuilder, req: Request, start: Start) -> _Verdict | None:
+    def _together(self, builder: BatchBuilder, req: Request, start: Start) -> _Verdict | None:
         """Return why a request has to wait for the others of its group, or with them; None if it need not. Not forever:
         a wish, not a guarantee."""
         group = req.group
@@ -226,7 +226,7 @@ class Admission:
         need = sum(reservations.at_first(other) - shared for other in group.waiting) + max(0, shared - start.at)
         if need > self._held.pool.num_slots:
             return None
-        fits = reservations.unreserved >= need and filling.batch + len(group.waiting) <= self._max_batch
+        fits = reservations.unreserved >= need and builder.batch + len(group.waiting) <= self._max_batch
         return None if fits else _Verdict.NO_ROOM
 
     def _entered(self, req: Request) -> None:

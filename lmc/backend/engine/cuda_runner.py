@@ -171,9 +171,9 @@ class CudaRunner(ModelRunner):
         if draws:
             drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in draws], [req for _, req in draws])
             self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # any embedding will do
-        landing = Landing(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
+        flight = CudaFlight(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
         ended.record()
-        return landing
+        return flight
 
     def run(self, work: ModelPass) -> PassOutput:
         output = super().run(work)
@@ -331,7 +331,7 @@ class CudaRunner(ModelRunner):
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class CudaFlight:
     """A pass in flight: host memory that the device writes to, and its begin and end."""
 
     drawn: DrawnAhead | None
@@ -343,7 +343,7 @@ class Landing:
     def over(self) -> bool:
         return self.ended.query()
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         self.ended.synchronize()
         tokens, told = ([], []) if self.drawn is None else self.drawn.read()
         return PassOutput(tokens, told, *read(self.scores)), self.begun.elapsed_time(self.ended) / 1e3

@@ -471,21 +471,21 @@ class EngineCore:
         self._keep_turn()
         self._posted = 0
         if self._flying is not None and (self.scheduler.may_preempt or not self._can_go_on(self._flying[0])):
-            self._land()  # requests in flight cannot be preempted
+            self._complete_pass()  # requests in flight cannot be preempted
         try:
             work, flight = self._begin()
         finally:
             self._emit_deltas()  # while the device computes
         if work is None:
             if self._flying is not None:
-                self._land()
+                self._complete_pass()
             else:
                 self._compute(self.scheduler.wait_for_copies)
                 self._finish_ready(())
             return self._emit_deltas()
         if flight is not None:
             self.scheduler.commit(work)
-            self._land()
+            self._complete_pass()
             self._flying, self._busy_until = (work, flight), time.perf_counter() + _SURELY * self._row_seconds * work.rows
             return self._emit_deltas()
         began = time.perf_counter()
@@ -495,7 +495,7 @@ class EngineCore:
         self._blocked += seconds
         self._record(work, seconds)
         self.scheduler.commit(work)
-        self._land()
+        self._complete_pass()
         self._deliver(work, output)
         self._emit_deltas()
 
@@ -538,13 +538,13 @@ class EngineCore:
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
-    def _land(self) -> None:
+    def _complete_pass(self) -> None:
         """Deliver the pass in flight, if there is one."""
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
         began = time.perf_counter()
-        output, seconds = self._rest(lambda: self._compute(flight.land))
+        output, seconds = self._rest(lambda: self._compute(flight.result))
         self._blocked += time.perf_counter() - began
         self._device_seconds += seconds
         self._record(work, seconds)

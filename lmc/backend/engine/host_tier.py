@@ -123,7 +123,7 @@ class Fetch:
     """A copy in: `ids` go after `parent`, which is locked, to slots that belong to the request, or to the fetch if the
     request is gone, or there was none.
 
-    landed  called with its end in the tree, if it was made for no request
+    on_done called with its end in the tree, if it was made for no request
     """
 
     copy: Copy
@@ -132,7 +132,7 @@ class Fetch:
     ids: np.ndarray
     slots: np.ndarray  # of the device
     request: Request | None
-    landed: Callable[[Node], None] | None = None
+    on_done: Callable[[Node], None] | None = None
 
 
 class HostTier:
@@ -350,7 +350,7 @@ class HostTier:
         self.fetched += upto - at
         return True
 
-    def fetch_ahead(self, copy: Node, parent: Node, slots: np.ndarray, landed: Callable[[Node], None]) -> None:
+    def fetch_ahead(self, copy: Node, parent: Node, slots: np.ndarray, on_done: Callable[[Node], None]) -> None:
         """Begin to copy the prefix up to `copy`, of which the device has what ends at `parent`, to slots that are the
         tier's from now on."""
         begun = self._begun(self._mover.back, self._host.slots_to(copy)[parent.end :], slots)
@@ -359,7 +359,7 @@ class HostTier:
             return self._pool.free(slots)
         self._host.lock(copy)
         self._tree.lock(parent)
-        self._fetches.append(Fetch(begun, parent, copy, self._host.ids_to(copy)[parent.end :], slots, None, landed))
+        self._fetches.append(Fetch(begun, parent, copy, self._host.ids_to(copy)[parent.end :], slots, None, on_done))
         self.fetches += 1
         self.fetched += len(slots)
         self.ahead += 1
@@ -374,7 +374,7 @@ class HostTier:
 
     # -- completed copies ------------------------------------------------------------------------------------------
 
-    def landed(self) -> Iterator[Request | None]:
+    def completed(self) -> Iterator[Request | None]:
         """Complete finished copies: yield each time something was unlocked, and the request that can continue, if there
         is one."""
         for save in [save for save in self._saves if save.copy.done()]:
@@ -396,9 +396,9 @@ class HostTier:
             if req is None:  # cancelled or preempted: it is cached anyway
                 done = self._tree.insert(fetch.parent, fetch.ids, fetch.slots)
                 self._pool.free(fetch.slots[: done.present])
-                if fetch.landed is not None:
+                if fetch.on_done is not None:
                     self.is_at(done.node, fetch.found)
-                    fetch.landed(done.node)
+                    fetch.on_done(done.node)
             else:
                 req.arriving = None
             self._tree.unlock(fetch.parent)

@@ -324,7 +324,7 @@ class Request:
         return self.answer.matcher.forced_chance if self.runs_free else 1.0
 
     @property
-    def is_landing(self) -> bool:
+    def is_completing(self) -> bool:
         """Return whether its rest is in flight: its last token is being sampled, or the last of its rows is computed,
         or its next step depends on the token being sampled."""
         if not self.in_flight:

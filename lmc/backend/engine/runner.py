@@ -1,4 +1,4 @@
-"""What an engine asks of the code that computes its passes: a runner gets a pass and gives its tokens.
+"""Runners: the interface of the code that computes an engine's passes. A runner gets a pass and gives its tokens.
 
 model_runner.py computes on a CPU, cuda_runner.py on a GPU, distributed/ on several.
 """
@@ -37,7 +37,7 @@ class Flight(Protocol):
         """Return whether it has ended; without waiting."""
         ...
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         """Wait for it; return its output, and the seconds that it took."""
         ...
 

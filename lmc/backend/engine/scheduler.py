@@ -159,7 +159,7 @@ class Scheduler:
         unreported  requests that have ended, whose listeners do not know yet
         """
         self.waiting.clock += 1
-        self._held.land_copies()
+        self._held.complete_copies()
         closed = self.runs.close(unreported)  # now that the requests following their last answers have arrived
         lapsed = len(self.waiting) > 0 and self.runs.lapse()
         if closed or lapsed:
@@ -168,27 +168,27 @@ class Scheduler:
         self._turn()
         self._secure()
         self._make_room()
-        filling = BatchBuilder(self._held, self.waiting, self.chunk)
+        builder = BatchBuilder(self._held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
             if req.arriving is not None:
                 continue
             if req.device_len < req.head_len or req.kind is not RequestKind.GENERATE:
                 others.append(req)
-            elif not (req.in_flight and req.is_landing):
+            elif not (req.in_flight and req.is_completing):
                 decoding.append(req)
         known = [req.extend_len for req in decoding]
         if (others or self.waiting) and (most := min(rows or self.chunk, self.pace.rows(decoding))) < self.chunk:
-            filling.limit(most)
-        filling.decode(decoding, known, self.drafts.propose(decoding, self._spare_rows(known, others)) if self.drafts.setting != "off" else {})
-        others = self._shared(others, filling)
+            builder.limit(most)
+        builder.decode(decoding, known, self.drafts.propose(decoding, self._spare_rows(known, others)) if self.drafts.setting != "off" else {})
+        others = self._shared(others, builder)
         for req in others:
             assert req.node is not None
-            filling.advance(req, req.node)
-        self._admission.admit(filling)
+            builder.advance(req, req.node)
+        self._admission.admit(builder)
         if not self.waiting.ready:
             self._held.fetch_ahead()
-        work = filling.done()
+        work = builder.done()
         if work is not None:
             self.tally.passes += 1
             self.tally.rows += work.rows
@@ -200,14 +200,14 @@ class Scheduler:
             return 0
         return FREE_ROWS - sum(known) - sum(req.head_len - req.device_len for req in others)
 
-    def _shared(self, others: list[Request], filling: BatchBuilder) -> list[Request]:
+    def _shared(self, others: list[Request], builder: BatchBuilder) -> list[Request]:
         """Return requests with prompt rows in this pass, in order, if they do not all fit: the shortest first, waiting
         ones included; but a quarter for the one that arrived first, so that it progresses."""
         self.waiting.shortest_first = False
-        if not others or filling.room <= 0 or self.policy.schedule != "program":
+        if not others or builder.room <= 0 or self.policy.schedule != "program":
             return others
         left = [(req.head_len - req.device_len, req) for req in others if req.in_head]
-        room = filling.room
+        room = builder.room
         if sum(rows for rows, _ in left) <= room:
             return others
         first, longest = left[0][1], max(left, key=lambda one: one[0])
@@ -217,11 +217,11 @@ class Scheduler:
             return others
         self.waiting.shortest_first = shorter > 0
         room -= shorter
-        filling.allow(first, min(left[0][0], least))
-        room -= filling.allowed(first)
+        builder.allow(first, min(left[0][0], least))
+        room -= builder.allowed(first)
         for rows, req in sorted(left, key=lambda one: one[0]):
-            more = min(rows - filling.allowed(req), max(0, room))
-            filling.allow(req, filling.allowed(req) + more)
+            more = min(rows - builder.allowed(req), max(0, room))
+            builder.allow(req, builder.allowed(req) + more)
             room -= more
         return others
 

@@ -201,14 +201,14 @@ class SlotOwnership:
             host.fetch_ahead(lease.copy, parent, slots, lambda node, lease=lease: self.runs.back(lease, node))
             self.tree.unlock(parent)
 
-    def land_copies(self) -> None:
+    def complete_copies(self) -> None:
         """Complete copies that are done by now, and take in what room has come for others."""
         if self.host is None:
             return
         self.changes += self.host.take_room()
         if not self.copies:
             return
-        for req in self.host.landed():
+        for req in self.host.completed():
             self.changes += 1
             if req is None:
                 continue

@@ -303,7 +303,7 @@ def test_a_flight_that_fails_fails_its_requests_and_nothing_else():
     engine, core = stepped(512, runs=FakeAheadRunner)
     lost = engine.submit(None, [Text(("a",)), gen(20)])
     core.turn()
-    core.runner.fail_landing = RuntimeError("the device is gone")
+    core.runner.fail_result = RuntimeError("the device is gone")
     with pytest.raises(RuntimeError):
         core.turn()
     core._fail_all(RuntimeError("the device is gone"))  # as the loop's thread does
@@ -331,9 +331,9 @@ def test_what_is_cancelled_in_flight_leaves_nothing():
 
 def test_who_submits_gives_way_to_the_first_pass_and_not_to_small_ones():
     class SlowFlight(FakeFlight):
-        def land(self):
+        def result(self):
             time.sleep(0.01)
-            return super().land()
+            return super().result()
 
     class SlowRunner(FakeAheadRunner):
         def launch(self, work):
@@ -367,23 +367,23 @@ def test_who_submits_gives_way_while_the_loop_works_for_the_device():
         def launch(self, work):
             found.append(("launch", core._resting.is_set()))
             flight = super().launch(work)
-            land = flight.land
+            result = flight.result
 
             def watched():
-                found.append(("land", core._resting.is_set()))
-                return land()
+                found.append(("result", core._resting.is_set()))
+                return result()
 
-            flight.land = watched
+            flight.result = watched
             return flight
 
     engine, core = stepped(512, runs=Watching)
     handles = [engine.submit(None, [Text(("a",)), gen(4)], Hints(has_more=True))]
     core.turn()
     core.turn()
-    assert found == [("launch", False), ("launch", False), ("land", True)]  # more was announced
+    assert found == [("launch", False), ("launch", False), ("result", True)]  # more was announced
     handles.append(engine.submit(None, [Text(("b",)), gen(4)]))
     core.turn()
-    assert found[3:] == [("launch", False), ("land", True)]  # something was posted
+    assert found[3:] == [("launch", False), ("result", True)]  # something was posted
     while core.turn():
         pass
     assert [len(h.results[0].output().text) > 0 for h in handles] == [True, True]

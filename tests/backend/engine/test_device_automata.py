@@ -274,7 +274,7 @@ def ahead_runner(waits, kernels):
         def __init__(self, drawn, scores) -> None:
             self.drawn, self.scores = drawn, scores
 
-        def land(self):
+        def result(self):
             tokens, told = ([], []) if self.drawn is None else self.drawn.read()
             return PassOutput(tokens, told, *read(self.scores)), 0.0
 

@@ -502,9 +502,9 @@ def test_a_pass_that_ranks_share_says_when_its_device_ran():
     done, asked = iter([False, False, True]), []
     ended = SimpleNamespace(query=lambda: next(done))
     crew = SimpleNamespace(waits=lambda: asked.append("waits"), check=lambda: asked.append("check"), over=lambda: asked.append("over"))
-    flight = WatchedPass(SimpleNamespace(begun="begun", ended=ended, land=lambda: "output"), crew)
+    flight = WatchedPass(SimpleNamespace(begun="begun", ended=ended, result=lambda: "output"), crew)
     assert (flight.begun, flight.ended) == ("begun", ended)
-    assert flight.land() == "output" and asked == ["waits", "check", "check", "over"]
+    assert flight.result() == "output" and asked == ["waits", "check", "check", "over"]
 
 
 NO_POOL = """

@@ -717,7 +717,7 @@ class Anything(RuleBasedStateMachine):
         for _ in range(n):
             self.core.turn()
 
-    @rule(where=st.sampled_from(["fail_with", "fail_landing"]), n=st.integers(1, 3))
+    @rule(where=st.sampled_from(["fail_with", "fail_result"]), n=st.integers(1, 3))
     def fail(self, where, n):
         """The device fails in a pass, or when a flight lands: what is on its way fails with it, and the engine goes on."""
         fault = RuntimeError("the device failed")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
-from lmc.backend.engine.cuda_runner import BUCKETS, CudaRunner, Landing
+from lmc.backend.engine.cuda_runner import BUCKETS, CudaFlight, CudaRunner
 from lmc.backend.engine.device_automata import Kernels
 from lmc.backend.engine.distributed.peer_memory import most_rows
 from lmc.backend.engine.kernels import automata, mask
@@ -71,13 +71,13 @@ class LeadingCuda(_Ranked):
     def launch(self, work: ModelPass) -> WatchedPass:
         self._samples = len(work.samples)
         try:
-            landing = super().launch(work)
-            assert isinstance(landing, Landing)
+            flight = super().launch(work)
+            assert isinstance(flight, CudaFlight)
             if self._samples:
                 self._group.from_root(self._sampled[: self._samples])
         finally:
             self._samples = 0
-        return WatchedPass(landing, self._crew)
+        return WatchedPass(flight, self._crew)
 
     def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         self._sharing = CudaRunner._groups(self, work)
@@ -105,21 +105,21 @@ class LeadingCuda(_Ranked):
 class WatchedPass:
     """A pass in flight that others compute, too: it is polled, since one that hangs in a graph would never report."""
 
-    def __init__(self, landing: Landing, crew: Crew) -> None:
-        self._landing, self._crew = landing, crew
-        self.begun, self.ended = landing.begun, landing.ended
+    def __init__(self, flight: CudaFlight, crew: Crew) -> None:
+        self._flight, self._crew = flight, crew
+        self.begun, self.ended = flight.begun, flight.ended
 
     @property
     def over(self) -> bool:
-        return self._landing.over
+        return self._flight.over
 
-    def land(self) -> tuple[PassOutput, float]:
+    def result(self) -> tuple[PassOutput, float]:
         self._crew.waits()
         while not self.ended.query():
             self._crew.check()
             time.sleep(_LOOK)
         self._crew.over()
-        return self._landing.land()
+        return self._flight.result()
 
 
 class FollowingCuda(_Ranked):
