@@ -14,7 +14,7 @@ from lmc import waiting
 
 
 class Timed(Protocol):
-    """What has a deadline."""
+    """Anything that has a deadline."""
 
     def expire(self) -> None:
         """End it: its time is over."""

@@ -1,4 +1,4 @@
-"""What requests cost: usage, accounts that are told of it, prices, and the counters of a backend."""
+"""Costs of requests: usage, accounts that are told of it, prices, and the counters of a backend."""
 
 from __future__ import annotations
 

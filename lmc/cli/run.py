@@ -151,8 +151,7 @@ def run(
 
 @dataclass(frozen=True)
 class Job:
-    """What runs, compiled or interpreted, on which backend by its name, and with which options of its runs. `html`: where to write a page of the runs when
-    all are done."""
+    """A program to run, compiled or interpreted, its backend by name, and options of the runs. `html`: where to write a page of the runs when all are done."""
 
     program: Any
     backend: str

@@ -1,4 +1,4 @@
-"""What a call did to an object, as data: a change, which can be made again beside what others have done to the same object."""
+"""Changes that a call made to an object, as data, which can be made again beside what others have done to the same object."""
 
 from __future__ import annotations
 

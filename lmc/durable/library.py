@@ -1,4 +1,4 @@
-"""What a journal knows of Python's library: what only computes, what waits, what is made again with what was done to it, and what has effects."""
+"""Python's library as a journal knows it: what only computes, what waits, what is made again with what was done to it, and what has effects."""
 
 from __future__ import annotations
 

@@ -206,9 +206,9 @@ def unanswered(error: Any) -> Fault:
 
 @dataclass(frozen=True)
 class Access:
-    """What requests to servers need.
+    """Access to servers: what every request to one has.
 
-    headers  with a key, for every one
+    headers  with a key
     verify   how certificates are checked, as for `tls`
     """
 

@@ -1,4 +1,4 @@
-"""What servers of SGLang and vLLM say of themselves before the first request: their URLs, model and kind, and what else answers there."""
+"""Server info: URLs, model and kind of SGLang and vLLM servers, asked before the first request, and what else answers there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafts cost, and what they may: rows in units of passes without them, and a budget that is earned where drafts pay."""
+"""Costs of drafts, and their budget: rows in units of passes without them, and a budget that is earned where drafts pay."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class ModelPass:
         return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
 
     def complete(self) -> None:
-        """Complete it: no rows are added any more. A twin has a sample and no rows."""
+        """Complete it: no further rows are added. A twin has a sample and no rows."""
         self.requests = list(dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples))))
 
     def add(self, rows: Rows) -> int:

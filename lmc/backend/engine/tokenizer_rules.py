@@ -1,4 +1,4 @@
-"""What the parts of a `tokenizer.json` say: where texts are cut into words, and what is put before the first one."""
+"""The rules of a `tokenizer.json`: where texts are cut into words, and what is put before the first one."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ class FastPlan:
 
 @dataclass(frozen=True, slots=True)
 class Tall:
-    """What a pass of one sequence attends to, as one tall query: the rows of a KV head, and the heads that share it.
+    """The attention of a pass of one sequence as one tall query: the rows of a KV head, and the heads that share it.
 
     slots   gathered; None: `count` from `first` on
     mask    [1, 1, height · heads of a KV head, slots] float, 0 or -inf; None: all are seen

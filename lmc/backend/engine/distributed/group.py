@@ -145,7 +145,7 @@ class RankGroup:
             group.abort()
 
     def close(self) -> None:
-        """Close the connections; nothing is under way any more."""
+        """Close the connections; nothing is under way."""
         if self._aborts:
             self.abort()
         peers, self.peers, self._group, self._store, self._aborts = self.peers, None, None, None, False

@@ -82,12 +82,12 @@ class PeerMemory:
         return cls(rank, [bases[peer] for peer in range(ranks)], rows, device)
 
     def give_up(self) -> None:
-        """Let no sum wait any more: ranks are lost. From any thread."""
+        """End the waits of all sums: ranks are lost. From any thread."""
         with torch.cuda.stream(self._side):  # a copy needs no multiprocessor: those may all be waiting
             self.stop.copy_(self._stopped, non_blocking=True)
 
     def close(self) -> None:
-        """Give it back; nothing runs any more."""
+        """Free the memory; nothing runs on it."""
         bases, self._bases = self._bases, {}
         with torch.cuda.device(self._device), suppress(RuntimeError):  # a device that has failed has lost it anyway
             torch.cuda.synchronize()
