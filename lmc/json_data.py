@@ -1,4 +1,4 @@
-"""JSON-able data as text and bytes, by the fastest encoder that is at hand; JSON with tags for the rest is codec.py's."""
+"""JSON-able data as text and bytes, by the fastest encoder that is at hand; JSON with tags for the rest is `lmc.codec`'s."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc import codec, json_data
-from lmc.codec import BadData, NotData, decode, encode
+from lmc.codec import BadData, NotData, decode, encode, reading
 from lmc.durable import mutations
 from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
@@ -185,7 +185,7 @@ def test_bad_data_is_refused(data: Any) -> None:
 
 @search(9, 60)
 @given(st.recursive(
-    st.none() | st.integers() | st.text(max_size=5) | st.sampled_from([*codec._READ, "builtins:ValueError", "os:system", f"{__name__}:Page"]),
+    st.none() | st.integers() | st.text(max_size=5) | st.sampled_from([*reading._READ, "builtins:ValueError", "os:system", f"{__name__}:Page"]),
     lambda s: st.lists(s, max_size=4) | st.builds(lambda x: {"!": x}, st.lists(s, max_size=4)), max_leaves=12))  # fmt: skip
 def test_any_data_is_a_value_or_bad(data: Any) -> None:
     try:

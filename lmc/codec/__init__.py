@@ -1,0 +1,13 @@
+"""Values as data: JSON with tags for what JSON lacks. Reading executes nothing: no constructor, no import, no hook of a class.
+
+It covers the state a program can observe: numbers, text, containers with their sharing, dates, paths, exceptions,
+dataclasses, enums, named tuples. Anything else is refused with `NotData`, so that nothing comes back as less than it
+was.
+"""
+
+from __future__ import annotations
+
+from lmc.codec.reading import BadData, decode
+from lmc.codec.writing import DATA, TAG, NotData, encode, is_namespace
+
+__all__ = ["DATA", "TAG", "BadData", "NotData", "decode", "encode", "is_namespace"]
