@@ -16,7 +16,7 @@ from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
 from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
 from lmc.backend.engine.forward_batch import ModelPass, Rows  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
-from lmc.backend.engine.models import llama  # noqa: E402
+from lmc.backend.engine.models import llama_weights  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
 from lmc.backend.engine.radix_cache import Node, RadixCache  # noqa: E402
 from lmc.backend.engine.request import Request, RequestKind  # noqa: E402
@@ -43,14 +43,14 @@ class Both:
 
         generator = torch.Generator().manual_seed(0)
         weights = {
-            n: torch.randn(s, generator=generator) * 0.05 + (len(s) == 1) for n, s in llama.shapes(config).items()
+            n: torch.randn(s, generator=generator) * 0.05 + (len(s) == 1) for n, s in llama_weights.shapes(config).items()
         }
         half = {n: w.to("cuda", torch.bfloat16) for n, w in weights.items()}
         shape = (config.num_layers, SLOTS, config.num_kv_heads, config.head_dim)
         self.runner = CudaRunner(
-            llama.build(half, config), KVPool(*shape, kv or torch.bfloat16, "cuda"), Sampler(config.vocab_size), buckets=buckets or BUCKETS
+            llama_weights.build(half, config), KVPool(*shape, kv or torch.bfloat16, "cuda"), Sampler(config.vocab_size), buckets=buckets or BUCKETS
         )
-        self.model = llama.build({n: w.float() for n, w in half.items()}, config, plan=reference)
+        self.model = llama_weights.build({n: w.float() for n, w in half.items()}, config, plan=reference)
         self.kv = KVPool(*shape, kv or torch.float32, "cuda")
         self.rng = np.random.default_rng(1)
         self.most = 3e-2 if kv is None else 6e-2  # a number of K or V that rounds otherwise is off by a sixteenth

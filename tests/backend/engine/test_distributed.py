@@ -24,7 +24,7 @@ from lmc.backend.engine import memory  # noqa: E402
 from lmc.backend.engine.distributed import crew as crews  # noqa: E402
 from lmc.backend.engine.distributed.group import RankGroup, meeting_place  # noqa: E402
 from lmc.backend.engine.distributed.peer_memory import most_rows  # noqa: E402
-from lmc.backend.engine.models import llama  # noqa: E402
+from lmc.backend.engine.models import llama_weights  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.local_model import Engine  # noqa: E402
 from lmc.errors import BackendError, ModelLoadError, ParameterError  # noqa: E402
@@ -113,7 +113,7 @@ def test_ranks_read_their_slices_alone(saved, tmp_path, monkeypatch):  # noqa: F
     """Of what is mapped from the files, no rank makes a whole matrix of a layer."""
     folder, _ = saved("llama")
     largest = dict[str, int]()
-    real = llama.fuse_layer
+    real = llama_weights.fuse_layer
 
     def watched(state, config, index):
         fused = real(state, config, index)
@@ -121,7 +121,7 @@ def test_ranks_read_their_slices_alone(saved, tmp_path, monkeypatch):  # noqa: F
             largest[name] = max(largest.get(name, 0), tensor.numel())
         return fused
 
-    monkeypatch.setattr(llama, "fuse_layer", watched)
+    monkeypatch.setattr(llama_weights, "fuse_layer", watched)
     spread(folder, 2, tmp_path, dtype="float32")
     assert largest["layers.0.down.weight"] == 64 * 64 and largest["layers.0.o.weight"] == 64 * 32
 

@@ -21,9 +21,9 @@ torch: Any = None  # imported when the first test runs: collecting this file mus
 def f8():
     global torch
     torch = pytest.importorskip("torch")
-    from lmc.backend.engine.models import fp8, llama, loader
+    from lmc.backend.engine.models import fp8, llama_weights, loader
 
-    return SimpleNamespace(**vars(fp8), llama=llama, loader=loader, device="cuda" if torch.cuda.is_available() else "cpu")
+    return SimpleNamespace(**vars(fp8), llama_weights=llama_weights, loader=loader, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def noise(*shape: int, seed: int = 0):
@@ -277,7 +277,7 @@ def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bo
     from safetensors.torch import save_file
 
     config = json.loads((folder / "config.json").read_text())
-    names = f8.llama.their_shapes(f8.loader.load(str(folder), dtype="float32", load_format="dummy").config)
+    names = f8.llama_weights.their_shapes(f8.loader.load(str(folder), dtype="float32", load_format="dummy").config)
     quantized: dict[str, Any] = {}
     plain: dict[str, Any] = {}
     for i, (name, shape) in enumerate(names.items()):
@@ -326,7 +326,7 @@ def test_a_checkpoint_is_read_as_it_is(f8, folder, tmp_path, scheme, per, beside
     plain = f8.loader.load(str(path.with_name("quantized-plain")), dtype="float32")
     assert found.weights == "float8_e4m3fn"
     for ours, theirs in zip(found.model.layers, plain.model.layers, strict=True):
-        for name in f8.llama.MATRICES:
+        for name in f8.llama_weights.MATRICES:
             matrix = getattr(ours, name)
             assert isinstance(matrix, f8.Fp8)
             torch.testing.assert_close(f8.dequantized(matrix.weight, matrix.scale[0], torch.float32), getattr(theirs, name).weight, atol=0, rtol=1e-6)
@@ -371,7 +371,7 @@ def test_bytes_of_weights_are_those_of_the_model(f8, folder, tp):
 
     model = found.model
     rest = [model.embed, model.norm, local(model.head).weight, *[norm for layer in model.layers for norm in (layer.input_norm, layer.post_norm)]]
-    matrices = [local(getattr(layer, name)) for layer in model.layers for name in f8.llama.MATRICES]
+    matrices = [local(getattr(layer, name)) for layer in model.layers for name in f8.llama_weights.MATRICES]
     assert found.weight_bytes == sum(t.nbytes for t in (*rest, *[t for m in matrices for t in (m.weight, m.scale)]))
 
 

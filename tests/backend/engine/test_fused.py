@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: E402
 from lmc.backend.engine.attention.base import ForwardBatch, PictureRows, Span  # noqa: E402
 from lmc.backend.engine.distributed.group import GatheredHead, RankGroup, Summed  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
-from lmc.backend.engine.models import llama  # noqa: E402
+from lmc.backend.engine.models import llama_weights  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -41,7 +41,7 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     from lmc.backend.engine.models.fused import FusedLlama
 
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
-    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama_weights.shapes(config).items()}
     wrap = {}
     if spread:  # as a rank has it whose group has no other
         group = RankGroup(0, 1, 10.0)
@@ -53,7 +53,7 @@ def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
             if n.endswith((".o", ".down", ".experts"))
             else m
         )
-    model = llama.build(weights, config, **wrap)
+    model = llama_weights.build(weights, config, **wrap)
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
     ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))
     ids, at = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
@@ -86,9 +86,9 @@ def test_layers_in_fp8_give_the_references_numbers(name, inner, monkeypatch):
         monkeypatch.setattr(module, "add_rms_norm_quantized", lambda *given: fp8.quantize_reference(module.add_rms_norm(*given)))
         monkeypatch.setattr(module, "silu_mul_quantized", lambda x: fp8.quantize_reference(module.silu_mul(x)))
     config, generator = replace(CONFIGS[name], intermediate_size=inner), torch.Generator().manual_seed(0)
-    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    weights = {n: (torch.randn(s, generator=generator) * 0.2 + (len(s) == 1)).to(DEVICE) for n, s in llama_weights.shapes(config).items()}
     small = lambda n, m: m if n == "head" else fp8.fp8(m.weight)
-    model = llama.build(weights, config, wrap=small)
+    model = llama_weights.build(weights, config, wrap=small)
     quantized, multiplied = [], []
     monkeypatch.setattr(fp8.Fp8, "quantized", staticmethod(lambda x: quantized.append(len(x)) or fp8.Quantized(*fp8.quantize_reference(x), x.dtype)))
 
@@ -136,7 +136,7 @@ def test_rows_of_pictures_give_the_references_numbers(deeper, axes):
     generator = torch.Generator().manual_seed(0)
     config = replace(CONFIGS["qwen3"], num_layers=3, rope_axes=axes or ())
     noise = lambda *shape: torch.randn(*shape, generator=generator).to(DEVICE)
-    model = llama.build({n: noise(*s) * 0.2 + (len(s) == 1) for n, s in llama.shapes(config).items()}, config)
+    model = llama_weights.build({n: noise(*s) * 0.2 + (len(s) == 1) for n, s in llama_weights.shapes(config).items()}, config)
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
     ours, theirs, others = (KVPool(*shape, torch.float32, DEVICE) for _ in range(3))
     ids, slots = torch.randint(0, 80, (rows,), generator=generator).to(DEVICE), torch.arange(rows, device=DEVICE)
@@ -168,7 +168,7 @@ def test_rows_with_adapters_give_the_references_numbers(name):
 
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
     noise = lambda *shape: torch.randn(*shape, generator=generator) * 0.2
-    weights = {n: (noise(*s) + (len(s) == 1)).to(DEVICE) for n, s in llama.shapes(config).items()}
+    weights = {n: (noise(*s) + (len(s) == 1)).to(DEVICE) for n, s in llama_weights.shapes(config).items()}
     every = []
     for rank, kinds in ((3, ("qkv", "o", "gate_up", "down")), (5, ("qkv", "down"))):
         adapter = {}
@@ -177,7 +177,7 @@ def test_rows_with_adapters_give_the_references_numbers(name):
             parts = [AdaptedRows(sum(rows[:i]), noise(n, rank)) for i, n in enumerate(rows) if i != 1]
             adapter |= {(layer, kind): Factors(noise(rank * len(parts), columns), tuple(parts)) for layer in range(config.num_layers)}
         every.append(adapter)
-    model = llama.build(weights, config)
+    model = llama_weights.build(weights, config)
     model.adapters = Adapters(every, torch.float32, torch.device(DEVICE))
     shape, rows = (config.num_layers, 20, config.num_kv_heads, config.head_dim), 17
     ours, theirs = (KVPool(*shape, torch.float32, DEVICE) for _ in range(2))

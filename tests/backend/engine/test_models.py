@@ -23,7 +23,8 @@ from lmc.backend.engine.models import cache, gguf, gguf_model, loader, lone  # n
 from lmc.backend.engine.models import config as configs  # noqa: E402
 from lmc.backend.engine.models.config import RopeScaling  # noqa: E402
 from lmc.backend.engine.models.linear import can_pack_half  # noqa: E402
-from lmc.backend.engine.models.llama import LlamaModel, Residual, build, shapes  # noqa: E402
+from lmc.backend.engine.models.llama import LlamaModel, Residual  # noqa: E402
+from lmc.backend.engine.models.llama_weights import build, shapes  # noqa: E402
 from lmc.backend.engine.models.loader import load  # noqa: E402
 from lmc.backend.engine.models.weights import _fixed  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402

@@ -137,7 +137,7 @@ class FixedProduct:
 
 
 def fixed_products(device: torch.device) -> Callable[[str, Linear], Linear]:
-    """Return what wraps the matrices of a model (llama.build)."""
+    """Return what wraps the matrices of a model (llama_weights.build)."""
     rooms: dict[int, Room] = {}
     heights: dict[torch.Size, tuple[int, ...]] = {}
 

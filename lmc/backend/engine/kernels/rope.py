@@ -1,7 +1,7 @@
 """Rotary position embedding fused with the KV append: merged qkv rows in, rotated q out, k and v into their slots, quantized
 if those are in FP8 (kv_fp8.py).
 
-Rotary pairs lie side by side (models/llama.py, `pair_rows`). With norm weights, q and k are RMS-normalised per head
+Rotary pairs lie side by side (models/llama_weights.py, `pair_rows`). With norm weights, q and k are RMS-normalised per head
 before they are rotated (Qwen3).
 """
 

@@ -12,7 +12,7 @@ from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import config as configs
-from lmc.backend.engine.models import llama, transformers_config
+from lmc.backend.engine.models import llama_weights, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
@@ -73,7 +73,7 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
         _check_layers(path, config)
     else:
         unquantized = replace(layout, fp8=False)  # random matrices are made before they are quantized
-        check_fits(path, unquantized.size(llama.shapes(config)) if theirs is None else 0, unquantized.matrix_dtype, layout.device, layout.ranks)
+        check_fits(path, unquantized.size(llama_weights.shapes(config)) if theirs is None else 0, unquantized.matrix_dtype, layout.device, layout.ranks)
     options = json_or_none(path / "tokenizer_config.json") or {}
     tokens = _tokenizer(path, config, options, parse_special)
     if dummy_on is None:
@@ -167,7 +167,7 @@ def _random(config: ModelConfig, layout: WeightStorage, device: torch.device) ->
         dtype = layout.activations if name == "embed" else layout.matrices
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, _DUMMY_SCALE, generator=generator)
 
-    return {name: weight(name, shape) for name, shape in llama.shapes(config).items()}
+    return {name: weight(name, shape) for name, shape in llama_weights.shapes(config).items()}
 
 
 def _check_layers(path: Path, config: ModelConfig) -> None:
@@ -193,5 +193,5 @@ def _check_room(path: Path, raw: Mapping[str, Any], layout: WeightStorage, confi
     """Refuse weights that do not fit into memory, before any of them is read."""
     stored = 4 if str(raw.get("dtype", raw.get("torch_dtype"))) in ("float32", "None") else 2
     size = sum(shard.stat().st_size for shard in shards_of(path) if shard.is_file())  # missing files are reported later
-    need = layout.size(llama.shapes(config)) if layout.fp8 else size * layout.matrices.itemsize // stored // layout.ranks
+    need = layout.size(llama_weights.shapes(config)) if layout.fp8 else size * layout.matrices.itemsize // stored // layout.ranks
     check_fits(path, need, layout.matrix_dtype, layout.device, layout.ranks)

@@ -13,7 +13,7 @@ from lmc.backend.engine import gguf_tokenizer
 from lmc.backend.engine import tokenizer as tokenizers
 from lmc.backend.engine.distributed.shares import sliced_fused
 from lmc.backend.engine.memory import check_fits
-from lmc.backend.engine.models import cache, gguf, gguf_keys, llama
+from lmc.backend.engine.models import cache, gguf, gguf_keys, llama_weights
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
@@ -87,7 +87,7 @@ def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
         )
     if (words := file.metadata.get("tokenizer.ggml.tokens")) is not None and isinstance(words, list) and len(words) > config.vocab_size:
         raise ModelLoadError(f"{where}: tokenizer.ggml.tokens has {len(words)} tokens, and 'token_embd.weight' {config.vocab_size}; download it again")
-    known = llama.their_shapes(config)
+    known = llama_weights.their_shapes(config)
     for source, info in file.tensors.items():
         wanted = (config.head_dim // 2,) if source == _ROPE_FACTORS else known.get(hf_name(source, where))
         if wanted is not None and info.shape != wanted:
@@ -109,7 +109,7 @@ def state_of(file: gguf.GgufFile, config: ModelConfig, part: str = "") -> dict[s
             continue
         name, weight = hf_name(source, where), torch.from_numpy(file.tensor(source))
         if config.architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
-            weight = llama.halve_rows(weight, config.num_heads if ".q_proj." in name else config.num_kv_heads)
+            weight = llama_weights.halve_rows(weight, config.num_heads if ".q_proj." in name else config.num_kv_heads)
         state[name] = weight
     return state
 
@@ -159,7 +159,7 @@ def _convert(file: gguf.GgufFile, layout: WeightStorage) -> cache.Converted:
     config = config_of(file)
     layout.check(config, file.path.stem)
     check_positions(file.path, config, layout.device)
-    _check_converted(file.path, replace(layout, fp8=False).size(llama.shapes(config)) // layout.ranks, layout)
+    _check_converted(file.path, replace(layout, fp8=False).size(llama_weights.shapes(config)) // layout.ranks, layout)
     tokens = gguf_tokenizer.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,

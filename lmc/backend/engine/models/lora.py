@@ -19,7 +19,8 @@ from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models.adapters import AdaptedRows, Adapter, Adapters, Factors
 from lmc.backend.engine.models.claims import Claims
 from lmc.backend.engine.models.files import json_of, safetensors_of
-from lmc.backend.engine.models.llama import PARTS, LlamaModel, pair_rows
+from lmc.backend.engine.models.llama import LlamaModel
+from lmc.backend.engine.models.llama_weights import PARTS, pair_rows
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from lmc.backend.engine.attention.tiles import group_of
 from lmc.backend.engine.distributed.shares import RankShard, Slices, shares
 from lmc.backend.engine.kv_pool import LayerShape
 from lmc.backend.engine.memory import free_memory
-from lmc.backend.engine.models import llama
+from lmc.backend.engine.models import llama_weights
 from lmc.backend.engine.models.fp8 import fits, quantize_weight
 from lmc.backend.engine.models.linear import fits_half, spread
 from lmc.errors import ModelLoadError
@@ -148,14 +148,14 @@ def fused(
     `states(i)` gives the weights of layer i under transformers' names, `states(None)` those outside the layers.
     `share`: only its slices of them.
     """
-    shapes = {} if share is None else llama.their_shapes(config)
+    shapes = {} if share is None else llama_weights.their_shapes(config)
     config = config if share is None else share.config
 
     def part(index: int | None) -> dict[str, Tensor]:
         state = states(index)
         if share is not None:
             state = Slices(state, share, shapes)
-        found = llama.fuse_ends(state, config) if index is None else llama.fuse_layer(state, config, index)
+        found = llama_weights.fuse_ends(state, config) if index is None else llama_weights.fuse_layer(state, config, index)
         return {name: tensor.to(layout.dtype_of(name, tensor)).contiguous() for name, tensor in found.items()}
 
     weights: dict[str, Tensor] = {}
@@ -191,7 +191,7 @@ def builder(
             from lmc.backend.engine.models.fixed import silu
 
             wrap = {"wrap": _fixed(config), "plan": FixedAttention(config.num_heads, config.num_kv_heads, config.head_dim), "silu": silu}
-        return llama.build(there, config, pack_half=layout.pack_half, pack_four=layout.int4, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
+        return llama_weights.build(there, config, pack_half=layout.pack_half, pack_four=layout.int4, quantized=layout.fp8, **wrap), (shape,) * config.num_layers
 
     return build
 
