@@ -21,7 +21,8 @@ from lmc.frontend.capture import outside
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
-from lmc.integrations.dspy.engine import OnBackend, RequestEngine, running, spec_of
+from lmc.integrations.dspy.engine import OnBackend, RequestEngine
+from lmc.integrations.dspy.pending import running, spec_of
 from lmc.runahead.evaluating import ProgramSource
 
 outside.FOLLOWED.add(followed.__file__)
