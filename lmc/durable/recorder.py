@@ -9,7 +9,6 @@ import copy
 import csv
 import dataclasses
 import functools
-import gc
 import inspect
 import io
 import json
@@ -18,20 +17,20 @@ import random
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, get_origin
 
-from lmc.durable import mutations
+from lmc.durable import mutations, twins
 from lmc.durable.calls import warn
 from lmc.durable.computing import ComputingSearch, returns_functions
-from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
-from lmc.durable.effects import CallKind, called_by_python, computes, is_idempotent, is_plain, kind_of, makes_coroutine
-from lmc.durable.instrument import instrument, is_instrumented, twin
+from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
+from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import drawn
-from lmc.durable.library import KEPT, MANAGERS, is_kept, is_of_kept, passes_on
+from lmc.durable.library import KEPT, is_kept, is_of_kept, passes_on
+from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
+from lmc.durable.stand_ins import RecordedClass, RecordedFunction
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
@@ -82,7 +81,7 @@ class Recorder:
             return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
         if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
             kind = CallKind.OWN
-        found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else _Call(self, fn, kind)
+        found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else RecordedFunction(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in attribute(
             fn, "__qualname__", ""
         ):  # others would live longer than in Python
@@ -144,7 +143,7 @@ class Recorder:
             return self._called_back(fn, args, kwargs)
         if kind is CallKind.PASSES_ON:
             return self._passed_on(fn, args, kwargs)
-        if fn is asyncio.run and args and _is_own_awaitable(args[0]):
+        if fn is asyncio.run and args and is_own_awaitable(args[0]):
             return fn(_on_own_loop(args[0]), *args[1:], **kwargs)
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), self._is_own)
         if task is not None:
@@ -186,7 +185,7 @@ class Recorder:
             else (fn, (owner, *args) if mutations.is_object(owner) or self.journal.effects.has_made(owner) else args)
         )
         ok, value = self.journal.call(self.stream, self.state, of, given, kwargs, make, loc)
-        if not made and any(map(_is_own_awaitable, (*args, *kwargs.values()))):
+        if not made and any(map(is_own_awaitable, (*args, *kwargs.values()))):
             raise JournalError(
                 f"{attribute(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
@@ -235,7 +234,7 @@ class Recorder:
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
         if isinstance(fn, type) and is_plain(fn) and not is_of_lmc(fn):
-            return _Constructor(self, fn)
+            return RecordedClass(self, fn)
         if not isinstance(fn, _FUNCTIONS):
             return fn
         found, path = self.callee(fn), self.journal.effects.callbacks.path()
@@ -280,59 +279,10 @@ class Recorder:
     # -- functions of the program's own
 
     def own(self, fn: Any) -> Any:
-        if isinstance(fn, types.FunctionType):
-            manager = MANAGERS.get(fn.__code__)
-            return self._twin(fn) if manager is None else manager(self._twin(fn.__wrapped__))  # type: ignore[attr-defined]
-        if isinstance(fn, types.MethodType):
-            return types.MethodType(self._twin(fn.__func__), fn.__self__)
-        return self._constructor(fn) if isinstance(fn, type) else types.MethodType(self._twin(type(fn).__call__), fn)
-
-    def _twin(self, fn: Any) -> types.FunctionType:
-        return fn if is_instrumented(fn.__code__) else twin(fn, self.journal.deciding)
+        return twins.own(self.journal, self.callee, fn)
 
     def instrument_members(self, cls: type) -> None:
-        """Instrument what Python calls by itself of a class, in place: no call of the program's could be replaced by a
-        twin. Raises JournalError if there is no source, unless it only computes."""
-        if cls in _with_members or from_library(cls):
-            return
-        for fn in called_by_python(cls):
-            try:
-                instrument(fn, self.journal.deciding)
-            except JournalError:
-                if not ComputingSearch(computes, cls).only_computes(fn):
-                    raise
-        _with_members.add(cls)
-
-    def _constructor(self, cls: type) -> Callable[..., Any]:
-        """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
-        self.instrument_members(cls)
-        init = cls.__init__
-
-        def make(*args: Any, **kwargs: Any) -> Any:
-            if type(cls).__call__ is not type.__call__:
-                return cls(*args, **kwargs)
-            instance = object.__new__(cls) if cls.__new__ is object.__new__ and cls.__init__ is not object.__init__ else cls.__new__(cls, *args, **kwargs)
-            if cls not in type(instance).__mro__:
-                return instance
-            self.journal.effects.keep(instance)
-            if not isinstance(init, types.FunctionType) or from_library(init):
-                init(instance, *args, **kwargs)
-            elif not init.__code__.co_filename.startswith("<"):
-                self._twin(init)(instance, *args, **kwargs)
-            else:
-                self._generated(init, cls)(instance, *args, **kwargs)
-            return instance
-
-        return make
-
-    def _generated(self, init: types.FunctionType, cls: Any) -> Callable[..., None]:
-        """Return the `__init__` that Python has generated for a dataclass with the calls of its default factories recorded."""
-        factories = [f.default_factory for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-        look = lambda x: self.callee(x) if any(x is factory for factory in factories) and not _only_makes_data(x) else x
-        closure = [types.CellType(*map(look, contents(cell))) for cell in init.__closure__ or ()]
-        made = types.FunctionType(init.__code__, init.__globals__, init.__name__, init.__defaults__, tuple(closure))
-        made.__kwdefaults__ = init.__kwdefaults__
-        return made
+        twins.instrument_members(self.journal, cls)
 
     # -- awaits
 
@@ -347,7 +297,7 @@ class Recorder:
 
     def _is_own(self, x: Any) -> bool:
         """Return whether awaiting something runs code of the program's own, or waits for it."""
-        return _is_own_awaitable(x) or self.journal.waits_for_program(x)
+        return is_own_awaitable(x) or self.journal.waits_for_program(x)
 
     def managed(self, x: Any) -> Any:
         """Return the replacement for a manager: itself, unless its methods are the program's own."""
@@ -358,7 +308,7 @@ class Recorder:
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)
         if not own or not (class_names_language(cls) or holds_language(x) or self.journal.effects.has_made(x)):
             return x
-        enter, leave = [types.MethodType(self._twin(m), x) for m in methods]
+        enter, leave = [types.MethodType(twins.twin_of(self.journal, m), x) for m in methods]
         return type("Managed", (), dict(zip(names, (lambda _: enter(), lambda _, *error: leave(*error)), strict=True)))()
 
     def asked(self, question: str, schema: str) -> Any:
@@ -375,23 +325,6 @@ class Recorder:
             yield
         finally:
             RECORDING.reset(token)
-
-
-class _Call:
-    """Replaces a function in a call that must be inspected."""
-
-    __slots__ = ("__dict__", "fn", "kind", "recorder")
-
-    def __init__(self, recorder: Recorder, fn: Any, kind: CallKind) -> None:
-        self.recorder, self.fn, self.kind = recorder, fn, kind
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.recorder.made(self.fn, self.kind, args, kwargs)
-
-    def __str__(self) -> str:
-        """Return Python's name of the function, for calls that it rejects."""
-        name, module = attribute(self.fn, "__qualname__"), attribute(self.fn, "__module__")
-        return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
 
 
 _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter: (0, "f"), print: (sys.maxsize, "file"), json.dump: (1, "fp")}
@@ -415,54 +348,13 @@ def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
         left += inside(x)
 
 
-def _only_makes_data(fn: Any) -> bool:
-    search = ComputingSearch(computes, kept=KEPT)
-    return isinstance(fn, types.FunctionType) and search.only_computes(fn) and not search.made
-
-
 def _makes_future(fn: types.MethodType) -> bool:
     return fn.__name__ == "create_future" and isinstance(fn.__self__, asyncio.AbstractEventLoop)
 
 
-_with_members = weakref.WeakSet[type]()
-"""Classes of the user's whose members that Python calls by itself are instrumented."""
-
-
-class _Constructor:
-    """Replaces a class that is passed to uninstrumented code, which makes instances: the program's, like those that it makes."""
-
-    __slots__ = ("cls", "recorder")
-
-    def __init__(self, recorder: Recorder, cls: type) -> None:
-        self.recorder, self.cls = recorder, cls
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        with self.recorder.going_on():
-            return self.recorder.callee(self.cls)(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return repr(self.cls)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.cls, name)  # such as its name, in messages
-
-    def __copy__(self) -> _Constructor:
-        return self
-
-    def __deepcopy__(self, memo: object) -> _Constructor:
-        return self  # as a class, which is never copied: not the run, and its journal's file
-
-    def __reduce__(self) -> Any:
-        return _class_itself, (self.cls,)
-
-
-def _class_itself(cls: type) -> type:
-    return cls
-
-
 def _named(found: Any, fn: Any) -> Any:
     """Return what is called in place of a function, with its name and signature: it may be kept, or looked at."""
-    return functools.update_wrapper(found, fn) if isinstance(found, _Call) else found
+    return functools.update_wrapper(found, fn) if isinstance(found, RecordedFunction) else found
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
@@ -494,14 +386,6 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
         recorder.forget()
 
 
-def program_frame() -> types.FrameType:
-    """Return the frame of the program, which calls this through lmc's frames."""
-    frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return frame
-
-
 @contextlib.contextmanager
 def beyond_hooks() -> Generator[None]:
     """Turn hooks off: the block runs host code."""
@@ -526,44 +410,3 @@ async def _on_own_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
 async def _through(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Await a library's coroutine that runs the program's own functions."""
     return await coroutine
-
-
-# -- the program's own objects ---------------------------------------------------------------------------------------
-
-_PACKAGE = __file__.rsplit("durable", 1)[0]
-
-
-def is_own_coroutine(x: Any) -> bool:
-    """Return whether something is a coroutine of the program's own functions, or of programs."""
-    x = inner_of(x)
-    if not isinstance(x, types.CoroutineType):
-        return False
-    return is_instrumented(x.cr_code) or x.cr_code in _STACKING or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
-
-
-def _is_own_awaitable(x: Any) -> bool:
-    """Return whether awaiting something runs code of the program's own: its coroutine or asynchronous generator, or an
-    object with an `__await__` of its own."""
-    if type(x).__name__ == "anext_awaitable":  # of `anext(…, default)`
-        return any(map(_is_own_awaitable, gc.get_referents(x)))
-    method = getattr(type(x), "__await__", None)
-    return is_own_coroutine(x) or _is_turn_of_own_generator(x) or (isinstance(method, types.FunctionType) and is_instrumented(method.__code__))
-
-
-_STACKING = frozenset(fn.__code__ for fn in vars(contextlib.AsyncExitStack).values() if inspect.iscoroutinefunction(fn))
-_MANAGING = frozenset(
-    getattr(contextlib._AsyncGeneratorContextManager, name).__code__  # pyright: ignore[reportPrivateUsage]
-    for name in ("__aenter__", "__aexit__")
-)
-
-
-def _is_own_generator(x: Any) -> bool:
-    return isinstance(x, types.AsyncGeneratorType) and is_instrumented(x.ag_code)
-
-
-def _is_turn_of_own_generator(x: Any) -> bool:
-    """Return whether something advances an async generator of the program's own: the result of `anext` or `asend`, or
-    its manager's methods."""
-    if isinstance(x, types.CoroutineType):
-        return x.cr_code in _MANAGING and _is_own_generator(getattr(inspect.getcoroutinelocals(x).get("self"), "gen", None))
-    return type(x).__name__ in ("async_generator_asend", "async_generator_athrow") and any(map(_is_own_generator, gc.get_referents(x)))

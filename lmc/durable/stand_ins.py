@@ -1,0 +1,67 @@
+"""Stand-ins for functions and classes of a program in calls: a call goes to the recorder; all else is the original's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from lmc.durable.effects import CallKind
+from lmc.durable.reaches import attribute
+
+
+class CallRecorder(Protocol):
+    """The recorder of a program, as its stand-ins see it."""
+
+    def callee(self, fn: Any) -> Any: ...
+    def made(self, fn: Any, kind: CallKind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
+    def going_on(self) -> AbstractContextManager[None]: ...
+
+
+class RecordedFunction:
+    """Replaces a function in a call that must be inspected."""
+
+    __slots__ = ("__dict__", "fn", "kind", "recorder")
+
+    def __init__(self, recorder: CallRecorder, fn: Any, kind: CallKind) -> None:
+        self.recorder, self.fn, self.kind = recorder, fn, kind
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.recorder.made(self.fn, self.kind, args, kwargs)
+
+    def __str__(self) -> str:
+        """Return Python's name of the function, for calls that it rejects."""
+        name, module = attribute(self.fn, "__qualname__"), attribute(self.fn, "__module__")
+        return str(self.fn) if name is None else f"{name}()" if module in (None, "builtins") else f"{module}.{name}()"
+
+
+class RecordedClass:
+    """Replaces a class that is passed to uninstrumented code, which makes instances: the program's, like those that it makes."""
+
+    __slots__ = ("cls", "recorder")
+
+    def __init__(self, recorder: CallRecorder, cls: type) -> None:
+        self.recorder, self.cls = recorder, cls
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        with self.recorder.going_on():
+            return self.recorder.callee(self.cls)(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return repr(self.cls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cls, name)  # such as its name, in messages
+
+    def __copy__(self) -> RecordedClass:
+        return self
+
+    def __deepcopy__(self, memo: object) -> RecordedClass:
+        return self  # as a class, which is never copied: not the run, and its journal's file
+
+    def __reduce__(self) -> Any:
+        return _class_itself, (self.cls,)
+
+
+def _class_itself(cls: type) -> type:
+    return cls
