@@ -396,7 +396,9 @@ def _arranged(work: ModelPass, wanted: list[int], shared: list[SharedPrefix], fe
     spans, rows, short = work.spans, np.asarray(wanted, np.int64), len(work.spans)
     lengths = np.fromiter(map(len, map(_IDS, spans)), np.int64, len(spans))
     cuts = np.zeros(len(spans), np.int64)
-    if shared or lengths.max() > few:
+    if len(spans) == 1:
+        short = int(lengths[0] <= few)
+    elif shared or lengths.max() > few:
         grouped = [i for group in shared for i in group.spans]
         cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
         rank = np.where(lengths > few, 2, 1)

@@ -13,15 +13,17 @@ class Costs:
     """Cost of rows of drafts, in units of passes without them.
 
     ahead  whether passes without drafts are launched before the last one's tokens are known
-    row    cost of a further row
+    some   cost of any further rows: a GPU has other kernels for them
+    row    cost of each
     host   the host's work between two passes
     step   what a smaller model takes for the next token of each of its drafts
     """
 
     def __init__(self, ahead: bool, row: float, host: float = 0.1) -> None:
-        self.ahead, self.row, self.host = ahead, row, host
+        self.ahead, self.some, self.row, self.host = ahead, 0.0, row, host
         self.step = _STEP
         self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
+        self._seen = _PRIOR * (_moments(0, 0.0) + _moments(_PRIOR_ROWS, _PRIOR_ROWS * row))
 
     def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
         """Record the device and host time of a pass of so many rows, and so many rows of drafts beside them."""
@@ -29,7 +31,8 @@ class Costs:
         if not drafted:
             self._plain[rows] = seconds if plain is None else plain + (seconds - plain) / 8
         elif plain:
-            self.row += (min(1.0, max(0.0, (seconds / plain - 1) / drafted)) - self.row) / 16
+            self._seen = self._seen * _FADES + _moments(drafted, min(float(drafted), max(0.0, seconds / plain - 1)))
+            self.some, self.row = _line(*self._seen.tolist())
         if plain:
             self.host += (min(2.0, host / plain) - self.host) / 32
 
@@ -46,24 +49,24 @@ class Costs:
     def of(self, counts: Sequence[int], guessed: Sequence[bool]) -> float:
         """Return what so many tokens of each draft cost; their pass is waited for."""
         steps = max((n for n, model in zip(counts, guessed, strict=True) if model), default=0)
-        return self.wait + self.row * sum(counts) + self.step * steps if any(counts) else 0.0
+        return self.wait + self.some + self.row * sum(counts) + self.step * steps if any(counts) else 0.0
 
     def learn_step(self, answers: int, steps: int, seconds: float) -> None:
         """A smaller model has taken so long for so many tokens of each of its drafts."""
         if plain := self._plain.get(answers):
             self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
 
-    def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = ()) -> list[int]:
+    def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = (), rows: int | None = None) -> list[int]:
         """Return how many tokens of each draft to run to maximize tokens per second; none if drafts would not gain.
         `chances`: the probabilities that as many tokens of each draft are right (Odds). `guessed`: those of a smaller
-        model, whose tokens cost one more step shared by all of these."""
+        model, whose tokens cost one more step shared by all of these. `rows`: the most in all."""
         guessed = guessed or [False] * len(chances)
         step = self.step / max(1, sum(guessed))
         costs = [self.row + step * model for model in guessed]
         order = sorted(((p / costs[i] if costs[i] else p, p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
         counts = [0] * len(chances)
-        tokens, took = float(answers), 1 + self.host
-        for _, p, i in order:
+        tokens, took = float(answers), 1 + self.host + self.some
+        for _, p, i in order[:rows]:
             if p * took <= tokens * costs[i]:
                 break
             tokens, took = tokens + p, took + costs[i]
@@ -71,7 +74,20 @@ class Costs:
         return counts if tokens / took > _GAIN * answers / self.plain else [0] * len(chances)
 
 
+def _moments(rows: int, cost: float) -> np.ndarray:
+    return np.array([1.0, rows, rows * rows, cost, rows * cost])
+
+
+def _line(n: float, x: float, xx: float, y: float, xy: float) -> tuple[float, float]:
+    """Return the line of least squares, where it begins and how it rises, neither below zero."""
+    rise = (n * xy - x * y) / (n * xx - x * x)
+    begins = (y - rise * x) / n
+    return (y / n, 0.0) if rise < 0 else (0.0, xy / xx) if begins < 0 else (begins, rise)
+
+
 _STEP = 0.25  # until steps have told
+_PRIOR, _PRIOR_ROWS = 0.5, 16  # passes for which what is expected of none and of so many rows counts
+_FADES = 31 / 32  # weight of a pass after each later one
 _GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
 
 

@@ -38,7 +38,8 @@ Setting = int | Literal["auto", "off"]
 
 MOST_DRAFTING = 8
 """Answers that run together up to which drafts are made: their pass is waited for before the next one is planned."""
-MOST_TOKENS = 16  # of one draft by default
+MOST_TOKENS = 63  # of one draft by default
+_FIRST_TOKENS = 16  # of one behind an occurrence that is no longer: at most as many are drafted as were right
 _LIMIT = 64  # most tokens that may be set
 
 _SITE = 1 << 14  # tokens kept of the answers to one gen
@@ -295,7 +296,7 @@ class Drafts:
         for req in decoding:
             if req.awaited or req.followed != req.length:
                 continue
-            draft = None if req.match is None else _legal(req, req.match.next(min(self._most, _room(req))))
+            draft = None if req.match is None else req.match.next(self._longest(req, req.match))
             if draft is not None and len(draft) and not self._guesses_better(req):
                 found[req] = draft
             elif self._guessable(req):
@@ -305,20 +306,26 @@ class Drafts:
         offers = [(req, self._guessable(req) if draft is None else len(draft), 0, draft is None) for req, draft in found.items()]
         drafts: dict[Request, np.ndarray] = {}
         wanted: dict[Request, int] = {}
-        counts = self._counts(len(decoding), offers)
-        self._budget.left -= self.costs.of(counts, [model for *_, model in offers])
-        for (req, draft), n in zip(found.items(), counts, strict=True):
+        for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers, rows=rows), strict=True):
             n = min(n, rows)
-            rows -= n
-            if n and draft is None:
+            if n and draft is not None and len(legal := _legal(req, draft[:n])):
+                drafts[req] = legal
+                rows -= len(legal)
+            elif n and (n := min(n, self._guessable(req))):
                 wanted[req] = n
-            elif n and draft is not None:
-                drafts[req] = draft[:n]
+                rows -= n
+        self._budget.left -= self.costs.of([*map(len, drafts.values()), *wanted.values()], [False] * len(drafts) + [True] * len(wanted))
         return drafts | self._guessed(wanted, len(decoding)) if wanted else drafts
+
+    def _longest(self, req: Request, match: Match) -> int:
+        """Return how many tokens behind an occurrence may be drafted."""
+        most = min(self._most, max(_FIRST_TOKENS, match.length)) if self.setting == "auto" else self._most
+        return min(most, _room(req))
 
     def _guessable(self, req: Request) -> int:
         """Return how many tokens the smaller model may draft."""
-        return 0 if self.model is None else max(0, min(self._most, _room(req), self.model.room(req)))
+        most = _FIRST_TOKENS if self.setting == "auto" else self._most
+        return 0 if self.model is None else max(0, min(most, _room(req), self.model.room(req)))
 
     def _guesses_better(self, req: Request) -> bool:
         """Return whether the smaller model is more likely to be right than the occurrence found."""
@@ -346,7 +353,7 @@ class Drafts:
         expected: list[tuple[Request, int, int, bool]] = []
         for req in requests:
             if req.match is not None and not self._guesses_better(req):
-                expected.append((req, min(self._most, _room(req)), 1, False))
+                expected.append((req, self._longest(req, req.match), 1, False))
             elif n := self._guessable(req):
                 expected.append((req, n, 1, True))
             elif self.setting == "auto" and not req.idle:  # one may be found: without the wait, a pass later
@@ -357,9 +364,9 @@ class Drafts:
         self._budget.left -= self.costs.wait
         return True
 
-    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]], wait: float = 0.0) -> list[int]:
+    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]], wait: float = 0.0, rows: int | None = None) -> list[int]:
         """Return how many tokens of each draft to run. For each: its number of tokens, how many tokens come before
-        them, and whether they are the smaller model's. `wait`: what else they would cost."""
+        them, and whether they are the smaller model's. `wait`: what else they would cost. `rows`: the most in all."""
         if self.setting != "auto":
             return [n for _, n, *_ in drafts]
         chances: list[np.ndarray] = []
@@ -376,7 +383,7 @@ class Drafts:
                 right[before] += (1 - right[0]) * self._chance_of_another(req)
             chances.append(right[before:])
         guessed = [model for *_, model in drafts]
-        counts = self.costs.worth(answers, chances, guessed)
+        counts = self.costs.worth(answers, chances, guessed, rows)
         if any(guessed) and not any(n for n, model in zip(counts, guessed, strict=True) if model):
             self._unasked += 1
             if self._unasked % _AGAIN == 0:

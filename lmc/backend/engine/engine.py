@@ -633,7 +633,10 @@ class EngineCore:
         """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""
         req.drafted += len(draft.ids)
         self._drafted += len(draft.ids)
-        for i, token in enumerate(draft.ids.tolist()):
+        ids, at = draft.ids.tolist(), 0
+        if req.is_plain and not req.done:
+            at = self._verify_plain(req, place, ids, [token for token, _ in checked[draft.first : draft.first + len(ids)]])
+        for i, token in enumerate(ids[at:], at):
             if req.done or req.ending is not None or req.ids[place + i] != token:
                 return
             behind = place + i + 1
@@ -645,6 +648,21 @@ class EngineCore:
             if behind == req.length:
                 assert req.expect() == behind
                 self._push(req, behind, *checked[draft.first + i])
+
+    def _verify_plain(self, req: Request, place: int, ids: Sequence[int], drawn: Sequence[int]) -> int:
+        """Continue a plain answer by what was drawn after its draft's tokens, as far as these are right and nothing ends it; return how many are."""
+        assert req.answer is not None
+        said, n = int(req.ids[place]), 0
+        for token, following in zip(ids, drawn, strict=True):
+            if said != token or following < 0 or not req.answer.advance(following):
+                break
+            said, n = following, n + 1
+        req.extend(drawn[:n])
+        self.scheduler.accept(req, n)
+        req.accepted += n
+        self._accepted += n
+        self._generated += n
+        return n
 
     def _emit_deltas(self) -> None:
         """Emit the text of delivered tokens of answers that are read while they grow."""

@@ -265,9 +265,9 @@ class Scheduler:
         if req.device_len > prompt:
             self._held.donate_to_cache(req, req.device_len)  # forced tokens: not requested, so not counted
 
-    def accept(self, req: Request) -> None:
-        """Accept the next token of its draft, which was drawn: its KV is valid."""
-        req.device_len, req.draft = req.device_len + 1, req.draft - 1
+    def accept(self, req: Request, tokens: int = 1) -> None:
+        """Accept the next tokens of its draft, which were drawn: their KV is valid."""
+        req.device_len, req.draft = req.device_len + tokens, req.draft - tokens
 
     def drop_draft(self, req: Request) -> None:
         """Drop the rest of its draft, which was not drawn."""

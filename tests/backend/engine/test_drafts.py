@@ -109,6 +109,31 @@ def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
     assert engine.counters().accepted_tokens == output.usage.accepted_tokens
 
 
+@pytest.mark.parametrize("runs", RUNS)
+def test_drafts_grow_with_what_was_right(runs):
+    """Three of up to 63 tokens for most of a copy of 192, and none of many rows behind one that was wrong at once."""
+    text = "".join(Random(7).sample([chr(n) for n in range(33, 127)] * 2, 188)).replace("}", "{")
+    engine, core = stepped(2048, runs=runs, drafts="auto", chunk=1024)
+    costs = core.scheduler.drafts.costs
+    costs.learn, costs.row = lambda *_: None, 0.001
+    engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(1)])
+    drain(core)
+    copied(core, f"{text}\n{text[:3]}", text[3:])
+    drafts: list[int] = []
+    run = core.runner.run
+    core.runner.run = lambda work: drafts.append(len(work.checks)) or run(work)
+    handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(300)])
+    drain(core)
+    assert handle.results[0].output().text == text[3:]
+    assert max(drafts) > 48 and all(n <= max(16, 2 * sum(drafts[:i]) + 16) for i, n in enumerate(drafts))
+    assert handle.results[0].output().usage.passes <= 12
+
+
+def test_several_drafts_share_what_rows_there_are():
+    good = np.cumprod([0.97] * 63)
+    assert max(counts := Costs(False, 0.001).worth(4, [good] * 4, rows=100)) - min(counts) <= 1 and sum(counts) == 100
+
+
 def at(line: int, ask: Gen) -> Gen:
     return Gen(ask.params, ask.constraint, ask.seed, ask.name, Loc("program.py", line))
 
@@ -395,6 +420,9 @@ def test_costs_are_learned():
         costs.learn(1, 0, 1.0, 0.1)
         costs.learn(1, 8, 1.04, 0.1)
     assert costs.row < 0.02
+    for n in (4, 16, 63) * 30:
+        costs.learn(1, n, 1.1 + 0.001 * n, 0.1)
+    assert costs.some == pytest.approx(0.1, rel=0.2) and costs.row == pytest.approx(0.001, rel=0.2)
 
 
 @pytest.mark.parametrize("setting", [0, -1, 65, True, "on", 1.5, None])

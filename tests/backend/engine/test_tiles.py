@@ -79,6 +79,17 @@ def test_any_mix_of_spans(heads, spans, shares, window, widen):
     assert max(len(plan.narrow), len(plan.wide)) <= rows + shares
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 17, 33, 64])
+@pytest.mark.parametrize("before", [0, 1, 63, 64, 300])
+def test_a_lone_span_is_cut_as_one_of_several(rows, before):
+    tiler, slots = Tiler(*HEADS["4 to 1"], 7), np.arange(5, 5 + before + rows)
+    plan = tiler.plan(np.array([rows]), [slots], np.zeros(1, np.int64), [], rows + 2)
+    check(plan, [(rows, slots)], 7)
+    window = Tiler(*HEADS["4 to 1"], 7, before + rows + 1).plan(np.array([rows]), [slots], np.zeros(1, np.int64), [], rows + 2)  # it takes the general way
+    for name in ("narrow", "narrow_shares", "wide", "wide_shares", "indptr", "indices"):
+        assert np.array_equal(getattr(plan, name), getattr(window, name)), name
+
+
 @search(5, 20)
 @given(
     st.sampled_from(sorted(HEADS)),

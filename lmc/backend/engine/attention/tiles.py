@@ -26,6 +26,7 @@ BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
 HEADER = 2  # of indices: how many blocks are widened, and where they begin
 _FEW_TILES = 16  # of passes whose cut is kept
+_NO_TILES = np.empty((0, 5), np.int64)
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
@@ -91,6 +92,8 @@ class Tiler:
     ) -> Plan:  # fmt: skip
         """Plan spans in row order: `lengths` [S] rows each, the `slots` of their contexts without the first `cuts` [S],
         which their group reads. `rows`: at least all of them. `widen`: wide tiles read what was widened (kernels/widened.py)."""
+        if len(slots) == 1 and not (shared or widen) and self.window is None and self.piece is None:
+            return self._plan_of_one(int(lengths[0]), slots[0], int(cuts[0]), rows)
         few, many = self.few, self.many
         if self.window is not None:  # a block or two may be too old for a tile's first row; the kernel checks
             cuts = np.maximum(0, np.fromiter(map(len, slots), np.int64, len(slots)) - lengths - self.window + 1)
@@ -124,6 +127,16 @@ class Tiler:
         if high:
             wide = np.concatenate((wide, _over(high, high_at, many)))
         return self._cut(narrow, wide, alone, rows, indices, widened)
+
+    def _plan_of_one(self, length: int, slots: np.ndarray, cut: int, rows: int) -> Plan:
+        """Plan a single span: while an answer with a draft is planned, the device waits."""
+        own, few, many = len(slots), self.few, self.many
+        height = few if length <= few else many
+        tiles = np.array([(k, min(height, length - k), 0, own - length + min(k + height, length), cut) for k in range(0, length, height)], np.int64)
+        narrow, wide = (tiles, _NO_TILES) if length <= few else (_NO_TILES, tiles)
+        indices = np.empty(-(-own // BLOCK) * BLOCK, np.int32)
+        indices[:own], indices[own:] = slots, slots[-1]
+        return self._cut(narrow, wide, len(narrow), rows, indices, None)
 
     @property
     def few(self) -> int:
