@@ -72,6 +72,17 @@ class Odds:
         self._hits[b] = self._hits[b] * _MEMORY + hit
         self._tries[b] = self._tries[b] * _MEMORY + 1
 
+    def learn_run(self, length: int, right: int, missed: bool) -> None:
+        """Learn that so many tokens in a row were right, and, if `missed`, that the one after them was not."""
+        at, end = length, length + right
+        while at < end:
+            n = 1 if at <= LONGEST else end - at  # all longer ones are alike
+            b, kept = _BUCKETS[min(at, LONGEST + 1)], _MEMORY**n
+            more = (1 - kept) / (1 - _MEMORY)
+            self._hits[b], self._tries[b], at = self._hits[b] * kept + more, self._tries[b] * kept + more, at + n
+        if missed:
+            self.learn(end, False)
+
     def learn_token(self, token: int, hit: bool) -> None:
         hits, tries = self._tokens.pop(token, (0.0, 0.0))
         self._tokens[token] = hits * _MEMORY + hit, tries * _MEMORY + 1
@@ -184,14 +195,13 @@ class Drafts:
         expected: list[int] = match.next(len(drawn)).tolist()
         right = next((i for i, (a, b) in enumerate(zip(expected, drawn, strict=False)) if a != b), len(expected))
         ended = match.at + right == len(match.text)
-        hits = [True] * right + [False] * (right < len(drawn) and not ended)
+        missed = right < len(drawn) and not ended
         own, every = self._own_odds(req, match.source), self._of_all(match.source)
         for odds in (own or every, every):
-            for length, hit in enumerate(hits, match.length):
-                odds.learn(length, hit)
+            odds.learn_run(match.length, right, missed)
         if own is not None:
-            for token, hit in zip(expected, hits, strict=False):
-                own.learn_token(token, hit)
+            for i, token in enumerate(expected[: right + missed]):
+                own.learn_token(token, i < right)
         self._learn_found(req, right > 0)
         req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
 

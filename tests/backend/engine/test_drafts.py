@@ -296,6 +296,16 @@ def test_odds_are_learned():
     assert Odds(odds).chances(8, 1) < 0.2, "one that begins expects what all know"
 
 
+@pytest.mark.parametrize(("length", "right"), [(2, 0), (2, 3), (14, 2), (9, 40), (17, 1), (30, 60)])
+@pytest.mark.parametrize("missed", [False, True])
+def test_a_run_teaches_what_its_tokens_teach(length, right, missed):
+    one, run = Odds(), Odds()
+    for at, hit in enumerate([True] * right + [False] * missed, length):
+        one.learn(at, hit)
+    run.learn_run(length, right, missed)
+    assert run.rates() == pytest.approx(one.rates())
+
+
 def test_a_token_that_was_expected_in_vain_ends_a_draft(monkeypatch):
     odds = Odds()
     for _ in range(6):
