@@ -51,14 +51,6 @@ class Browser:
             pass
         self.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
-    def leads(self, expression: str) -> None:
-        """Evaluates what leads to another page, or loads this one again; returns when it is loaded."""
-        self._number += 1
-        said = {"id": self._number, "method": "Runtime.evaluate", "params": {"expression": expression}, "sessionId": self._session}
-        os.write(self._to, json.dumps(said).encode() + b"\0")
-        while self._message().get("method") != "Page.loadEventFired":
-            pass
-
     def value(self, expression: str) -> Any:
         """Evaluate a JavaScript expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,6 @@ from lmc.serve.spinning import Ender
 from lmc.serve.workers import WorkerEndpoints, WorkerOptions, Workers
 
 _THREADS = 8  # for slow work before a request is submitted: as many encode prompts, as many compile constraints
-_SIGN_INS = 16  # requests to sign in at a time, which need no key and take no room from those with one
-_SIGN_IN_BODY = 1 << 14  # bytes of one
-_SIGN_IN_TIMEOUT = 5.0  # seconds for it to arrive
 
 
 def create_app(
@@ -95,8 +92,6 @@ def create_app(
     keys, audit = Keyring(settings.api_keys), AuditLog(settings.audit_log)
     document = openapi.document(published, with_keys=not keys.open)
 
-    form, page = site.sign_in_form(), partial(site.page, with_keys=not keys.open)
-
     def gate(name: str, endpoint: Endpoint, **how: Any) -> Gate:
         return Gate(name, endpoint, settings, metrics, entrance, keys, audit, **how)
 
@@ -110,11 +105,11 @@ def create_app(
         route("GET", "/health/live", "live", health.live, public=True, **free),
         Route(
             "/",
-            site.ByAccept(gate("front page", page("live"), sign_in=form, **free), gate("front page", front_page, **free)),
+            site.ByAccept(gate("front page", site.page("live"), page=True, **free), gate("front page", front_page, **free)),
             methods=["GET"],
             name="front page",
         ),
-        route("GET", "/docs", "docs", page("docs"), sign_in=form, **free),
+        route("GET", "/docs", "docs", site.page("docs"), page=True, **free),
         route("GET", "/metrics", "metrics", measured, **free),
         route("GET", "/openapi.json", "openapi", description, **free),
         route("GET", "/v1/models", "models", api.models, **free),
@@ -126,12 +121,6 @@ def create_app(
         route("POST", "/v1/messages/count_tokens", "count tokens", api.count_tokens, error_body=messages_api.error_body),
         route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
-    if not keys.open:
-        sign_in, sign_out = site.signing(keys)
-        narrow = replace(settings, max_body=_SIGN_IN_BODY, body_timeout=min(settings.body_timeout, _SIGN_IN_TIMEOUT))
-        for path, name, endpoint in (("/login", "sign in", sign_in), ("/logout", "sign out", sign_out)):
-            aside = Gate(name, endpoint, narrow, metrics, entrance.beside(_SIGN_INS), keys, audit, public=True, route=path)
-            routes.append(Route(path, aside, methods=["POST"], name=name))
     for each in published:
         at = f"/programs/{each.name}"
         routes += [
@@ -147,7 +136,7 @@ def create_app(
             ]
     if settings.journals is not None:
         routes += [
-            route("GET", "/runs", "page of runs", page("runs"), sign_in=form, **free),
+            route("GET", "/runs", "page of runs", site.page("runs"), page=True, **free),
             route("GET", "/runs/programs", "programs with runs", with_runs, **free),
         ]
 

@@ -8,6 +8,7 @@ answers.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import secrets
@@ -31,33 +32,14 @@ from lmc.serve.settings import ServerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class CookieOrigin:
-    """The origin of the server as a browser sees it: cookies are kept by host, whatever the port."""
-
-    secure: bool
-    port: int
-
-    @staticmethod
-    def of(scope: Scope) -> CookieOrigin:
-        return CookieOrigin(scope.get("scheme") == "https", int((scope.get("server") or ("", 0))[1] or 0))
-
-    @property
-    def cookie(self) -> str:
-        """The name of the session's cookie."""
-        return f"lmc-session-{self.port}"
-
-
-@dataclass(frozen=True, slots=True)
 class EndpointCall:
-    """A request as an endpoint sees it. `origin` is where it reached the server, `session` what its cookie says, `may` which programs its key allows; `share`
-    is the key's part of the model, as runs take it: its account is charged with all that is asked of the backend in its name."""
+    """A request as an endpoint sees it. `may`: which programs its key allows. `share`: the key's part of the model, as runs take it: its account is charged
+    with all that is asked of the backend in its name."""
 
     body: bytes
     path: Mapping[str, str]
     query: Mapping[str, str]
     id: str = ""
-    origin: CookieOrigin = field(default_factory=lambda: CookieOrigin(False, 0))
-    session: str = ""
     may: Callable[[str], bool] = lambda program: True
     share: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -105,10 +87,6 @@ class Entrance:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def beside(self, most: int) -> Entrance:
-        """Return another entrance, with room of its own, which closes when this one does."""
-        return Entrance(most, closed=self.closed, over=self.over)
-
     def close(self, drain: float = 60.0) -> None:
         """Close the entrance: incompletely received requests are rejected, and those unanswered after `drain` seconds
         end with a 503. On the server's loop."""
@@ -140,8 +118,8 @@ class Entrance:
 
 @dataclass(frozen=True)
 class Gate:
-    """An endpoint as an ASGI application. `public`: no key is asked for. `sign_in`: what who shows no key gets in place of an error. `counted`: it takes room.
-    `program`: that it runs. `route`: its path, as published."""
+    """An endpoint as an ASGI application. `public`: no key is asked for. `page`: it is for a person, whose browser asks for the key. `counted`: it takes
+    room. `program`: that it runs. `route`: its path, as published."""
 
     name: str
     endpoint: Endpoint
@@ -151,7 +129,7 @@ class Gate:
     keys: Keyring
     audit: AuditLog
     public: bool = False
-    sign_in: EndpointReply | None = None
+    page: bool = False
     counted: bool = True
     program: str | None = None
     route: str = ""
@@ -177,13 +155,10 @@ class Gate:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
                         account = self._account(scope)
-                        if account is not None:
-                            entry.key = account.name
-                            await self._answer(scope, receive, sender, entry, account)
-                        elif self.sign_in is not None:
-                            await sender.send(self.sign_in)
-                        else:
-                            raise _no_key()
+                        if account is None:
+                            raise _no_key(_BASIC if self.page else "Bearer")
+                        entry.key = account.name
+                        await self._answer(scope, receive, sender, entry, account)
                 except ClientGone:
                     seen.status = CLIENT_GONE
                 except Exception as error:
@@ -206,16 +181,16 @@ class Gate:
             raise ApiError(421, f"this server is not {said!r:.80}; lmc serve --allow-host NAME adds a name", code="invalid_host")
 
     def _account(self, scope: Scope) -> Account | None:
-        """Return the account of a request, by its key or its session; None if unknown."""
+        """Return the account of a request, by its key; None if unknown."""
         if self.keys.open or self.public:
             return self.keys.nobody
         given = (_header(scope, b"authorization") or b"").decode("utf-8", "surrogateescape")
         scheme, _, token = given.partition(" ")
-        if scheme.lower() != "bearer":
+        if scheme.lower() == "basic":  # a browser, which sends it with any page's requests
+            token = _password(token) if _own_page(scope) else ""
+        elif scheme.lower() != "bearer":
             token = (_header(scope, b"x-api-key") or b"").decode("utf-8", "surrogateescape")  # Anthropic's clients
-        if token.strip():
-            return self.keys.account(token.strip())
-        return self.keys.of_session(_cookie(scope, CookieOrigin.of(scope).cookie)) if _own_page(scope) else None
+        return self.keys.account(token.strip())
 
     async def _answer(self, scope: Scope, receive: Receive, sender: _Sender, entry: AuditEntry, account: Account) -> None:
         if not self.counted:
@@ -240,9 +215,8 @@ class Gate:
             self.audit.spend(entry, tokens)
             account.spend(tokens)
 
-        origin = CookieOrigin.of(scope)
         share = {"priority": account.priority, "account": MeteredAccount(account.name, told)}
-        return EndpointCall(body, scope.get("path_params", {}), query, entry.id, origin, _cookie(scope, origin.cookie), account.may, share)
+        return EndpointCall(body, scope.get("path_params", {}), query, entry.id, account.may, share)
 
     async def _work(self, call: EndpointCall, sender: _Sender) -> None:
         await sender.send(await self.endpoint(call))
@@ -348,8 +322,19 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _no_key() -> ApiError:
-    return ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+_BASIC = 'Basic realm="lmc serve: any name, and an API key as the password", charset="UTF-8"'
+
+
+def _no_key(challenge: str) -> ApiError:
+    return ApiError(401, "no valid API key: send the header Authorization: Bearer KEY", code="invalid_api_key", headers={"WWW-Authenticate": challenge})
+
+
+def _password(credentials: str) -> str:
+    """Return the password of HTTP's basic authentication (RFC 7617), "" for what is none."""
+    try:
+        return base64.b64decode(credentials, validate=True).decode("utf-8", "surrogateescape").partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def _own_page(scope: Scope) -> bool:
@@ -358,12 +343,6 @@ def _own_page(scope: Scope) -> bool:
         return site in (b"same-origin", b"none")
     origin = _header(scope, b"origin")
     return origin is None or origin.partition(b"://")[2] == (_header(scope, b"host") or b"")
-
-
-def _cookie(scope: Scope, name: str) -> str:
-    """The value of a cookie, "" if there is none."""
-    sent = b";".join(value for key, value in scope["headers"] if key == b"cookie").decode("latin-1")
-    return next((value for found, _, value in (each.strip().partition("=") for each in sent.split(";")) if found == name), "")
 
 
 def request_id(scope: Scope) -> str:

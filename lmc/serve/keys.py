@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,6 @@ from lmc.errors import ParameterError
 from lmc.serve.errors import ApiError
 
 _MINUTE = 60.0
-_SESSIONS, _LASTS = 1024, 12 * 3600.0
 _SCHEME = "sha256:"
 
 
@@ -176,8 +174,6 @@ class Keyring:
         made = [Key.of(key, f"key {i}") if isinstance(key, str) else key for i, key in enumerate(keys, 1)]
         self._accounts = {key.digest: Account(key, clock) for key in made}
         self._nobody = Account(None, clock)
-        self._clock = clock
-        self._sessions = OrderedDict[str, tuple[Account, float]]()  # by the digest of what their cookies say: whose, and until when
 
     @property
     def open(self) -> bool:
@@ -193,26 +189,3 @@ class Keyring:
         """Return the account of a key, by digests, whose comparison reveals nothing of keys; None for an unknown
         key."""
         return self._accounts.get(digest_of(token))
-
-    lasts = int(_LASTS)
-    """Seconds of a session."""
-
-    def sign_in(self, token: str) -> str | None:
-        """Return a session that a browser sends in place of the key; None for an invalid key. The oldest session ends
-        if there are too many."""
-        account = self.account(token)
-        if account is None:
-            return None
-        session = secrets.token_urlsafe(32)
-        self._sessions[digest_of(session)] = account, self._clock() + _LASTS
-        while len(self._sessions) > _SESSIONS:
-            self._sessions.popitem(last=False)
-        return session
-
-    def sign_out(self, session: str) -> None:
-        self._sessions.pop(digest_of(session), None)
-
-    def of_session(self, session: str) -> Account | None:
-        """Return the account of a session; None if it is invalid or has expired."""
-        account, until = self._sessions.get(digest_of(session), (None, 0.0))
-        return account if self._clock() < until else None

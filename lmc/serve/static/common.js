@@ -5,12 +5,8 @@ const said = text => { $('said').textContent = text };
 const spell = n => n >= 1e6 ? (n / 1e6).toFixed(1) + ' M' : n >= 1e4 ? (n / 1e3).toFixed(1) + ' k' : n >= 100 || Number.isInteger(n) ? n.toFixed(0) : n.toPrecision(2);
 const duration = s => !Number.isFinite(s) ? '–' : s >= 1 ? s.toFixed(2) + ' s' : s >= .001 ? (s * 1e3).toPrecision(3) + ' ms' : (s * 1e6).toFixed(0) + ' µs';
 
-const signedOut = () => location.reload();  // the form comes in the place of the page
-if ($('out')) $('out').onclick = async () => { await fetch('/logout', {method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}); signedOut() };
-
 async function fetched(path, how = {}) {
   const answer = await fetch(path, how);
-  if (answer.status === 401 && path !== '/login') signedOut();
   if (answer.ok) return answer;
   const found = await answer.json().catch(() => ({}));
   throw new Error(found.error ? found.error.message : 'status ' + answer.status);

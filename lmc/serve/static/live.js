@@ -1,5 +1,5 @@
 const EVERY = 2000, KEPT = 61;  // milliseconds between looks, and looks that are kept: two minutes
-const OWN = new Set(['metrics', 'health', 'ready', 'live', 'front page', 'openapi', 'docs', 'page of runs', 'programs with runs', 'sign in', 'sign out']);
+const OWN = new Set(['metrics', 'health', 'ready', 'live', 'front page', 'openapi', 'docs', 'page of runs', 'programs with runs']);
 const looks = [];
 let drawn = null;
 
