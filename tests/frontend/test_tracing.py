@@ -589,3 +589,19 @@ def test_long_bytes_are_named_by_their_digest_and_equal_ones_are_one_value() -> 
         '%c3 = image(%c2, bytes("73686f7274"))',
     ]
     assert parse(print_graph(graph)) == graph
+
+
+def marked(names: list[str], chosen: str) -> list[str]:
+    return ["*" if name == chosen else name for name in names]
+
+
+@lmc.function
+def marks_the_chosen(s: Any, names: Any = ("tea", "rain")) -> None:
+    s += "Which? " + lmc.gen("chosen")
+    s += " ".join(marked(names, s["chosen"])) + lmc.gen("why")
+
+
+def test_a_helper_whose_comprehension_has_an_undecided_condition_is_one_value() -> None:
+    """The graph ended there."""
+    lines = body(graph_of(marks_the_chosen)).splitlines()
+    assert lines[3] == '%v0 = unknown(%chosen) {calls = "marked", reason = "decided by what is not known"}' and 'name = "why"' in lines[6]

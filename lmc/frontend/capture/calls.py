@@ -149,7 +149,7 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
     if code.is_generator:
         from lmc.frontend.capture.generators import GeneratorBody  # imports greenlets
 
-        frame.generator = GeneratorBody(frame)
+        frame.generator = GeneratorBody(frame, code.body)
         ev.generators.append(frame.generator)
         return LazyItems(ev, frame.generator, frame.generator, of=(frame, code.effects))
     if code.is_async and program is None:

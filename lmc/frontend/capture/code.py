@@ -114,9 +114,10 @@ class Frame:
 
     live       locals of the Python frame that runs this function now; None: there is none
     undecided  an answer may decide that it has returned already (False: none can)
+    goes_on    in a comprehension: whether to go on behind an element of which it is undecided whether it belongs to it
     """
 
-    __slots__ = ("cells", "code", "ev", "first", "generator", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
+    __slots__ = ("cells", "code", "ev", "first", "generator", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -128,11 +129,20 @@ class Frame:
         self.first: Any = None  # argument, for `super()`
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
         self.generator: Any = None  # of a generator function, its running body
+        self.goes_on: Callable[[], bool] | None = None
 
     def inner(self) -> Frame:
         """Return the frame of a comprehension in this one."""
         frame = Frame(self.ev, {}, self, self.code, self.module)
         frame.loops, frame.first = self.loops, self.first
+        return frame
+
+    @property
+    def function(self) -> Frame:
+        """Return the frame of the call that it belongs to: its own, except for a comprehension's."""
+        frame = self
+        while frame.outer is not None and frame.outer.code is frame.code:
+            frame = frame.outer
         return frame
 
     def around(self) -> Iterator[Frame]:
@@ -252,7 +262,6 @@ class Evaluator(Protocol):
     def is_lost(self, x: Any) -> bool: ...
     def language(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def left_off(self, values: Sequence[Any], deps: Deps) -> None: ...
-    def left_out(self, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps: ...
     def lose(self, x: Any, deps: Deps) -> None: ...
     def may_ask(self, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
     def may_ask_in(self, values: Iterable[Any]) -> bool: ...

@@ -109,7 +109,7 @@ class Evaluation:
     unknown_code, hand_over, left_off = calls.unknown_code, calls.hand_over, calls.left_off
     attribute, set_attribute, special = objects.attribute, objects.set_attribute, objects.special
     class_of, is_instance, catches = objects.class_of, objects.is_instance, objects.catches
-    may_ask, may_ask_in, may_skip, left_out, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_skip, havoc.left_out, havoc.havoc
+    may_ask, may_ask_in, may_skip, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_skip, havoc.havoc
 
     # -- budget and flags
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -12,11 +12,9 @@ from lmc.errors import Loc
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
-from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
+from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
-from lmc.frontend.capture.values import LazyItems, UndecidedItems
-from lmc.frontend.scopes import Comprehension
 
 Bind = Callable[[Frame, Any], None]
 
@@ -413,104 +411,11 @@ def _unpacked(ev: Evaluator, x: Any, n: int, star: int | None) -> list[Any]:
     return [*found[:star], found[star:after], *found[after:]]
 
 
-# -- comprehensions --------------------------------------------------------------------------------------------------
-
-
-class Comprehended:
-    """A comprehension, compiled: its first iterable, the frames of its innermost level for those items, and its elements.
-
-    site  the loop that it is
-    rest  what it leaves out for items of which it is undecided whether they are in it
-    """
-
-    def __init__(self, node: Any, scope: Scope, elements: Sequence[ast.expr]) -> None:
-        loops: Sequence[ast.comprehension] = node.generators
-        bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
-        inner = Scope(Comprehension(bound), scope, scope.file, class_name=scope.class_name)
-        self.first = expression(loops[0].iter, scope)
-        self.elements = [expression(e, inner) for e in elements]
-        self._iterables = [None, *(expression(loop.iter, inner) for loop in loops[1:])]
-        self._targets = [target(loop.target, inner) for loop in loops]
-        self._conditions = [[expression(c, inner) for c in loop.ifs] for loop in loops]
-        tests, later = [c for loop in loops for c in loop.ifs], [loop.iter for loop in loops[1:]]
-        body = Arm(self.elements[0], effects([*elements, *tests, *later]), scope.loc(node))
-        self.site = LoopStatement(body.loc, self._targets[0], body, Arm(lambda _: None, NO_EFFECTS, body.loc), body.effects)
-        always = 1 if loops[0].ifs else 0  # the first test; without one, the second iterable
-        self.rest = effects([*elements, *tests[always:], *later[1 - always :]])
-
-    def begun(self, frame: Frame) -> tuple[Evaluator, Any, UndecidedItems]:
-        """Return the evaluation, the items of the first iterable, and what becomes undecided among them."""
-        ev, items = frame.ev, self.first(frame)
-        return ev, items, UndecidedItems(lambda: ev.may_ask(frame, self.site.effects) or ev.may_ask_in([items]))
-
-    def frames(self, frame: Frame, items: Any, undecided: UndecidedItems) -> Iterator[Frame]:
-        yield from self._level(frame.inner(), op.iterate(frame.ev, items), 0, undecided)
-
-    def _level(self, frame: Frame, items: Iterator[Any], k: int, undecided: UndecidedItems) -> Iterator[Frame]:
-        ev, bind, tests = frame.ev, self._targets[k], self._conditions[k]
-        for x in items:
-            bind(frame, x)
-            for test in tests:
-                known = op.truth(ev, test(frame))
-                if isinstance(known, Unknown):
-                    undecided.skip(known.deps)
-                    break
-                if not known:
-                    break
-            else:
-                if k == len(self._targets) - 1:
-                    yield frame
-                    continue
-                try:
-                    inner = op.iterate(ev, self._iterables[k + 1](frame))  # pyright: ignore[reportOptionalCall]
-                except Undecided as unknown:
-                    undecided.skip(unknown.deps)
-                    continue
-                yield from self._level(frame, inner, k + 1, undecided)
-
-
-def _comprehension(kind: Callable[[Iterable[Any]], Any]) -> Callable[[Any, Scope], Eval]:
-    def compiled(node: Any, scope: Scope) -> Eval:
-        made = Comprehended(node, scope, [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt])
-        values = made.elements
-        each = values[0] if len(values) == 1 else lambda inner: tuple([value(inner) for value in values])
-
-        def run(frame: Frame) -> Any:
-            ev, items, undecided = made.begun(frame)
-            undecided.skips = ev.domain.skips
-            try:
-                found = [each(inner) for inner in made.frames(frame, items, undecided)]
-            except Undecided as unknown:
-                return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(unknown.deps), made.site)
-            if undecided.deps:
-                return Unknown(ev.left_out(frame, made.rest, undecided.deps))
-            try:
-                return op.native(kind, found)
-            except Undecided as unknown:  # a key
-                return ev.operation(kind.__name__, (found,), unknown.deps)
-
-        return run
-
-    return compiled
-
-
-def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
-    made = Comprehended(node, scope, [node.elt])
-    value = made.elements[0]
-
-    def run(frame: Frame) -> LazyItems:
-        ev, items, undecided = made.begun(frame)
-        return LazyItems(ev, map(value, made.frames(frame, items, undecided)), of=(frame, made.site.effects), sources=[items], rest=(made.rest, undecided))
-
-    return run
-
-
 RULES: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary,
     ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice,
     ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)),
     ast.Yield: of_value(lambda frame, x: frame.generator.give(x)), ast.YieldFrom: of_value(lambda frame, x: frame.generator.give_all(x)),
-    ast.NamedExpr: _walrus, ast.GeneratorExp: _generator, ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set),
-    ast.ListComp: _comprehension(list), ast.SetComp: _comprehension(set), ast.DictComp: _comprehension(dict),
+    ast.NamedExpr: _walrus, ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set),
 }  # fmt: skip
-"""By the kind of a node; lambdas are statements' (statements.py)."""
+"""By the kind of a node; lambdas and comprehensions contain statements (statements.py, comprehensions.py)."""

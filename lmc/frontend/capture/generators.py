@@ -9,7 +9,7 @@ from typing import Any
 
 from greenlet import error, getcurrent, greenlet
 
-from lmc.frontend.capture.code import Frame
+from lmc.frontend.capture.code import Eval, Frame
 from lmc.frontend.capture.operations import iterate
 from lmc.frontend.capture.unknown import Abandoned, Raised, Undecided
 from lmc.frontend.capture.values import LazyItems
@@ -18,15 +18,15 @@ from lmc.frontend.capture.values import LazyItems
 class GeneratorBody:
     """The running body of a generator: an iterator. What it returns is in the StopIteration."""
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
+    def __init__(self, frame: Frame, body: Eval) -> None:
+        self._frame, self._body = frame, body
         self._steps = greenlet(self._run)
         self._steps.gr_context = copy_context()
 
     def _run(self, _: None) -> tuple[bool, Any]:
         frame = self._frame
         try:
-            frame.code.body(frame)  # pyright: ignore[reportOptionalMemberAccess]
+            self._body(frame)
         except Abandoned as abandoned:
             if abandoned.target is not frame:
                 raise

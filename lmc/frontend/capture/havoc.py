@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from lmc.frontend.capture import operations as op
@@ -14,7 +14,7 @@ from lmc.frontend.capture.objects import class_attribute
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.unknown import Deps, Unknown, join
+from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.interpreter import Function
@@ -35,15 +35,6 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
             code = frame.code
             frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
-
-
-def left_out(ev: Evaluator, frame: Frame, effects: PossibleEffects, undecided: Sequence[Deps]) -> Deps:
-    """Assume that code with these effects may have run for some items; return the dependencies of knowing for which."""
-    deps = join(*undecided)
-    for each in undecided if ev.may_ask(frame, effects) else ():
-        ev.blocked(each)
-    ev.havoc(frame, effects, deps)
-    return deps
 
 
 def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:

@@ -270,7 +270,7 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
 
 def each_of(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value for what goes through all of them. Raises Undecided where it is not known which they are."""
-    return x.each() if type(x) is LazyItems else iterate(ev, x)
+    return iterate(ev, x.all() if type(x) is LazyItems else x)
 
 
 def all_of(ev: Evaluator, x: Any) -> list[Any]:

@@ -26,6 +26,7 @@ class PossibleEffects:
     loads    names that it reads
     exits    exits that control may take: "return", "break", "continue", "raise"
     leaves   the exit that it always takes, if any
+    yields   whether it may give an item of a generator
     """
 
     names: frozenset[str]

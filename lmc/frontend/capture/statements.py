@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmc.frontend.capture import objects
@@ -22,6 +22,8 @@ from lmc.frontend.scopes import Bindings
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
     """Compile statements one after another."""
     steps = [statement(n, scope) for n in nodes]
+    if len(steps) == 1:
+        return steps[0]
 
     def run(frame: Frame) -> Any:
         ev = frame.ev
@@ -38,7 +40,7 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
-    return or_stop(_RULES.get(type(node)), node, scope)
+    return or_stop(STATEMENTS.get(type(node)), node, scope)
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
@@ -121,7 +123,8 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             if raises:
                 frame.ev.outcome.passed[site.loc] += 1
             return orelse(frame)
-        if yields or (may_raise and frame.code is not None and frame.code.name in ("__next__", "__getitem__")):  # whether there is another item
+        gives_items = may_raise and frame.code is not None and frame.code.name in ("__next__", "__getitem__")
+        if gives_items or yields or (frame.goes_on is not None and not frame.goes_on()):  # whether there is another item
             raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
@@ -130,7 +133,8 @@ def _if(node: ast.If, scope: Scope) -> Eval:
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     iterable, bind, body = expression(node.iter, scope), target(node.target, scope), arm(node.body, scope)
-    site = LoopStatement(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), effects([node]))
+    turn = effects([ast.For(node.target, ast.Constant(None), node.body, node.orelse)])  # its items are evaluated before it
+    site = LoopStatement(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), turn)
 
     def turns(frame: Frame, x: Any) -> Any:
         for item in op.iterate(frame.ev, x):
@@ -176,7 +180,7 @@ def _loop(site: LoopStatement, iterable: Eval, turns: Callable[[Frame, Any], Any
         try:
             signal = turns(frame, x)
         except Undecided as undecided:
-            if site.effects.yields:
+            if site.effects.yields or (frame.goes_on is not None and not frame.goes_on()):
                 raise
             return ev.domain.loop(ev, frame, undecided.test if undecided.test is not None else x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
         except Abandoned as abandoned:
@@ -379,10 +383,11 @@ def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
     return lambda _node, _scope: lambda _frame: signal
 
 
-_RULES: Mapping[type[ast.AST], Callable[[Any, Scope], Eval]] = {
+STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete,
     ast.If: _if, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
     ast.AsyncWith: _with, ast.Try: _try, ast.TryStar: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
+"""By the kind of a node; what takes the elements of comprehensions is theirs (comprehensions.py)."""

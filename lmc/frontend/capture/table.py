@@ -259,6 +259,8 @@ _GIVES = frozenset({"pop", "popitem", "popleft", "setdefault"})
 """Of those that change the container, what gives something."""
 _READS: Mapping[str, int] = {"append": 0, "appendleft": 0, "insert": 1, "get": 1, "pop": 1, "setdefault": 1}
 """Number of their arguments that are read; the others are irrelevant."""
+_OF_ONE = frozenset("append appendleft add discard get pop popitem popleft setdefault update extend".split())
+"""Methods that take no longer the more the container has."""
 _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference"})
 
 
@@ -271,7 +273,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
         return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
 
     changes = name in MUTATING and name != "copy"
-    ev.count((len(x) >> 3) + sum(op.passes(a) for a in args))
+    ev.count((0 if name in _OF_ONE else len(x) >> 3) + sum(op.passes(a) for a in args))
     deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
     try:
         if changes:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from lmc.frontend.capture.code import Code, Evaluator, Frame
-from lmc.frontend.capture.unknown import Deps, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import Deps, Raised, Undecided, Unknown
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -132,41 +132,23 @@ class Partial:
         return self
 
 
-@dataclass(eq=False, slots=True)
-class UndecidedItems:
-    """The items of a comprehension of which it is undecided whether they are in it.
-
-    asks   whether it may make requests: else there is nothing to find behind them
-    skips  it goes on behind them: all its items are taken
-    """
-
-    asks: Callable[[], bool]
-    skips: bool = False
-    deps: list[Deps] = field(default_factory=list[Deps])
-
-    def skip(self, deps: Deps) -> None:
-        if not (self.skips and (self.deps or self.asks())):
-            raise Undecided(deps)
-        self.deps.append(deps)
-
-
 class LazyItems:
     """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand.
 
     of       its code, if it is of the program: a frame and effects
     sources  the iterators and functions that it is made of
-    rest     of a generator expression: the effects of what it leaves out for undecided items, and those
+    whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_items", "_of", "_rest", "_sources", "_stuck", "generator", "over")
+    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_whole", "generator", "over")
 
     def __init__(
         self, ev: Evaluator, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
-        rest: tuple[Any, UndecidedItems] | None = None,
+        whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self._ev, self._items = ev, iter(items)
         self.generator = generator  # whose items they are
-        self._of, self._sources, self._rest = of, sources, rest
+        self._of, self._sources, self._whole = of, sources, whole
         self._stuck: Undecided | None = None
         self.over = False
 
@@ -181,6 +163,7 @@ class LazyItems:
         self._ev.count(1)  # native code may go through it, too
         if self._stuck is not None:
             raise self._stuck
+        self._whole = None
         try:
             return next(self._items)
         except StopIteration:
@@ -201,16 +184,12 @@ class LazyItems:
         """Return whether making its items may make requests."""
         return (self._of is not None and self._ev.may_ask(*self._of)) or self._ev.may_ask_in(self._sources)
 
-    def each(self) -> Iterator[Any]:
-        """Yield all its items, for what goes on to their end. Raises Undecided after the last one, if it is undecided which are in it."""
-        if self._rest is None:
-            yield from self
-            return
-        effects, undecided = self._rest
-        undecided.skips = self._ev.domain.skips
-        yield from self
-        if undecided.deps:
-            raise Undecided(join(*undecided.deps) if self._of is None else self._ev.left_out(self._of[0], effects, undecided.deps))
+    def all(self) -> Any:
+        """Return what has all its items, for what goes on to their end."""
+        if self._whole is None:
+            return self
+        items, self._whole, self._items, self.over = self._whole, None, iter(()), True
+        return items()
 
 
 @dataclass(eq=False, repr=False, slots=True)

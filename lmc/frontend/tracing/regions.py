@@ -113,8 +113,8 @@ class GraphDomain(Domain):
     def _is_left(self, evaluation: Evaluator, frame: Frame, deps: Deps) -> bool:
         """Return whether undecided control flow is skipped here, being nested too deep. A helper that makes no requests
         becomes one value."""
-        if evaluation.may_skip(frame, frame):
-            raise Abandoned(frame, deps)
+        if evaluation.may_skip(function := frame.function, function):
+            raise Abandoned(function, deps)
         return self.depth >= DEEPEST
 
     def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:

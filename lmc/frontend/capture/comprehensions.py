@@ -1,0 +1,102 @@
+"""Comprehensions as the loops that they are: `[x for t in y if c]` is a `for` around an `if` around an `append`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from lmc.frontend.capture.code import Eval, Frame, Scope
+from lmc.frontend.capture.domain import Arm, LoopStatement
+from lmc.frontend.capture.expressions import RULES, expression, target
+from lmc.frontend.capture.generators import GeneratorBody
+from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.statements import STATEMENTS, block
+from lmc.frontend.capture.unknown import Undecided, Unknown
+from lmc.frontend.capture.values import LazyItems
+from lmc.frontend.scopes import Comprehension
+
+_ITEMS, _FOUND = ".0", ".found"
+"""Names of the outermost iterable, and of what the elements are added to: lost where it is undecided whether one belongs to it."""
+
+
+class Comprehended:
+    """A comprehension, compiled: its outermost iterable, and its loop, in whose middle is `leaf`. `site`: the loop as a graph shows it."""
+
+    def __init__(self, node: Any, scope: Scope, kind: type[Any] | None, element: ast.expr, leaf: ast.expr) -> None:
+        loops: list[ast.comprehension] = node.generators
+        bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
+        inner, loc = Scope(Comprehension({*bound, _ITEMS, _FOUND}), scope, scope.file, class_name=scope.class_name), scope.loc(node)
+        body: ast.stmt = _Append(leaf) if kind is list else ast.Expr(leaf)
+        for loop in reversed(loops):
+            for test in reversed(loop.ifs):
+                body = ast.If(test, [body], [])
+            body = ast.For(loop.target, ast.Name(_ITEMS, ast.Load()) if loop is loops[0] else loop.iter, [body], [])
+        ast.fix_missing_locations(ast.copy_location(body, node))
+        self.first, self.loop, done = expression(loops[0].iter, scope), block([body], inner), effects([body])
+        self.site = LoopStatement(loc, target(loops[0].target, inner), Arm(expression(element, inner), done, loc), Arm(lambda _: None, NO_EFFECTS, loc), done)
+
+    def frame(self, frame: Frame, items: Any) -> Frame:
+        inner = frame.inner()
+        inner.vars[_ITEMS] = items
+        return inner
+
+    def collected(self, frame: Frame, items: Any, kind: type[Any]) -> Any:
+        """Return all elements; Unknown if it is undecided which they are: what may make requests is evaluated to the end."""
+        ev, inner = frame.ev, self.frame(frame, items)
+        inner.goes_on = lambda: ev.domain.skips and (ev.may_ask(inner, self.site.effects) or ev.may_ask_in([items]))
+        found = inner.vars[_FOUND] = kind()
+        try:
+            if isinstance(items, Unknown):
+                raise Undecided(items.deps)
+            self.loop(inner)
+        except Undecided as undecided:
+            return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps), self.site)
+        return ev.operation(kind.__name__, (), ev.lost[id(found)]) if ev.is_lost(found) else found
+
+
+class _Append(ast.Expr):
+    """`.found.append(element)`, by a rule of its own: it is the most frequent."""
+
+
+def _append(node: Any, scope: Scope) -> Eval:
+    element = expression(node.value.args[0], scope)
+
+    def run(frame: Frame) -> None:
+        x, found = element(frame), frame.vars[_FOUND]
+        if not frame.ev.is_lost(found):
+            found.append(x)
+
+    return run
+
+
+def _collecting(node: Any, scope: Scope, kind: type[Any], method: str) -> Comprehended:
+    element, given = (node.key, ast.Dict([node.key], [node.value])) if kind is dict else (node.elt, node.elt)
+    return Comprehended(node, scope, kind, element, ast.Call(ast.Attribute(ast.Name(_FOUND, ast.Load()), method, ast.Load()), [given], []))
+
+
+def _comprehension(kind: type[Any], method: str) -> Callable[[Any, Scope], Eval]:
+    def compiled(node: Any, scope: Scope) -> Eval:
+        made = _collecting(node, scope, kind, method)
+        return lambda frame: made.collected(frame, made.first(frame), kind)
+
+    return compiled
+
+
+def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
+    lazy = Comprehended(node, scope, None, node.elt, ast.Yield(node.elt))
+    whole = cache(lambda: _collecting(node, scope, list, "append"))
+
+    def run(frame: Frame) -> LazyItems:
+        items = lazy.first(frame)
+        inner = lazy.frame(frame, items)
+        body = inner.generator = GeneratorBody(inner, lazy.loop)
+        return LazyItems(frame.ev, body, body, of=(frame, lazy.site.effects), sources=[items], whole=lambda: whole().collected(frame, items, list))
+
+    return run
+
+
+RULES[ast.ListComp], RULES[ast.SetComp] = _comprehension(list, "append"), _comprehension(set, "add")
+RULES[ast.DictComp], RULES[ast.GeneratorExp] = _comprehension(dict, "update"), _generator
+STATEMENTS[_Append] = _append
