@@ -94,15 +94,15 @@ def _automaton(kind: int) -> tuple[ArrayDFA, int]:
 
 def _followed(kind: int, trie: ByteTrie, node: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the legal nodes below one, ascending, with their states and characters; a quote counts as one."""
-    behind, count = np.zeros(len(trie.byte), np.int64), np.zeros(len(trie.byte), np.int64)
-    found = [np.zeros(0, np.int64)]
-    for nodes, states in trie.follow(_automaton(kind)[0], np.array([node]), np.zeros(1, np.int64)):
-        parent = trie.parent[nodes]
-        count[nodes] = count[parent] + (behind[parent] == 0)
-        behind[nodes] = states
-        found.append(nodes)
-    nodes = np.concatenate(found)
-    return nodes, behind[nodes], count[nodes]
+    found = [(np.zeros(0, np.int64),) * 3]
+    above, behind, count = np.array([node]), np.zeros(1, np.int64), np.zeros(1, np.int64)
+    for nodes, states in trie.follow(_automaton(kind)[0], above, behind):
+        parent = np.searchsorted(above, trie.parent[nodes])
+        count = count[parent] + (behind[parent] == 0)
+        above, behind = nodes, states
+        found.append((nodes, states, count))
+    nodes, states, chars = (np.concatenate(parts) for parts in zip(*found))
+    return nodes, states, chars
 
 
 def _long(kind: int, texts: Texts) -> Long:

@@ -17,6 +17,7 @@ from lmc.fsm.minimise import DEAD
 
 _ONE_BY_ONE = 48  # nodes of a level: visited one by one up to here
 _SIDE_BY_SIDE = 3  # children: sooner looked at than the ways of a state are counted
+_MOSTLY_DEAD = 16  # nodes of a level for each legal one, from which on legal ones are sooner listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +175,11 @@ class ByteTrie:
             if near and begin == 1:
                 level[:] = self.nearer(dfa, level, near)
             legal = level >= 0
-            if np.count_nonzero(legal) * 4 < len(level):
+            if np.count_nonzero(legal) * _MOSTLY_DEAD < len(level):
                 behind[end:] = DEAD
-                nodes = np.flatnonzero(legal)
-                for below, states in self.follow(dfa, nodes + begin, level[nodes]):
-                    behind[below] = states
+                at = np.flatnonzero(legal)
+                nodes, states = self.from_all(dfa, at + begin, level[at])
+                behind[nodes] = states
                 break
             begin = end
         behind[0] = DEAD

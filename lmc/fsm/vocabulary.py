@@ -31,6 +31,7 @@ WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MANY_TAILS = 1024  # tokens that leave a run: from here on sooner followed along the vocabulary's trie than a trie of their own is made
 _MANY_LONG = 64  # tokens above LONG bytes that leave a run: from here on all are followed level by level
+_ALL_LEVELS = 12  # times as many texts as would be followed in lists of nodes: sooner all levels are
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -67,12 +68,14 @@ class Vocabulary:
         self.long_heads = frozenset(self._long)
 
     def prepare(self) -> Vocabulary:
-        """Finds now what constraints need of it, and its run within JSON strings, instead of in a step that others wait for; itself."""
+        """Finds now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
+        step that others wait for; itself."""
         _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
             _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie
-        for kind in range(len(WITHIN_STRINGS)):
-            self.string_run(kind).in_string(0, NO_LIMIT)
+        escaped = [node for byte in b'"\\/bfnrtu' if (node := self.trie.find(bytes([byte]))) is not None]
+        for kind, node in itertools.product(range(len(WITHIN_STRINGS)), [0, *escaped]):
+            self.string_run(kind, node).in_string(0, NO_LIMIT)
         return self
 
     @property
@@ -166,7 +169,7 @@ class Vocabulary:
             begin, end = children(node)
             if begin == end:
                 continue
-            if (string := dfa.string(at)) is not None and (type(string.kind) is int or self._below(node) >= _FEW_TEXTS):
+            if (string := dfa.string(at)) is not None and (type(string.kind) is int or self.texts_below(node) >= _FEW_TEXTS):
                 apart: list[int] = []
                 for text in string.but:
                     if (child := self.trie.find(text, node)) is not None:
@@ -180,7 +183,7 @@ class Vocabulary:
                 runs.append(InString(self.string_run(string.kind, node), string, apart))
                 continue
             if len(legal) > _MOST_ONE_BY_ONE:
-                if self._below(node) >= _MANY_TEXTS and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
+                if self.texts_below(node) >= _MANY_TEXTS and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                     runs.append(run[0])
                     legal += run[1] + run[2]
                     todo += run[2]
@@ -229,7 +232,7 @@ class Vocabulary:
                 continue
             legal += found
             todo += found
-        return _walked(self, dfa, legal, below, runs)
+        return _walked(self, dfa, state, legal, below, runs)
 
     def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
         """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
@@ -279,7 +282,7 @@ class Vocabulary:
         A text that is none of a few words, and may begin like one:    na│m│e    n, na, nam, name have states of their own; what leaves
         them for the loop is as the run says, whose other texts are `apart`.
         """
-        texts = self._below(node)
+        texts = self.texts_below(node)
         if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
@@ -400,13 +403,7 @@ class Vocabulary:
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
         """As `long_allowed`, level by level."""
         ids, trie, node_of = self._texts.long_trie
-        legal = np.zeros(len(trie.byte), bool)
-        begin, end = trie.children(0)
-        first = trie.nearer(dfa, dfa.row(state)[trie.byte[begin:end]].astype(np.int64), self.longest)
-        nodes = np.flatnonzero(first >= 0)
-        legal[begin + nodes] = True
-        legal[trie.from_all(dfa, begin + nodes, first[nodes])[0]] = True
-        return tuple(np.sort(ids[legal[node_of]]).tolist())
+        return tuple(np.sort(ids[trie.walk(dfa, state, self.longest)[node_of] >= 0]).tolist())
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -438,7 +435,7 @@ class Vocabulary:
             found &= (nodes < upper) | (begins < self.trie.begin[upper]) | (begins >= self.ends[upper])  # those above come first
         return found
 
-    def _below(self, node: int) -> int:
+    def texts_below(self, node: int) -> int:
         """Return how many texts of the trie begin with that of a node."""
         return int(self.ends[node]) - int(self.trie.begin[node])
 
@@ -563,6 +560,10 @@ class RunInLoop(NamedTuple):
         few = sum([total < _MANY_TAILS for total in itertools.accumulate([count for count, _ in legal])])
         return [byte for _, byte in legal[:few]], [byte for _, byte in legal[few:]]
 
+    def leaving(self, dfa: Arrays) -> int:
+        """Return the number of tokens of `exits`."""
+        return sum([self.run.leaving[byte] for byte in self._leaving(dfa)[1]])
+
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         """Return the possible continuations, as far as tokens go, where few tokens have them."""
         found: list[tuple[Tail, int]] = []
@@ -606,6 +607,9 @@ class InString(NamedTuple):
     def filling(self) -> list[int]:
         return self.run.ids[self.run.whole & (self.run.chars == self.string.high)].tolist()
 
+    def leaving(self, dfa: Arrays) -> int:
+        return 0
+
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         return [(tail, self.string.behind) for tail in self.run.in_string(self.string.low, self.string.high)]
 
@@ -629,13 +633,15 @@ def _loop(dfa: Arrays, state: int) -> tuple[SelfLoop, Turns | None] | None:
     return (loop, turns) if loop is not None and turns is not None and loop.state == turns.unbounded else None
 
 
-def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[tuple[int, int]], below: list[tuple[int, int]], runs: list[RunInLoop | InString]) -> Walked:
-    """legal   nodes of the trie, and the states after them
+def _walked(vocabulary: Vocabulary, dfa: Arrays, state: int, legal: list[_At], below: list[_At], runs: list[RunInLoop | InString]) -> Walked:
+    """state   at the root
+    legal   nodes of the trie, and the states after them
     below   nodes, with their states, below which nothing was visited
     runs    runs not visited
     """
-    if below and below[0][0] == 0:  # the root, so all nodes: level by level without lists of nodes
-        behind = vocabulary.trie.walk(dfa, below[0][1], LONG)
+    followed = sum([vocabulary.texts_below(node) for node, _ in below]) + sum([running.leaving(dfa) for running in runs])
+    if followed * _ALL_LEVELS > vocabulary.texts_below(0):  # as those of the root are: level by level without lists of nodes
+        behind = vocabulary.trie.walk(dfa, state, LONG)
         return Walked(vocabulary.bits(behind), (), None, (), (), behind)
     words, bits = vocabulary.words, None
     ids = vocabulary.ids_at([node for node, _ in legal])
