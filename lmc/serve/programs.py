@@ -30,7 +30,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend
 from lmc.backend.results import Result
 from lmc.backend.usage import Usage
-from lmc.errors import JournalError, LmcError, ProgramError, message_of
+from lmc.errors import HostTimeout, JournalError, LmcError, ProgramError, ToolError, message_of
 from lmc.frontend.interpreter import Function
 from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
@@ -220,12 +220,13 @@ class Published(DescribedProgram):
         """Return the error of a run for a client: a program's own exceptions by class and message, all with their
         line."""
         at = self._place(error)
-        if isinstance(error, LmcError):
+        if isinstance(error, LmcError) and not isinstance(error, ProgramError | ToolError | HostTimeout):
             told = as_api_error(error)
             return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
         hide(error)
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
-        return ApiError(500, f"{at}{type(error).__name__}: {message_of(error)}", kind="program_error")
+        message = error.message if isinstance(error, LmcError) else message_of(error)
+        return ApiError(500, f"{at}{type(error).__name__}: {message}", kind="program_error")
 
     def _place(self, error: BaseException) -> str:
         """Return `judge.py:17: `, of the program's file; nothing if the error came from elsewhere. Folders are not

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import json
 import logging
+import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,10 @@ def broken(s, how: str):
     s += how + lmc.gen("out", max_tokens=5)
     if how == "raise":
         raise LookupError("nothing there")
+    if how == "misuse":
+        s += lmc.gen("more", max_tokens=how)  # type: ignore[arg-type]
+    if how == "tool":
+        lmc.call_tool({"name": "find", "arguments": {}}, [])
     return threading.Lock() if how == "lock" else None
 
 
@@ -142,6 +147,13 @@ def test_a_programs_exception_is_told_and_a_result_that_is_no_json_refused(caplo
     assert raised.json()["error"]["message"] == NOTHING_THERE
     assert __file__ in caplog.text and "interpreter.py" not in caplog.text, "the log has the user's frames"
     assert "JSON cannot write" in post("/programs/broken", {"how": "lock"}, None, PROGRAMS).json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("how", "raised"), [("misuse", "ArgumentError"), ("tool", "ToolError")])
+def test_a_program_that_misuses_lmc_is_told_from_a_callers_bad_argument(how, raised):
+    response = post("/programs/broken", {"how": how}, None, PROGRAMS)
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "program_error")
+    assert re.match(rf"test_programs.py:\d+: {raised}: .*(max_tokens|find)", response.json()["error"]["message"])
 
 
 def test_an_answer_that_was_cut_is_told_as_far_as_it_came_where_the_program_goes_on():
