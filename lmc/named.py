@@ -18,7 +18,7 @@ from typing import Any
 from lmc.backend.api.redaction import shown
 from lmc.backend.usage import Prices
 from lmc.config import settings
-from lmc.errors import ParameterError
+from lmc.errors import MissingPackageError, ModelLoadError, ParameterError
 from lmc.extras import require
 from lmc.tracebacks import hide_in_constructor
 
@@ -45,7 +45,13 @@ def open_backend(name: str) -> Any:
     if name == "mock":
         return _constructor("lmc.backend.mock", "Mock")()
     check_model(name)
-    return _engine(name)
+    try:
+        return _engine(name)
+    except (MissingPackageError, ModelLoadError) as error:
+        kind, _, model = name.partition("/")
+        if kind in _SERVICES and kind not in _SERVERS and not Path(name).exists():  # a name of LiteLLM's, and perhaps one of the hub's
+            error.message += f"\na model behind an API is written {kind}:{model}"
+        raise
 
 
 def open_service(name: str, **options: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from lmc import named
-from lmc.errors import ParameterError
+from lmc.errors import ModelLoadError, ParameterError
 
 
 class Made:
@@ -76,6 +76,16 @@ def test_what_names_no_backend_says_what_there_is(made, name, says):
     with pytest.raises(ParameterError, match=r"openai:MODEL\[@URL\]") as caught:
         named.open_backend(name)
     assert says in str(caught.value) and made == []
+
+
+def test_a_hub_id_that_looks_like_a_model_of_an_api_says_how_that_is_written(monkeypatch):
+    def missing(name: str) -> Any:
+        raise ModelLoadError(f"{name}: not loadable as a hub id")
+
+    monkeypatch.setattr(named, "_engine", missing)
+    for name, hint in (("openai/gpt-4", r"\na model behind an API is written openai:gpt-4"), ("someone/model", ""), ("vllm/model", "")):
+        with pytest.raises(ModelLoadError, match=f"^{name}: not loadable as a hub id{hint}$"):
+            named.open_backend(name)
 
 
 @pytest.mark.parametrize(

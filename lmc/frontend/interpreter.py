@@ -555,6 +555,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
                     bound.append(self.arguments((), item))  # pyright: ignore[reportUnknownArgumentType]
                 elif hasattr(item, "_asdict"):  # a named tuple, such as a row of a table: the order of its columns means nothing
                     bound.append(self.arguments((), item._asdict()))
+                elif isinstance(item, tuple) and len(item) == 2 and type(item[1]).__name__ == "Series":  # pyright: ignore[reportUnknownArgumentType]
+                    raise ArgumentError('an index and a row of df.iterrows(), which has its values by name: write df.to_dict("records")', loc=caller_loc())
                 elif isinstance(item, (tuple, list)):
                     bound.append(self.arguments(item))  # pyright: ignore[reportUnknownArgumentType]
                 else:

@@ -666,6 +666,12 @@ def test_rows_of_tables_are_items_by_the_names_of_their_columns() -> None:
     with pytest.raises(ArgumentError, match=r'of a DataFrame, df\.to_dict\("records"\)'):
         program.run_batch(DataFrame(["essay"]), backend=Mock())
 
+    class Series(list[str]):
+        """A row of `df.iterrows()`, beside its index."""
+
+    with pytest.raises(ArgumentError, match=r'item 0 of the batch: an index and a row of df\.iterrows\(\).* df\.to_dict\("records"\)'):
+        program.run_batch(enumerate([Series(["essay"])]), backend=Mock())
+
 
 def test_arguments_are_checked_with_the_programs_place() -> None:
     @function
