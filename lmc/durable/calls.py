@@ -174,7 +174,7 @@ class JournaledCalls(Answers):
         by = task if of is None else MANY_TASKS  # of host code, whose tasks have one number
         contents, dropped = tuple(map(contents_digest, changeable)), list[Any]()
         with self.effects.lock:
-            self.effects.read(self.known.effects)
+            self.effects.read(self.known.effects, self.known.unmade)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
             call = RecordedCall(stream, name, digest, contents, shared, task, ordered)
             try:
@@ -195,7 +195,7 @@ class JournaledCalls(Answers):
             instead = next((e for e in self.effects.ordered.values() if e.call.stream == call.stream), None) if call.ordered and not self.diverges else None
             if instead is not None:
                 raise self._differs(call, args, kwargs, instead, loc)
-            number, self.effects.next = self.effects.next, self.effects.next + 1
+            number = self.effects.number(call)
         self.journal.put(
             self.item,
             ["i", number, *call[:4], [*map(int, call.shared)], call.task, int(call.ordered), shown_call(args, kwargs), "" if loc is None else str(loc)],

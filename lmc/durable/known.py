@@ -45,7 +45,8 @@ class KnownEffects:
     """The known effects of one run.
 
     known       effects that the program has not reached, by kind, then by contents and task;  ordered: such of them, by number
-    next        the number of the next one;  recalled: how many known ones the program has reached
+    unmade      numbers of calls that were not made after all, likewise
+    next        the number of the next new one;  recalled: how many known ones the program has reached
     given       objects that can change and were given to calls since the program has passed functions to libraries, or begun tasks, by id, with
                 the task of the last one
     under_way   calls that are being made
@@ -58,6 +59,7 @@ class KnownEffects:
 
     def __init__(self) -> None:
         self.known: dict[Kind, dict[tuple[tuple[int, ...], int], deque[Effect]]] | None = None
+        self.unmade: dict[tuple[Kind, tuple[tuple[int, ...], int]], deque[int]] = {}
         self.ordered: dict[int, Effect] = {}
         self.next = self.recalled = 0
         self._all: Iterable[Effect] = ()
@@ -75,14 +77,16 @@ class KnownEffects:
         self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
 
-    def read(self, effects: Mapping[int, Effect]) -> None:
+    def read(self, effects: Mapping[int, Effect], unmade: Mapping[int, Call]) -> None:
         """Take in the effects of earlier executions, once."""
         if self.known is None:
             self.known = {}
-            for effect in effects.values():
-                self.known.setdefault(effect.call.kind, {}).setdefault((effect.call.contents, effect.call.task), deque()).append(effect)
+            for number in sorted(unmade):
+                self.unmade.setdefault((unmade[number].kind, unmade[number].of_task), deque()).append(number)
+            for number in sorted(effects):
+                self.known.setdefault(effects[number].call.kind, {}).setdefault(effects[number].call.of_task, deque()).append(effects[number])
             self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
-            self.next, self._all = max(effects, default=-1) + 1, effects.values()
+            self.next, self._all = max((*effects, *unmade), default=-1) + 1, effects.values()
 
     def match(self, call: RecordedCall, again: Sequence[bool], *, strict: bool) -> Effect | None:
         """Return the known effect that a call is. None: it was not made.
@@ -95,7 +99,9 @@ class KnownEffects:
         again  which of what can change was given to a call before
         """
         groups = (self.known or {}).get(call.kind, {})
-        found = groups.get((call.contents, call.task))
+        found, unmade = groups.get(call.of_task), self.unmade.get((call.kind, call.of_task))
+        if unmade and (found is None or unmade[0] < _number(found)):
+            return None
         if found is None and (same := [g for (contents, _), g in groups.items() if contents == call.contents]):
             found, self.reordered = min(same, key=_number), True
         if found is None and not strict and groups:
@@ -108,10 +114,17 @@ class KnownEffects:
                 raise LookupError
         return None if found is None else found[0]
 
+    def number(self, call: Call) -> int:
+        """Return the number of a call that is made now: of one that was not made after all, the one that it had."""
+        if unmade := self.unmade.get((call.kind, call.of_task)):
+            return unmade.popleft()
+        self.next += 1
+        return self.next - 1
+
     def take(self, effect: Effect) -> None:
         """Mark an effect as reached."""
         assert self.known is not None
-        groups, key = self.known[effect.call.kind], (effect.call.contents, effect.call.task)
+        groups, key = self.known[effect.call.kind], effect.call.of_task
         groups[key].remove(effect)
         effect.passed, self.recalled = not effect.suspended, self.recalled + 1
         if not groups[key]:
@@ -146,7 +159,7 @@ class KnownEffects:
         """Mark an effect as not reached after all."""
         assert self.known is not None
         effect.passed = False
-        self.known[effect.call.kind].setdefault((effect.call.contents, effect.call.task), deque()).appendleft(effect)
+        self.known[effect.call.kind].setdefault(effect.call.of_task, deque()).appendleft(effect)
 
     def is_shared(self, x: Any, task: int) -> bool:
         """Return whether what is given to a call was given to one of another task or thread, or is given to a task of host code."""

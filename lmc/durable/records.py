@@ -46,6 +46,11 @@ class RecordedCall(NamedTuple):
     def kind(self) -> Kind:
         return self[:3]
 
+    @property
+    def of_task(self) -> tuple[tuple[int, ...], int]:
+        """Return what calls of a kind have in common that one task makes with the same contents, in one order."""
+        return self.contents, self.task
+
     def is_like(self, other: RecordedCall, known: Sequence[bool]) -> bool:
         """Return whether a call of the same kind differs in nothing but contents of what is shared, or `known`."""
         return all(a == b or any(may) for a, b, *may in zip(self.contents, other.contents, self.shared, other.shared, known, strict=True))
@@ -97,7 +102,7 @@ class Known:
 
     arguments  as data, or None if they are too large; then digest is of them
     answers    by place, then by the checksum of the request
-    effects    by number
+    effects    by number;  unmade: those that were not made after all, and have not begun again
     order      records of answers and effects in the order they became known
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
     ended      when that was, in seconds since 1970
@@ -108,6 +113,7 @@ class Known:
     digest: str | None = None
     answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
     effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
+    unmade: dict[int, Call] = field(default_factory=dict[int, Call])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
@@ -277,6 +283,7 @@ def _intent(known: Known, record: Record) -> None:
     _, number, stream, name, digest, contents, shared, task, ordered, shown, line = record
     call = RecordedCall(stream, name, digest, tuple(contents), tuple(shared), task, ordered)
     known.effects[number] = effect = Effect(_number(number), call, shown, line)
+    known.unmade.pop(number, None)
     known.order.append(effect)
 
 
@@ -310,8 +317,9 @@ def _deleted(known: Known, record: Record) -> None:
 
 
 def _undo(known: Known, record: Record) -> None:
-    """Take back a call that was not made after all."""
-    known.order.remove(known.effects.pop(_number(record[1])))
+    """Take back a call that was not made after all: where it is made, it has the same number."""
+    known.order.remove(effect := known.effects.pop(_number(record[1])))
+    known.unmade[effect.number] = effect.call
 
 
 def _end(known: Known, record: Record) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import re
 import warnings
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -386,6 +387,43 @@ def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
                 else:
                     assert not begun
         assert doubts >= 2
+
+
+WHO = ContextVar("who", default="nobody")
+
+
+def pays_who_it_is() -> str:
+    CALLS.append(("pay", WHO.get()))
+    return f"receipt of {WHO.get()}"
+
+
+async def paid(f: Any, who: str) -> str:
+    WHO.set(who)
+    f += pays_who_it_is() + lmc.gen("x", max_tokens=2)
+    return f["x"]
+
+
+@lmc.function
+async def pays_in_tasks(s: Any) -> Any:
+    forks = s.fork(2)
+    await asyncio.gather(paid(forks[0], "ann"), paid(forks[1], "bob"))
+    return [f.text() for f in forks]
+
+
+def test_a_call_that_was_not_made_is_its_tasks_own_when_it_is_made(tmp_path: Path) -> None:
+    """Not one with equal arguments, which another task made meanwhile: that one would be made twice, and this one never."""
+    path, expected = tmp_path / "j", seen(pays_in_tasks.run(backend=lmc.Mock(), seed=1))
+    pays_in_tasks.run(backend=lmc.Mock(), seed=1, journal=path)
+    lay(path, next(data for data in prefixes(path) if b'"i"' in data))
+    for _ in range(2):
+        CALLS.clear()
+        with pytest.raises(lmc.InDoubtEffect):
+            pays_in_tasks.run(backend=lmc.Mock(), journal=path)
+    lmc.Journal(path).retry()
+    CALLS.clear()
+    assert (seen(pays_in_tasks.run(backend=lmc.Mock(), journal=path)), CALLS) == (expected, [("pay", "ann")])
+    CALLS.clear()
+    assert (seen(pays_in_tasks.run(backend=lmc.Mock(), journal=path)), CALLS) == (expected, [])
 
 
 @lmc.function
