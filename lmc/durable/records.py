@@ -296,6 +296,7 @@ def _result(known: Known, record: Record) -> None:
         raise ValueError(f"the result of call {number} is {record[2:]}")
     effect = known.effects[number]
     effect.outcome, effect.ended, effect.suspended = record[2:], next(_ENDED), tag == "R"
+    _leave_course(known, effect)
 
 
 def _attempt_failed(known: Known, record: Record) -> None:
@@ -320,6 +321,15 @@ def _undo(known: Known, record: Record) -> None:
     """Take back a call that was not made after all: where it is made, it has the same number."""
     known.order.remove(effect := known.effects.pop(_number(record[1])))
     known.unmade[effect.number] = effect.call
+    _leave_course(known, effect)
+
+
+def _leave_course(known: Known, effect: Effect) -> None:
+    """Expect no more, of a call that is decided, what the program called in order behind it while it was in doubt: in a `finally`, or where it handled that."""
+    for later in reversed(known.effects.values()) if effect.call.ordered else ():
+        if later.number <= effect.number:
+            break
+        later.call = later.call._replace(ordered=False)
 
 
 def _end(known: Known, record: Record) -> None:

@@ -81,7 +81,7 @@ def _needed(records: list[Record]) -> list[Record]:
         if record[0] in _OF_EFFECTS:
             of.setdefault(record[1], []).append(n)
         elif record[0] == "u":
-            void.update(of.pop(record[1], ()), [n])
+            void.update(of.pop(record[1], [])[1:])  # its intent says whose call is to be made, and what came behind it
     return [record for n, record in enumerate(records) if n not in void and n not in ends[:-1]]
 
 

@@ -109,6 +109,39 @@ def test_a_call_behind_which_a_run_failed_is_made_again(tmp_path: Path, monkeypa
     assert run(journal, "broken", mock)[0] == "works" and CALLS == ["broken", "broken"] and len(mock.call_log) == 1
 
 
+@lmc.function
+def transacts(s: Any, q: str) -> Any:
+    try:
+        s += charge(q) + lmc.gen("a", max_tokens=3)
+    except BaseException:
+        charge("rollback")
+        raise
+    else:
+        charge("commit")
+    finally:
+        charge("close")
+    return charge(s["a"])
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("compacts", [False, True])
+def test_what_a_program_does_about_a_doubt_is_not_expected_of_it_later(made: bool, compacts: bool, tmp_path: Path) -> None:
+    """Such a run could not be resumed any more, whatever a person had decided."""
+    path, expected = tmp_path / "j", transacts.run("x", backend=lmc.Mock(), seed=1).ret_value
+    transacts.run("x", backend=lmc.Mock(), seed=1, journal=path)
+    lay(path, next(data for data in prefixes(path) if b'["record",0,["i",' in data))
+    with pytest.raises(lmc.InDoubtEffect):
+        transacts.run("x", backend=lmc.Mock(), journal=path)
+    lmc.Journal(path).resolve("charged x") if made else lmc.Journal(path).retry()
+    CALLS.clear()
+    for _ in range(2):  # once more where it was cut off again, at its end
+        if compacts:
+            lmc.Journal(path).compact()
+        assert transacts.run("x", backend=lmc.Mock(), journal=path).ret_value == expected
+        lay(path, prefixes(path)[-2])
+    assert [*(() if made else "x"), "commit", expected.removeprefix("charged ")] == CALLS
+
+
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run("done")
