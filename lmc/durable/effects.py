@@ -212,14 +212,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.CALLS_BACK
     if isinstance(owner, ThreadPoolExecutor | contextlib.AsyncExitStack):
         return CallKind.PASSES_ON
-    if (
-        is_language(owner)
-        or is_of_lmc(type(owner))
-        or is_of_lmc(function)
-        or (isinstance(owner, BaseException) and from_library(function))
-        or type(owner) in TURNS
-        or type(owner) in OWN_DATA
-    ):
+    known = is_language(owner) or is_of_lmc(type(owner)) or isinstance(owner, BaseException) or type(owner) in TURNS or type(owner) in OWN_DATA
+    if is_of_lmc(function) or (known and from_library(function)):
         return CallKind.EITHER if isinstance(owner, asyncio.TaskGroup) else CallKind.AGAIN
     if _is_of_pydantic(fn) or _is_of_pydantic(function):
         return CallKind.CALLS_BACK

@@ -54,10 +54,12 @@ class Recorder:
         """Return the replacement for `fn` in a call: itself, its instrumented twin, or a wrapper that records the
         call."""
         self.journal.progress += 1
-        if type(attribute(fn, "__self__")) in _PLAIN:
+        if type(attribute(fn, "__self__")) in _PLAIN and (type(fn) is not types.MethodType or is_of_lmc(fn.__func__)):  # else a function of the user's
             return fn
         if attribute(fn, "__name__", "") == "__await__" and inspect.isawaitable(awaitable := attribute(fn, "__self__")):
             return self.awaited(awaitable).__await__  # of `yield from tool().__await__()`
+        if type(fn) is types.MethodWrapperType and fn.__name__ == "__call__":  # of a function: `tool.__call__(x)`
+            return self.callee(fn.__self__)
         known = self._callees.get(id(fn))
         if known is not None and known[0] is fn:
             return known[1]

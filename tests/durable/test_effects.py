@@ -10,6 +10,7 @@ import random
 import threading
 import time
 import traceback
+import types
 import typing
 from dataclasses import replace
 from enum import StrEnum
@@ -781,12 +782,18 @@ def shares_containers(s: Any, shared: bool) -> Any:
     return rows, table
 
 
+@lmc.function
+def calls_in_rare_ways(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    return types.MethodType(charge, "bound")(), charge.__call__("dunder"), charge.__get__("got")()
+
+
 RECORDED: list[tuple[Any, dict[str, Any], str]] = [
     (takes_turns, {}, "await works, await works"), (leaves_loops, {}, ", ".join(["called"] * 6)), (prints_tracebacks, {}, "fail, printed"),
     (calls_an_object, {}, "Answers"), (looks_up, {"q": "q"}, "Shop.look"), (sorts, {"q": "q"}, ", ".join(["weight"] * 9)),
     (keeps_functions, {}, "charge"), (describes_its_tools, {}, "weight, Toolbox.do_search"), (adds_to_closures, {}, "charge, charge, charge, charge"),
     (marks_its_functions, {}, "marks, marks, through, eval"), (shares_containers, {"shared": False}, "first_of"),
-    (shares_containers, {"shared": True}, "first_of, puts"),
+    (shares_containers, {"shared": True}, "first_of, puts"), (calls_in_rare_ways, {}, "charge, charge, charge"),
 ]  # fmt: skip
 
 
