@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmc import config
-from lmc.backend.api.client import UsageLedger
+from lmc.backend.api.spending import UsageLedger
 from lmc.backend.usage import Usage
 from lmc.errors import UnsupportedOpError
 

@@ -9,9 +9,10 @@ import pytest
 
 import lmc
 from lmc.backend.api import rates
-from lmc.backend.api.client import AttemptUsage, Client, Patience, UsageLedger
+from lmc.backend.api.client import Client, Patience
 from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.rates import ConcurrencyLimit, told
+from lmc.backend.api.spending import AttemptUsage, UsageLedger
 
 pytestmark = pytest.mark.api
 

@@ -11,15 +11,18 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.anthropic_bodies import EventAssembler, answer_of, cacheable, text_of, tools_of, turns, usage_of, with_marks
-from lmc.backend.api.backend import BEGIN, ApiBackend, Feed, OnRefusal, Sample, ServerReply
+from lmc.backend.api.backend import BEGIN, ApiBackend, OnRefusal
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, rules_of
-from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
+from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.network import broken, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.replies import Sample, ServerReply
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.sse import events
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.wire import bounded, listed_models, lowered, parsed, refused, secrets_of, with_userinfo_in_header

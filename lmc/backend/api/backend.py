@@ -1,39 +1,32 @@
-"""Base of all API backends: handles, the order of answers, cancelling, verified constraints, speculation. No server's
-protocol.
-
-Ownership of objects:
-
-    Handle ──► _Ticket ──► Work ──► the ticket of its parent (until that has answered)
-    Result ──► _Ticket     the task of a Work holds results only weakly: when an answer is no longer referenced,
-                           the ticket is freed, and the request ends
-"""
+"""Base of all API backends: the order of answers, cancelling, verified constraints, speculation. No server's protocol."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lmc import observing
 from lmc.backend.api.batch_api import BatchApi
 from lmc.backend.api.batches import BatchQueue
-from lmc.backend.api.bodies import FILTERED, REFUSAL, choice_in, cost_of
+from lmc.backend.api.bodies import REFUSAL, choice_in, cost_of
 from lmc.backend.api.caching import CacheRules
-from lmc.backend.api.client import AttemptUsage, Client, Patience, Spending, UsageLedger
+from lmc.backend.api.client import Client, LazyClient, Patience
 from lmc.backend.api.exchange import Fault, Wire
+from lmc.backend.api.handles import ApiHandle, ApiResult, Feed, Submission, SubmissionInbox, SubmissionTicket, end_of, feeder
 from lmc.backend.api.loop import LoopThread
-from lmc.backend.api.messages import outside
-from lmc.backend.api.place import ROOT, PromptNode, Rest
+from lmc.backend.api.messages import role_after
+from lmc.backend.api.place import ROOT, PromptNode, Rest, extended
+from lmc.backend.api.replies import Sample, ServerReply, meta_of
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
+from lmc.backend.api.spending import AttemptUsage, Spending, UsageLedger
 from lmc.backend.api.verify import answer_in, as_schema, matching
 from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, check_supported
-from lmc.backend.results import Output, Result
+from lmc.backend.results import Output
 from lmc.backend.usage import Counters, Prices, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.config import log
@@ -48,9 +41,8 @@ from lmc.errors import (
     UnsupportedOpError,
 )
 from lmc.forking import belongs_here
-from lmc.segments import Constraint, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Text
+from lmc.segments import Constraint, Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
 
-Feed = Callable[[str], None]
 _NO_HINTS = Hints()
 BEGIN = 8
 """Concurrent requests to a service with limits, before it has reported them."""
@@ -59,141 +51,6 @@ OnRefusal = Literal["raise", "return"]
 _ROOM = 16  # tokens of an object around an answer
 _NAMED = 5  # models of a server that a message names
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One text of an answer as returned by the server.
-
-    finish  its end, in the form of `meta["finish_reason"]`
-    tokens  log-probability, id (None where the server gives none) and text of each token, if requested
-    top     for each token the likeliest ones, the same way
-    ids     of the tokens, if the server gives ids
-    extra   more for the meta info, such as tool calls
-    """
-
-    text: str
-    finish: Mapping[str, Any]
-    tokens: tuple[tuple[float | None, int | None, str], ...] | None = None
-    top: tuple[tuple[tuple[float, int | None, str], ...], ...] | None = None
-    ids: tuple[int, ...] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def blocks(self) -> Sequence[Mapping[str, Any]]:
-        """Return the blocks that the server expects back besides the text."""
-        return self.extra.get("blocks") or ()
-
-    @property
-    def withheld(self) -> bool:
-        """Return whether the model refused, or a filter stopped it."""
-        return self.finish.get("type") in (REFUSAL, FILTERED)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerReply:
-    """A server's answer to one request. `expected`: required beginning that is not part of the answer; `stops`: sent
-    with it."""
-
-    samples: tuple[Sample, ...]
-    id: str = ""
-    model: str = ""
-    expected: str = ""
-    stops: tuple[str, ...] = ()
-    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-# -- handles ---------------------------------------------------------------------------------------------------------
-
-
-class Cancellable(Protocol):
-    def cancel(self) -> object: ...
-
-
-class Submission:
-    """A submission in progress: its segments and its results. Belongs to the loop's thread once submitted."""
-
-    __slots__ = ("__weakref__", "abandoned", "after", "hints", "parent", "results", "segments", "tally", "task", "waiting")
-
-    def __init__(self, segments: Sequence[Segment], hints: Hints, parent: _Ticket | None) -> None:
-        self.segments, self.hints, self.parent = tuple(segments), hints, parent
-        self.results: list[weakref.ref[_ApiResult]] = []
-        self.after: PromptNode | BaseException | None = None  # the prompt's end, once known
-        self.waiting: list[Callable[[], object]] = []  # called once it is
-        self.task: Cancellable | None = None
-        self.tally: AttemptUsage | None = None  # spending on its answer before its task began
-        self.abandoned = False  # no longer wanted
-
-    def complete(self, after: PromptNode | BaseException) -> None:
-        if self.after is None:
-            self.after, self.parent = after, None
-            waiting, self.waiting = self.waiting, []
-            for wake in waiting:
-                wake()
-
-    def fail(self, error: BaseException) -> None:
-        """Fail unfinished parts; everything that waits for them fails with the same error. From any thread."""
-        for ref in self.results:
-            result = ref()
-            if result is not None:
-                result.fail(error)
-
-
-class _Ticket:
-    """Keeps a submission wanted; when it is freed, the request ends."""
-
-    __slots__ = ("ledger", "loop", "role", "work")
-
-    def __init__(self, loop: LoopThread, work: Submission, role: str | None, ledger: UsageLedger) -> None:
-        self.loop, self.work, self.role, self.ledger = loop, work, role, ledger
-
-    def __del__(self) -> None:
-        # may run in any thread, at any moment, also inside the garbage collector: must only post
-        self.work.abandoned = True
-        task = self.work.task
-        if self.work.after is None and task is not None:
-            self.loop.post_if_running(task.cancel)
-
-
-class _ApiResult(Result):
-    """A result that keeps its request alive while it may still be read."""
-
-    __slots__ = ("__weakref__", "_ticket")
-
-    def __init__(self, ticket: _Ticket) -> None:
-        super().__init__()
-        self._ticket = ticket
-
-
-class ApiHandle:
-    """A prompt submitted to an API, up to and including its submission."""
-
-    __slots__ = ("_results", "ticket")
-
-    def __init__(self, ticket: _Ticket, results: tuple[Result, ...]) -> None:
-        self.ticket, self._results = ticket, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
-
-    def cancel(self) -> None:
-        """Cancel unfinished parts; their results, and those of everything that depends on them, fail."""
-        work = self.ticket.work
-        if work.hints.guess:
-            self.ticket.ledger.add(wasted=1)
-        error = CancelledError("the request was cancelled before its answer was complete")
-        work.fail(error)
-        self.ticket.loop.post(_cancel, work, error)
-
-
-def _cancel(work: Submission, error: BaseException) -> None:
-    work.complete(error)
-    if work.task is not None:
-        work.task.cancel()
-
-
-# -- the backend -----------------------------------------------------------------------------------------------------
 
 
 class ApiBackend(ABC):
@@ -231,12 +88,12 @@ class ApiBackend(ABC):
         self.ledger, key = UsageLedger(prices), self.key  # this must not be kept alive by its client
         self._loop = LoopThread(f"lmc-{name}"[:40])
         ledger = self.ledger
-        self._client = _Lazy(
+        self._client = LazyClient(
             lambda: Client(wire(), name=name, ledger=ledger, concurrency=concurrency, patience=patience or Patience(), begin=begin, key=key), self._loop
         )
         self._listed: asyncio.Task[Sequence[str]] | None = None
         self._works: weakref.WeakSet[Submission] = weakref.WeakSet()
-        self._inbox = _Inbox()
+        self._inbox = SubmissionInbox()
         self._finalizer = weakref.finalize(self, self._loop.close, timeout=None)  # a destructor must not wait
         self._finalizer.atexit = False
         belongs_here(self)
@@ -325,12 +182,12 @@ class ApiBackend(ABC):
         if hints.group is not None:
             self.ledger.submitted(hints)
         work = Submission(segments, hints, ticket)
-        mine = _Ticket(self._loop, work, role, self.ledger)
-        results = tuple([_ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
+        mine = SubmissionTicket(self._loop, work, role, self.ledger)
+        results = tuple([ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
         work.results = [weakref.ref(r) for r in results]
         self._works.add(work)
         if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, PromptNode)):
-            work.complete(self._extended(ROOT if ticket is None else ticket.work.after, segments))  # type: ignore[arg-type]
+            work.complete(extended(ROOT if ticket is None else ticket.work.after, segments))  # type: ignore[arg-type]
         else:
             self._inbox.append(work)
             if not self._inbox.posted:
@@ -404,7 +261,7 @@ class ApiBackend(ABC):
         if self._loop.closed:
             raise BackendError(f"{self.name} is closed")
 
-    def _ticket_of(self, parent: Handle | None) -> _Ticket | None:
+    def _ticket_of(self, parent: Handle | None) -> SubmissionTicket | None:
         self._check_open()
         if parent is None:
             return None
@@ -412,14 +269,14 @@ class ApiBackend(ABC):
             raise BackendError(f"{self.name} was given a handle of another backend")
         return parent.ticket
 
-    def _check(self, parent: _Ticket | None, segments: Sequence[Segment]) -> str | None:
+    def _check(self, parent: SubmissionTicket | None, segments: Sequence[Segment]) -> str | None:
         """Refuse unsupported requests; return the role of the message that is open after the segments."""
         able = self.capabilities
         check_supported(able, segments)
         role = parent.role if parent is not None else None
         for segment in segments:
             if isinstance(segment, Text):
-                role = self._role_after(role, segment, able.raw_text)
+                role = role_after(role, segment, able.raw_text, self.name)
             elif not isinstance(segment, Image | Given):
                 if not able.raw_text and role != "assistant":
                     where = "between messages" if role is None else f"in {role} messages"
@@ -438,22 +295,6 @@ class ApiBackend(ABC):
                     raise UnsupportedOpError("deadline=", self.name, "it has no batch API: leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=segment.loc)
                 self.check_batched(segment)
 
-    def _role_after(self, role: str | None, text: Text, raw_text: bool) -> str | None:
-        for part in text.parts:
-            if isinstance(part, Mark):
-                role = part.role if part.edge == "begin" else None
-            elif not raw_text and role is None and (not isinstance(part, str) or part.strip()):
-                raise outside(self.name)
-        return role
-
-    def _extended(self, place: PromptNode, segments: Sequence[Segment]) -> PromptNode:
-        for segment in segments:
-            if isinstance(segment, Given):
-                place = place.answered(segment.text, ids=segment.ids or None, blocks=json.loads(segment.blocks) if segment.blocks else ())
-                continue
-            place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
-        return place
-
     # on the loop
 
     def begin(self, works: Sequence[Submission]) -> None:
@@ -468,7 +309,7 @@ class ApiBackend(ABC):
     async def _run(self, work: Submission) -> None:
         try:
             await self._client.ready(self.prepare)
-            place = await _place_of(work.parent)
+            place = await end_of(work.parent)
             with observing.within(work.hints.trace):
                 place = await self._answered(place, work)
             if work.hints.pin:
@@ -491,10 +332,10 @@ class ApiBackend(ABC):
                 place = await self._answer(place, segment, work, work.results[index])
                 index += 1
             else:
-                place = self._extended(place, (segment,))
+                place = extended(place, (segment,))
         return place
 
-    async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[_ApiResult]) -> PromptNode:
+    async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[ApiResult]) -> PromptNode:
         tally = work.tally or AttemptUsage(ask.name, ask.loc, work.hints.shared, work.hints.trace)
         if (desk := _desk(work.hints)) is not None:
             tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
@@ -534,14 +375,14 @@ class ApiBackend(ABC):
         near = get_close_matches(self.model, names, _NAMED, 0.4) or (names if len(names) <= _NAMED else ())
         return f"; the server has {', '.join(map(repr, near))}" if near else f"; none of the server's {len(names)} models has a name like it"
 
-    def spent_in_vain(self, work: Submission, result: weakref.ref[_ApiResult], tally: AttemptUsage) -> None:
+    def spent_in_vain(self, work: Submission, result: weakref.ref[ApiResult], tally: AttemptUsage) -> None:
         """An answer of a submission fails, and has cost something all the same."""
         charge(work.hints.owner, tally.usage)
         waiting = result()
         if waiting is not None:
             waiting.in_vain = tally.usage, tally.unreported
 
-    def finish(self, work: Submission, result: weakref.ref[_ApiResult], output: Output) -> None:
+    def finish(self, work: Submission, result: weakref.ref[ApiResult], output: Output) -> None:
         """Record an answer of a submission."""
         if self._prices is not None:
             cost = self._prices.of(output.usage)
@@ -552,10 +393,10 @@ class ApiBackend(ABC):
             waiting.finish(output)
 
     async def _asked_for(
-        self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[_ApiResult], tally: AttemptUsage
+        self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[ApiResult], tally: AttemptUsage
     ) -> tuple[PromptNode, Output]:
         if isinstance(ask, Gen):
-            feed = _feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
+            feed = feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None
             return await self._gen(place, ask, work.hints, feed, tally)
         output = await self.choose(place, ask, tally)
         return place.answered(output.text), output
@@ -586,7 +427,7 @@ class ApiBackend(ABC):
             log("spec", f"{self.name}: the answer to {ask.name!r} cannot be determined from one request for several; it is requested separately")
             self.ledger.add(wasted=1)
             return await self._alone(place, ask, hints.beyond.gens, feed, tally)
-        meta = {**self._meta(reply, reply.samples[0], tally), "finish_reason": found.finish}
+        meta = {**meta_of(reply, reply.samples[0], tally), "finish_reason": found.finish}
         return place.answered(found.text, rest=found.rest), Output((found.text,), (meta,), tally.usage)
 
     def _first(self, reply: ServerReply, ask: Gen, beyond: Beyond) -> FoundAnswer | None:
@@ -683,28 +524,9 @@ class ApiBackend(ABC):
     def _output(
         self, place: PromptNode, reply: ServerReply, samples: Sequence[Sample], tally: AttemptUsage, broken: int, extra: Mapping[str, Any]
     ) -> tuple[PromptNode, Output]:
-        metas = tuple([{**self._meta(reply, sample, tally), **extra} for sample in samples])
+        metas = tuple([{**meta_of(reply, sample, tally), **extra} for sample in samples])
         output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
         return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
-
-    def _meta(self, reply: ServerReply, sample: Sample, tally: AttemptUsage) -> dict[str, Any]:
-        """Return an answer's meta info, under SGLang's keys."""
-        found: dict[str, Any] = {
-            "id": reply.id,
-            "model": reply.model,
-            "finish_reason": dict(sample.finish),
-            "prompt_tokens": tally.usage.prompt_tokens,
-            "completion_tokens": tally.usage.completion_tokens,
-            "cached_tokens": tally.usage.cached_tokens,
-            **tally.meta,
-            **reply.meta,
-            **sample.extra,
-        }
-        if sample.tokens is not None:
-            found["output_token_logprobs"] = [list(token) for token in sample.tokens]
-        if sample.top is not None:
-            found["output_top_logprobs"] = [[list(token) for token in tokens] for tokens in sample.top]
-        return found
 
     async def choose_by_answer(self, place: PromptNode, ask: Select, tally: AttemptUsage, room: int = _ROOM) -> Output:
         """Choose by an answer that can only be a choice: by the server's constraint, or verified here. `room`: tokens
@@ -749,48 +571,7 @@ def _spoken(found: FoundAnswer) -> Output:
     return Output((found.text,), (meta,), Usage())
 
 
-class _Lazy:
-    """A client that is made on the loop for the first request, with the backend's findings about its server."""
-
-    def __init__(self, make: Callable[[], Client], loop: LoopThread) -> None:
-        self._make, self._loop = make, loop
-        self._made: Client | None = None
-        self._prepared: asyncio.Task[Any] | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether a request may be sent."""
-        prepared = self._prepared
-        return prepared is not None and prepared.done() and not prepared.cancelled() and prepared.exception() is None
-
-    @property
-    def now(self) -> Client:
-        assert self._made is not None, "no request is on its way"
-        return self._made
-
-    @property
-    def said(self) -> dict[str, Any]:
-        return self._made.rates.said if self._made is not None else {}
-
-    async def ready(self, prepare: Callable[[], Any]) -> None:
-        if self._made is None:
-            self._made = self._make()
-            self._loop.at_close(self._made.wire.close)
-        if self._prepared is None:
-            self._prepared = self._loop.spawn(prepare())
-        if self._prepared.done():
-            self._prepared.result()
-        else:
-            await asyncio.shield(self._prepared)
-
-
-class _Inbox(deque[Submission]):
-    """Submissions that the loop has not seen. `posted`: the loop will read them, and has not begun."""
-
-    posted = False
-
-
-def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
+def _begin(backend: weakref.ref[ApiBackend], inbox: SubmissionInbox) -> None:
     """Start the submissions that have arrived; on the loop."""
     inbox.posted = False
     found, works = backend(), list[Submission]()
@@ -804,27 +585,3 @@ def _begin(backend: weakref.ref[ApiBackend], inbox: _Inbox) -> None:
             works.append(work)
     if found is not None:
         found.begin(works)
-
-
-async def _place_of(parent: _Ticket | None) -> PromptNode:
-    """Return the end of the parent's prompt: wait for its answers, and raise their errors."""
-    if parent is None:
-        return ROOT
-    work = parent.work
-    if work.after is None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        work.waiting.append(lambda: future.done() or future.set_result(None))
-        await future
-    if isinstance(work.after, BaseException):
-        raise work.after
-    assert work.after is not None
-    return work.after
-
-
-def _feeder(ref: weakref.ref[_ApiResult]) -> Feed:
-    def feed(delta: str) -> None:
-        result = ref()
-        if result is not None and not result.done:
-            result.feed(delta)
-
-    return feed

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmc.backend.api.client import AttemptUsage
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.segments import Constraint

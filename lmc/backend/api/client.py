@@ -1,4 +1,4 @@
-"""Calls to an API: concurrency, retries, and the cost of all attempts.
+"""Calls to an API: concurrency and retries. What all attempts cost is in spending.py.
 
 A `Wire` sends one request once and returns the response; a `Client` decides what happens then:
 
@@ -12,158 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from lmc.backend.api.batches import Waves
-from lmc.backend.api.exchange import AnsweringServer, Body, Fault, HttpRequest, Malformed, Received, Wire, reading
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received, Wire, reading
+from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.network import PROXY_KEY
 from lmc.backend.api.rates import Rates, Ticket
 from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
-from lmc.backend.base import Hints
-from lmc.backend.usage import Prices, Usage
+from lmc.backend.api.spending import AttemptAccount, AttemptUsage, UsageLedger
+from lmc.backend.usage import Usage
 from lmc.config import log
-from lmc.errors import BackendError, LmcError, Loc, PromptTooLongError
-
-# -- spending --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """Spending of a backend since its start.
-
-    usage       the sum of the server's reports, whether the answer was usable or not
-    attempts    requests that were sent
-    retries     of those, repeated after a fault
-    unreported  attempts of unknown cost: resets, timeouts, broken bodies
-    speculated  answers covered by an earlier request
-    wasted      requests with unusable answers
-    cost        by the backend's prices, None if it has none
-    """
-
-    usage: Usage = field(default_factory=Usage)
-    attempts: int = 0
-    retries: int = 0
-    unreported: int = 0
-    speculated: int = 0
-    wasted: int = 0
-    cost: float | None = None
-
-
-class UsageLedger:
-    """Adds up submissions and spending, from any thread. `groups` and `twins` as in Counters."""
-
-    def __init__(self, prices: Prices | None) -> None:
-        self._prices, self._lock, self._cost = prices, threading.Lock(), 0.0
-        self._usages = [Usage()]  # a sum, and what is not yet in it
-        self._attempts = self._retries = self._unreported = self._speculated = self._wasted = 0
-        self.groups = self.twins = 0
-        self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
-
-    def submitted(self, hints: Hints) -> None:
-        """Record that a request of a group is about to be made."""
-        assert hints.group is not None
-        with self._lock:
-            self.twins += hints.sample_index[0] > 0
-            if hints.group not in self._latest:
-                self.groups += 1
-                self._latest[hints.group] = None
-                if len(self._latest) > _LATEST:
-                    self._latest.popitem(last=False)
-
-    def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
-        with self._lock:
-            if usage is not None:
-                self._usages.append(usage)
-                if self._prices is not None:
-                    self._cost += self._prices.of(usage)
-                if len(self._usages) > _UNSUMMED:
-                    self._usages = [Usage.sum(self._usages)]
-            self._attempts += attempts
-            self._retries += retries
-            self._unreported += unreported
-            self._speculated += speculated
-            self._wasted += wasted
-
-    def spent(self) -> Spending:
-        with self._lock:
-            cost = None if self._prices is None else self._cost
-            self._usages = [Usage.sum(self._usages)]
-            return Spending(self._usages[0], self._attempts, self._retries, self._unreported, self._speculated, self._wasted, cost)
-
-
-_NO_USAGE = Usage()
-_UNSUMMED = 64  # usages that are summed together: most of a sum's cost is making it
-
-
-@dataclass(slots=True)
-class AttemptUsage:
-    """Cost of one answer so far: every attempt for it counts. `loc` and `name` identify it, `shared` and `trace` are as
-    in Hints.
-
-    failed    error of the latest attempt, one in a list; None: no need to back off
-    waves     of batches for its requests; None: they are sent at once
-    identity  of the request, besides its prompt, for batches;  sent: requests for it so far
-    choosing  it is a select's
-    """
-
-    name: str | None = None
-    loc: Loc | None = None
-    shared: tuple[tuple[int, float], ...] = ()
-    trace: tuple[tuple[str, str], ...] = ()
-    usage: Usage = _NO_USAGE
-    attempts: int = 0
-    unreported: int = 0
-    failed: Fault | None = None
-    waves: Waves | None = None
-    identity: str = ""
-    sent: int = 0
-    choosing: bool = False
-
-    def add(self, other: AttemptUsage) -> None:
-        """Count the attempts of another one, too."""
-        self.usage += other.usage
-        self.attempts += other.attempts
-        self.unreported += other.unreported
-
-    @property
-    def meta(self) -> Body:
-        """Return its part of the answer's meta info: only exceptional facts."""
-        found: Body = {"attempts": self.attempts} if self.attempts > 1 else {}
-        return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
-
-
-class _Account:
-    """Cost of one attempt, entered once: the reported usage, or that there was no report."""
-
-    def __init__(self, ledger: UsageLedger, tally: AttemptUsage) -> None:
-        self._ledger, self._tally, self._open = ledger, tally, True
-
-    def reported(self, usage: Usage | None, origin: AnsweringServer | None) -> None:
-        if usage is None:
-            return self.close()
-        self._open = False
-        if origin is not None:
-            origin.used(usage)
-        self._tally.usage += usage
-        self._ledger.add(usage=usage)
-
-    def close(self) -> None:
-        """Close: nothing more will be reported."""
-        if self._open:
-            self._open = False
-            self._tally.unreported += 1
-            self._ledger.add(unreported=1)
-
-
-# -- the client ------------------------------------------------------------------------------------------------------
+from lmc.errors import BackendError, LmcError, PromptTooLongError
 
 T = TypeVar("T")
-_LATEST = 1 << 14  # groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +72,7 @@ class Client:
         if tally.waves is not None:
             return await self._batched(tally.waves, request, usage, read, tally)
 
-        async def attempt(sent: HttpRequest, ticket: Ticket, account: _Account) -> T:
+        async def attempt(sent: HttpRequest, ticket: Ticket, account: AttemptAccount) -> T:
             received = await self.wire.post(sent)
             self.heard(ticket, received.headers)
             reported = self.usage(usage, received.body, sent.body)
@@ -227,7 +92,7 @@ class Client:
     ) -> T:
         """As `call`, for an answer that comes in pieces. A new attempt starts with a new gatherer."""
 
-        async def attempt(sent: HttpRequest, ticket: Ticket, account: _Account) -> T:
+        async def attempt(sent: HttpRequest, ticket: Ticket, account: AttemptAccount) -> T:
             into, last = gather(), Received({})
             reported: Usage | None = None
             events = 0
@@ -252,7 +117,7 @@ class Client:
         first, tally.sent = tally.sent * _ATTEMPTS, tally.sent + 1
         number = 0
         while True:
-            account, sent = _Account(self.ledger, tally), request()
+            account, sent = AttemptAccount(self.ledger, tally), request()
             tally.attempts += 1
             self.ledger.add(attempts=1, retries=number > 0)
             try:
@@ -279,14 +144,14 @@ class Client:
     def _answered(self, ticket: Ticket, sent: HttpRequest, usage: Usage | None) -> None:
         self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
 
-    async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, _Account], Any], tally: AttemptUsage) -> Any:
+    async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, AttemptAccount], Any], tally: AttemptUsage) -> Any:
         number = 0
         if tally.failed is not None:
             fault, number, tally.failed = tally.failed, tally.attempts - 1, None
             await self._before_another(fault, number, tally)
             number += 1
         while True:
-            account, ticket = _Account(self.ledger, tally), None
+            account, ticket = AttemptAccount(self.ledger, tally), None
             try:
                 async with self.rates.room:
                     sent = request()
@@ -379,3 +244,38 @@ class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
     def add(self, body: Body) -> None: ...
 
     def result(self) -> T: ...
+
+
+class LazyClient:
+    """A client that is made on the loop for the first request, with the backend's findings about its server."""
+
+    def __init__(self, make: Callable[[], Client], loop: LoopThread) -> None:
+        self._make, self._loop = make, loop
+        self._made: Client | None = None
+        self._prepared: asyncio.Task[Any] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether a request may be sent."""
+        prepared = self._prepared
+        return prepared is not None and prepared.done() and not prepared.cancelled() and prepared.exception() is None
+
+    @property
+    def now(self) -> Client:
+        assert self._made is not None, "no request is on its way"
+        return self._made
+
+    @property
+    def said(self) -> dict[str, Any]:
+        return self._made.rates.said if self._made is not None else {}
+
+    async def ready(self, prepare: Callable[[], Any]) -> None:
+        if self._made is None:
+            self._made = self._make()
+            self._loop.at_close(self._made.wire.close)
+        if self._prepared is None:
+            self._prepared = self._loop.spawn(prepare())
+        if self._prepared.done():
+            self._prepared.result()
+        else:
+            await asyncio.shield(self._prepared)

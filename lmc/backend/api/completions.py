@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Feed, OnRefusal, Sample, ServerReply
+from lmc.backend.api.backend import ApiBackend, OnRefusal
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
@@ -36,13 +36,16 @@ from lmc.backend.api.bodies import (
 )
 from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
-from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed, Wire
+from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import beginning, key_of
+from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities

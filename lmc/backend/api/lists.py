@@ -14,15 +14,17 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from lmc.backend.api.backend import ServerReply, Submission
-from lmc.backend.api.client import AttemptUsage, Client
+from lmc.backend.api.client import Client
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
+from lmc.backend.api.handles import Submission
 from lmc.backend.api.members import Member, MemberAnswer, Seat, index_of
-from lmc.backend.api.place import ROOT, PromptNode
+from lmc.backend.api.place import ROOT, PromptNode, extended
 from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
+from lmc.backend.api.replies import ServerReply
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 from lmc.config import log
 from lmc.errors import BackendError, CancelledError, LmcError, PromptTooLongError
@@ -126,7 +128,7 @@ class Listed(Completions):
         seat = None
         if not before.broken and before.rest is None:
             try:
-                place = self._extended(before, work.segments if ask is None else work.segments[:-1])
+                place = extended(before, work.segments if ask is None else work.segments[:-1])
                 member = self.member(place, ask)
                 if member is None and ask is None:
                     return work.complete(place)

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from lmc.backend.api.backend import Submission
-from lmc.backend.api.client import AttemptUsage
 from lmc.backend.api.exchange import Body, Fault
+from lmc.backend.api.handles import Submission
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.spending import AttemptUsage
 from lmc.errors import CancelledError
 from lmc.segments import Gen
 

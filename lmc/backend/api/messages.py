@@ -10,7 +10,7 @@ from lmc.backend.api.place import PromptNode
 from lmc.chat import ChatTemplate, RoleTemplate
 from lmc.errors import UnsupportedOpError
 from lmc.images import data_url
-from lmc.segments import DOCUMENT, Image, Mark, Part, Special, plain
+from lmc.segments import DOCUMENT, Image, Mark, Part, Special, Text, plain
 from lmc.tools import with_calls
 
 Message = dict[str, Any]
@@ -84,6 +84,16 @@ def _check_between(found: Sequence[Part], written: Sequence[Part], target: str) 
     """Check that only white space is between messages besides the template's text there."""
     if plain(found).strip() != plain(written).strip():
         raise outside(target)
+
+
+def role_after(role: str | None, text: Text, raw_text: bool, target: str) -> str | None:
+    """Return the role of the message that is open after a text. Raises for text outside of messages, unless `raw_text`."""
+    for part in text.parts:
+        if isinstance(part, Mark):
+            role = part.role if part.edge == "begin" else None
+        elif not raw_text and role is None and (not isinstance(part, str) or part.strip()):
+            raise outside(target)
+    return role
 
 
 def outside(target: str) -> UnsupportedOpError:

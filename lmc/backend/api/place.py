@@ -3,11 +3,12 @@ prefix."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmc.segments import Image, Mark, Part, SamplingParams
+from lmc.segments import Given, Image, Mark, Part, SamplingParams, Segment, Text
 
 Blocks = Sequence[Mapping[str, Any]]
 
@@ -105,3 +106,13 @@ class PromptNode:
 
 
 ROOT = PromptNode()
+
+
+def extended(place: PromptNode, segments: Sequence[Segment]) -> PromptNode:
+    """Return a prompt extended by literal and given segments."""
+    for segment in segments:
+        if isinstance(segment, Given):
+            place = place.answered(segment.text, ids=segment.ids or None, blocks=json.loads(segment.blocks) if segment.blocks else ())
+            continue
+        place = place.literal(segment.parts if isinstance(segment, Text) else (segment,) if isinstance(segment, Image) else ())
+    return place

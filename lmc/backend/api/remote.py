@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import ApiHandle, Submission
 from lmc.backend.api.bodies import usage_of
-from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
+from lmc.backend.api.handles import ApiHandle, Submission
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.lists import Listed
 from lmc.backend.api.members import Member
@@ -22,6 +22,7 @@ from lmc.backend.api.prefixes import ROUTING, beginning, key_of, keys_of
 from lmc.backend.api.proxied import ProxiedWire
 from lmc.backend.api.redaction import addressed
 from lmc.backend.api.server_info import is_router, told, urls_of, without_root
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.base import Capabilities, Handle, Hints
 from lmc.backend.usage import Usage

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lmc.backend.api.bodies import Listed, cost_of
-from lmc.backend.api.client import AttemptUsage
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.tokens import Tokens
 from lmc.backend.engine.choices import decide
 from lmc.backend.results import Output

@@ -8,16 +8,17 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Feed, Sample, ServerReply
 from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
-from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
+from lmc.backend.api.handles import Feed
 from lmc.backend.api.members import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.prefixes import keys_of, picture_keys
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
+from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.scoring import ScoredRow, Scoring, aligned, chosen
 from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
 from lmc.backend.api.sglang_bodies import (
@@ -32,6 +33,7 @@ from lmc.backend.api.sglang_bodies import (
     usage_of_all,
     written_params,
 )
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Watch
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped

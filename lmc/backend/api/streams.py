@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lmc.backend.api.backend import Feed
 from lmc.backend.api.exchange import Body, Fault, Malformed
+from lmc.backend.api.handles import Feed
 
 
 class Watch:

@@ -8,16 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import ServerReply
 from lmc.backend.api.bodies import choices_of, usage_of
-from lmc.backend.api.client import AttemptUsage, Patience
+from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.members import Member
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.redaction import shown
 from lmc.backend.api.remote import Prompts, RemoteBackend
+from lmc.backend.api.replies import ServerReply
 from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities

@@ -1,0 +1,144 @@
+"""Spending on an API: the reported usage of each attempt, summed for an answer, a backend and an account."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from lmc.backend.api.batches import Waves
+from lmc.backend.api.exchange import AnsweringServer, Body, Fault
+from lmc.backend.base import Hints
+from lmc.backend.usage import Prices, Usage
+from lmc.errors import Loc
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Spending of a backend since its start.
+
+    usage       the sum of the server's reports, whether the answer was usable or not
+    attempts    requests that were sent
+    retries     of those, repeated after a fault
+    unreported  attempts of unknown cost: resets, timeouts, broken bodies
+    speculated  answers covered by an earlier request
+    wasted      requests with unusable answers
+    cost        by the backend's prices, None if it has none
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    attempts: int = 0
+    retries: int = 0
+    unreported: int = 0
+    speculated: int = 0
+    wasted: int = 0
+    cost: float | None = None
+
+
+class UsageLedger:
+    """Adds up submissions and spending, from any thread. `groups` and `twins` as in Counters."""
+
+    def __init__(self, prices: Prices | None) -> None:
+        self._prices, self._lock, self._cost = prices, threading.Lock(), 0.0
+        self._usages = [Usage()]  # a sum, and what is not yet in it
+        self._attempts = self._retries = self._unreported = self._speculated = self._wasted = 0
+        self.groups = self.twins = 0
+        self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
+
+    def submitted(self, hints: Hints) -> None:
+        """Record that a request of a group is about to be made."""
+        assert hints.group is not None
+        with self._lock:
+            self.twins += hints.sample_index[0] > 0
+            if hints.group not in self._latest:
+                self.groups += 1
+                self._latest[hints.group] = None
+                if len(self._latest) > _LATEST:
+                    self._latest.popitem(last=False)
+
+    def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
+        with self._lock:
+            if usage is not None:
+                self._usages.append(usage)
+                if self._prices is not None:
+                    self._cost += self._prices.of(usage)
+                if len(self._usages) > _UNSUMMED:
+                    self._usages = [Usage.sum(self._usages)]
+            self._attempts += attempts
+            self._retries += retries
+            self._unreported += unreported
+            self._speculated += speculated
+            self._wasted += wasted
+
+    def spent(self) -> Spending:
+        with self._lock:
+            cost = None if self._prices is None else self._cost
+            self._usages = [Usage.sum(self._usages)]
+            return Spending(self._usages[0], self._attempts, self._retries, self._unreported, self._speculated, self._wasted, cost)
+
+
+_NO_USAGE = Usage()
+
+
+_LATEST = 1 << 14  # groups
+_UNSUMMED = 64  # usages that are summed together: most of a sum's cost is making it
+
+
+@dataclass(slots=True)
+class AttemptUsage:
+    """Cost of one answer so far: every attempt for it counts. `loc` and `name` identify it, `shared` and `trace` are as
+    in Hints.
+
+    failed    error of the latest attempt, one in a list; None: no need to back off
+    waves     of batches for its requests; None: they are sent at once
+    identity  of the request, besides its prompt, for batches;  sent: requests for it so far
+    choosing  it is a select's
+    """
+
+    name: str | None = None
+    loc: Loc | None = None
+    shared: tuple[tuple[int, float], ...] = ()
+    trace: tuple[tuple[str, str], ...] = ()
+    usage: Usage = _NO_USAGE
+    attempts: int = 0
+    unreported: int = 0
+    failed: Fault | None = None
+    waves: Waves | None = None
+    identity: str = ""
+    sent: int = 0
+    choosing: bool = False
+
+    def add(self, other: AttemptUsage) -> None:
+        """Count the attempts of another one, too."""
+        self.usage += other.usage
+        self.attempts += other.attempts
+        self.unreported += other.unreported
+
+    @property
+    def meta(self) -> Body:
+        """Return its part of the answer's meta info: only exceptional facts."""
+        found: Body = {"attempts": self.attempts} if self.attempts > 1 else {}
+        return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
+
+
+class AttemptAccount:
+    """Cost of one attempt, entered once: the reported usage, or that there was no report."""
+
+    def __init__(self, ledger: UsageLedger, tally: AttemptUsage) -> None:
+        self._ledger, self._tally, self._open = ledger, tally, True
+
+    def reported(self, usage: Usage | None, origin: AnsweringServer | None) -> None:
+        if usage is None:
+            return self.close()
+        self._open = False
+        if origin is not None:
+            origin.used(usage)
+        self._tally.usage += usage
+        self._ledger.add(usage=usage)
+
+    def close(self) -> None:
+        """Close: nothing more will be reported."""
+        if self._open:
+            self._open = False
+            self._tally.unreported += 1
+            self._ledger.add(unreported=1)
