@@ -7,7 +7,8 @@
 Each shape's programs run one after another, as for somebody who waits (`--batch N`: so many at once), in turns without and with drafts, on an
 empty cache and without what earlier runs were answered (`--keep`: with it). *predicted* is the time without drafts if it had taken as many
 passes as with them: the device's time in passes with rows of prompts, which drafts do not save, and the rest times the passes with drafts that have no prompts,
-over those without drafts. What is above it is what rows of drafts, and passes that are waited for, cost. Answers are recorded text
+over those without drafts. What is above it is what rows of drafts, and passes that are waited for, cost; *device* is what the passes with drafts took,
+so the rest of *on* is the host's. Answers are recorded text
 (`recorded.py`), which the sampler's outcome is replaced by: on random weights, which repeat themselves, any draft would look perfect.
 """
 
@@ -32,7 +33,8 @@ from lmc.backend.usage import Counters
 
 @dataclass(frozen=True)
 class Row:
-    """One shape, all of its items. prompt_passes, prompt_s: without drafts, passes with rows of prompts, and their time on the device."""
+    """One shape, all of its items. prompt_passes, prompt_s: without drafts, passes with rows of prompts, and their time on the device. device_s: of all
+    passes with drafts."""
 
     shape: str
     items: int
@@ -45,6 +47,7 @@ class Row:
     prompt_s: float
     off_s: float
     s: float
+    device_s: float
     equal: bool
 
     @property
@@ -99,20 +102,22 @@ def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, kee
         statistics.median(sum(ran.prompts) for ran in found["off"]),
         off_s,
         on_s,
+        statistics.median(ran.spent.device_seconds for ran in found["on"]),
         off.texts == on.texts,
     )
 
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted | off s | prompts s | on s | speed-up | predicted s | same texts |",
-        "|---" * 14 + "|",
+        "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted "
+        "| off s | prompts s | on s | device s | speed-up | predicted s | same texts |",
+        "|---" * 15 + "|",
     ]
     for r in rows:
         share = f"{r.accepted} ({r.accepted / r.drafted:.0%})" if r.drafted else "0"
         lines.append(
             f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | "
-            f"{r.prompt_s:.3f} | {r.s:.3f} | {r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
+            f"{r.prompt_s:.3f} | {r.s:.3f} | {r.device_s:.3f} | {r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
         )
     return "\n".join(lines)
 
