@@ -77,7 +77,7 @@ class KnownEffects:
         self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
 
-    def read(self, effects: Mapping[int, Effect], unmade: Mapping[int, Call]) -> None:
+    def read(self, effects: Mapping[int, Effect], unmade: Mapping[int, RecordedCall]) -> None:
         """Take in the effects of earlier executions, once."""
         if self.known is None:
             self.known = {}
@@ -114,7 +114,7 @@ class KnownEffects:
                 raise LookupError
         return None if found is None else found[0]
 
-    def number(self, call: Call) -> int:
+    def number(self, call: RecordedCall) -> int:
         """Return the number of a call that is made now: of one that was not made after all, the one that it had."""
         if unmade := self.unmade.get((call.kind, call.of_task)):
             return unmade.popleft()

@@ -113,7 +113,7 @@ class Known:
     digest: str | None = None
     answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
     effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
-    unmade: dict[int, Call] = field(default_factory=dict[int, Call])
+    unmade: dict[int, RecordedCall] = field(default_factory=dict[int, RecordedCall])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
