@@ -127,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2", help="a model's path; own: SmolLM2 with its own answers")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--quantization", choices=("fp8",), help="of the weights")
+    parser.add_argument("--kv-dtype", choices=("fp8",), help="of the KV")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--drafts", default="auto", help="auto, or a number")
     parser.add_argument("--batch", type=int, default=1)
@@ -137,14 +139,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
     own, setting = options.model == "own", options.drafts if options.drafts == "auto" else int(options.drafts)
-    engine = lmc.Engine("smollm2" if own else options.model, device=options.device, load_format=options.load_format, max_tokens=options.max_tokens)
+    engine = lmc.Engine(
+        "smollm2" if own else options.model,
+        device=options.device,
+        load_format=options.load_format,
+        quantization=options.quantization,
+        kv_dtype=options.kv_dtype,
+        max_tokens=options.max_tokens,
+    )
     rows: list[Row] = []
     with engine:
         for shape in recorded(options.shapes.split(",")):
             some = Recorded(shape.name, shape.program, shape.items[: options.items])
             print(f"{shape.name}: {len(some.items)} items …", file=sys.stderr, flush=True)
             rows.append(bench(some, engine, options.batch, setting, options.reps, options.keep, own))
-    info = {**where(), "model": options.model, "device": options.device, "drafts": str(setting), "batch": str(options.batch), "reps": str(options.reps)}
+    shown = {"model": options.model, "device": options.device, "weights": options.quantization or "own", "kv": options.kv_dtype or "own"}
+    info = {**where(), **shown, "drafts": str(setting), "batch": str(options.batch), "reps": str(options.reps)}
     print("  ".join(f"{k}: {v}" for k, v in info.items()))
     print(table(rows))
     if options.json:
