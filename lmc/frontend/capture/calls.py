@@ -44,7 +44,7 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
         return rule(ev, fn, args, kwargs)
     if isinstance(fn, type):
         return _construct(ev, fn, args, kwargs)
-    if isinstance(fn, Object) and (own := ev.special(fn, "__call__")) is not None:
+    if type(fn) is Object and (own := ev.special(fn, "__call__")) is not None:
         return ev.call(own, args, kwargs)
     if isinstance(fn, Function):
         return sub_program(ev, fn, args, kwargs)
@@ -191,7 +191,7 @@ def program(ev: Evaluator, fn: Function, state: State, args: list[Any], kwargs: 
         func: Any = fn.func
         if type(func) is types.MethodType:
             receiver: Any = func.__self__  # if the method's object is evaluated already, that object
-            args, func = [receiver if isinstance(receiver, Object) else ev.adopt(receiver), state, *args], func.__func__
+            args, func = [receiver if type(receiver) is Object else ev.adopt(receiver), state, *args], func.__func__
         else:
             args = [state, *args]
         if type(func) is not types.FunctionType:
@@ -373,8 +373,8 @@ def hand_over(ev: Evaluator, values: Sequence[Any], depth: int = 0) -> None:
             called_elsewhere(ev, x)
         elif kind is BoundMethod:
             ev.hand_over([x.receiver, x.function], depth + 1)
-        if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or isinstance(x, Object)) and not ev.is_lost(x):
-            held = x.attributes.values() if isinstance(x, Object) else x.values() if kind in op.MAPPINGS else x
+        if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or type(x) is Object) and not ev.is_lost(x):
+            held = x.attributes.values() if type(x) is Object else x.values() if kind in op.MAPPINGS else x
             ev.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
         ev.lose(x, None)
 

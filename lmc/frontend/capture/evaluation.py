@@ -178,7 +178,7 @@ class Evaluation:
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
             return
-        elif isinstance(x, op.Object):
+        elif type(x) is op.Object:
             x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
             return
         elif kind not in op.CONTAINERS or kind is frozenset:

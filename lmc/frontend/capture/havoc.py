@@ -106,7 +106,7 @@ def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
         fn = fn.__wrapped__
     elif isinstance(fn, BoundMethod):
         fn = fn.function
-    elif isinstance(fn, Object):
+    elif type(fn) is Object:
         fn = class_attribute(ev, fn.cls, "__call__")
     elif isinstance(fn, type) and is_plain(fn):
         fn = class_attribute(ev, fn, "__init__")
@@ -126,7 +126,7 @@ def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
         base = _resolved(ev, frame, node.value)
         if isinstance(base, types.ModuleType):
             return ev.attribute(base, node.attr)
-        if isinstance(base, Object):
+        if type(base) is Object:
             found = class_attribute(ev, base.cls, node.attr)
             return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
         if isinstance(base, (State, StateGroup, Function)):

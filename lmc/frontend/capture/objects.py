@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import sys
 import types
 from enum import EnumMeta
@@ -16,7 +15,7 @@ from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain, is_plain_enum
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception, is_generated
 from lmc.frontend.expressions import Expr
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State, StateGroup
@@ -31,7 +30,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
         return _of_module(ev, x, name)
     if isinstance(x, Unknown):
         return ev.operation("attribute", (x, name), x.deps)
-    if isinstance(x, Object):
+    if type(x) is Object:
         return _of_object(ev, x, name)
     if kind is Super:
         return _of_super(ev, x, name)
@@ -88,7 +87,7 @@ def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
         return found
     if type(found) is property:
         return ev.call(found.fget, [x], {})
-    if type(found) is functools.cached_property and isinstance(x, Object):
+    if type(found) is functools.cached_property and type(x) is Object:
         x.attributes[str(found.attrname)] = value = ev.call(found.func, [x], {})
         return value
     if isinstance(found, Function) and found.is_method:
@@ -135,12 +134,12 @@ def _of_module(ev: Evaluator, x: types.ModuleType, name: str) -> Any:
 
 
 def _of_super(ev: Evaluator, x: Super, name: str) -> Any:
-    cls = x.receiver.cls if isinstance(x.receiver, Object) else x.receiver
+    cls = x.receiver.cls if type(x.receiver) is Object else x.receiver
     order = cls.__mro__ if isinstance(cls, type) else ()
     for one in order[order.index(x.after) + 1 :] if x.after in order else ():
         if name in vars(one) and one.__module__ != "builtins" and type(vars(one)[name]) in _METHOD_KINDS:
             return _bound(ev, vars(one)[name], x.receiver, cls)
-    if name == "__init__" and isinstance(x.receiver, Object):
+    if name == "__init__" and type(x.receiver) is Object:
         return Partial(lambda args, _: setattr(x.receiver, "args", tuple(args)))
     return Unknown(None)
 
@@ -155,7 +154,7 @@ def super_of(frame: Frame) -> Any:
 
 def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     """Evaluate `x.name = value`."""
-    if isinstance(x, Object):
+    if type(x) is Object:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
@@ -175,7 +174,7 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
 def special(ev: Evaluator, x: Object, name: str) -> Any:
     """The method of the program's that an operator means, bound; None if the class has none."""
     found = class_attribute(ev, x.cls, name)
-    if found is MISSING or found is None or _is_generated(found):
+    if found is MISSING or found is None or is_generated(found):
         return None
     return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
@@ -187,7 +186,7 @@ def instance(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -
     """Return a new object of a plain class."""
     made = Object(ev, cls, {}, tuple(args))
     init = class_attribute(ev, cls, "__init__")
-    if _is_generated(init):
+    if is_generated(init):
         _initialize(ev, made, args, kwargs)
     elif type(init) is types.FunctionType:
         ev.call(init, [made, *args], kwargs)
@@ -217,7 +216,7 @@ def _initialize(ev: Evaluator, made: Object, args: list[Any], kwargs: dict[str, 
 
 
 def class_of(ev: Evaluator, x: Any) -> Any:
-    return x.cls if isinstance(x, Object) else STANDS_FOR.get(type(x), type(x))
+    return x.cls if type(x) is Object else STANDS_FOR.get(type(x), type(x))
 
 
 def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
@@ -227,7 +226,7 @@ def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
         return ev.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
     if type(x) in (Closure, BoundMethod, Partial, LazyItems):
         return False if all(k.__module__ == "builtins" and k is not object for k in all_) else Unknown(None)
-    return any(k in ev.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and not isinstance(x, Object) and isinstance(x, k)) for k in all_)
+    return any(k in ev.class_of(x).__mro__ or (k.__module__ in _ABSTRACT and type(x) is not Object and isinstance(x, k)) for k in all_)
 
 
 # -- exceptions
@@ -263,7 +262,7 @@ def manager(ev: Evaluator, x: Any) -> Manager:
         return x
     if isinstance(x, (State, Expr)):
         return Manager(lambda: op.native(op.native(getattr, x, "__enter__")))
-    if isinstance(x, Object) and (enter := ev.special(x, "__enter__")) is not None and (leave := ev.special(x, "__exit__")) is not None:
+    if type(x) is Object and (enter := ev.special(x, "__enter__")) is not None and (leave := ev.special(x, "__exit__")) is not None:
         return Manager(lambda: ev.call(enter, [], {}), lambda error: _leave(ev, leave, error))
     result = ev.unknown_code(x, [x], {})
     return Manager(lambda: result)
@@ -283,11 +282,5 @@ def _classes(kinds: Any) -> list[Any]:
     return [k for each in kinds for k in _classes(each)] if type(kinds) is tuple else [kinds]
 
 
-def _is_generated(fn: Any) -> bool:
-    """Return whether a method was generated by `dataclasses`: its meaning is known."""
-    return type(fn) is types.FunctionType and (fn.__code__.co_filename.startswith("<string>") or fn.__code__.co_filename.endswith(_GENERATORS))
-
-
 _OF_EXCEPTIONS = frozenset("args value name errno msg pos doc reason".split())
 _ABSTRACT = frozenset({"collections.abc", "numbers"})
-_GENERATORS = (os.sep + "dataclasses.py", os.sep + "reprlib.py")

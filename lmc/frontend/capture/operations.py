@@ -36,7 +36,7 @@ def known(ev: Evaluator, x: Any) -> Deps:
 def need(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
-    if kind in ATOMS or isinstance(x, Object):
+    if kind in ATOMS or type(x) is Object:
         return NOTHING
     found = known(ev, x)
     if found is None or found:
@@ -69,6 +69,8 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if interrupts(error) or (frames[-1].f_code.co_filename.startswith(_HERE) and frames[-1].f_code not in (native.__code__, _in.__code__)):
             raise  # the evaluator's own fault
         error.__traceback__ = None
+        if "'Object'" in str(error):  # an operator that the program's class may have
+            raise Undecided(None) from None
         raise Raised(error) if _STAND_IN.search(str(error)) is None else raised(type(error)) from None
 
 
@@ -94,6 +96,9 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
+        if args and type(args[0]) is Object and (own := ev.special(args[0], f"__{fn.__name__.strip('_')}__")) is not None:
+            found = ev.call(own, [*args[1:]], {})
+            return Unknown(None) if found is NotImplemented else found
         return native(fn, *args)
     except Undecided as undecided:
         return ev.operation(name, args, undecided.deps)
@@ -182,7 +187,8 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         with suppress(Undecided):
             return change(ev, a, known(ev, b), getattr(operator, f"__i{name}__"), a, b)
         return a
-    return apply(ev, name, getattr(operator, f"__i{name}__"), a, b) if isinstance(a, Object) else binary(ev, name, fn, a, b)
+    changes = type(a) is Object and ev.special(a, f"__i{name}__") is not None
+    return apply(ev, name, getattr(operator, f"__i{name}__"), a, b) if changes else binary(ev, name, fn, a, b)
 
 
 def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:
@@ -208,7 +214,7 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
         for i, state in enumerate(a.states):
             append(ev, name, state, ev.call(b, [i], {}) if called else b[i])
         return a
-    native(a.__iadd__, object() if called or isinstance(b, Object) else b)  # lmc refuses it
+    native(a.__iadd__, object() if called or type(b) is Object else b)  # lmc refuses it
     return a
 
 
@@ -263,7 +269,9 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
         return iter(list(x.states))
     if type(x) is EnumMeta and is_plain_enum(x):
         return map(ev.adopt, native(list, x))
-    if kind not in ATOMS and not isinstance(x, (LazyItems, Object)):
+    if kind is Object and (own := ev.special(x, "__iter__")) is not None and (items := ev.call(own, [], {})) is not x:
+        return iterate(ev, items)
+    if kind not in ATOMS and kind is not LazyItems:
         raise Undecided(None)
     return _counted(ev, native(iter, x))
 
@@ -357,8 +365,8 @@ def formatted(ev: Evaluator, x: Any, conversion: str, how: Any) -> Any:
     """Evaluate `f"{x!conversion:how}"`."""
     if type(x) in PLAIN and type(how) is str and not how and conversion in ("", "s"):
         return str(x)
-    if conversion:
-        x = text_of(ev, x, conversion)
+    if conversion or (type(x) is Object and not how):
+        x = text_of(ev, x, conversion or "s")
     deps = NOTHING if isinstance(x, Expr) else join(need(ev, x), known(ev, how))
     if deps is None or deps:
         return ev.operation("format", (x, how), deps)
@@ -369,6 +377,8 @@ def formatted(ev: Evaluator, x: Any, conversion: str, how: Any) -> Any:
 def text_of(ev: Evaluator, x: Any, conversion: str) -> Any:
     """Evaluate `str(x)` ("s"), `repr(x)` ("r"), `ascii(x)` ("a")."""
     fn = _TEXTS[conversion]
+    if type(x) is Object and conversion == "s" and (own := ev.special(x, "__str__")) is not None:
+        return ev.call(own, [], {})
     deps = NOTHING if isinstance(x, Expr) else need(ev, x)
     return ev.operation(fn.__name__, (x,), deps) if deps is None or deps else apply(ev, fn.__name__, fn, x)
 

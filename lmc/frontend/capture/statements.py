@@ -113,7 +113,6 @@ def _if(node: ast.If, scope: Scope) -> Eval:
     site = BranchStatement(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
     then, orelse, raises = site.then.run, site.orelse.run, "raise" in site.then.effects.exits
     yields = site.then.effects.yields or site.orelse.effects.yields
-    may_raise = "raise" in site.then.effects.exits | site.orelse.effects.exits
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
@@ -123,8 +122,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             if raises:
                 frame.ev.outcome.passed[site.loc] += 1
             return orelse(frame)
-        gives_items = may_raise and frame.code is not None and frame.code.name in ("__next__", "__getitem__")
-        if gives_items or yields or (frame.goes_on is not None and not frame.goes_on()):  # whether there is another item
+        if yields or (frame.goes_on is not None and not frame.goes_on()):  # whether there is another item
             raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 

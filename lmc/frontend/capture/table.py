@@ -181,7 +181,7 @@ def _natively(fn: Any, how: str) -> Rule:
                 if kind == "u" and ev.may_ask_in(args):  # Python goes on to their end
                     collections.deque(items, 0)
             raise
-        is_native = hasattr(type(found), "__next__") and not isinstance(found, (LazyItems, Object, Unknown))
+        is_native = hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown)
         return LazyItems(ev, _each(ev, found), sources=args) if is_native else found
 
     return made
@@ -200,8 +200,7 @@ def _mapping(ev: Evaluator, x: Any) -> Any:
 
 _TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
-    "r": lambda ev, x: x if isinstance(x, Object) else op.all_of(ev, x),
-    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
+    "r": op.all_of, "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 
 
@@ -309,7 +308,7 @@ def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @rule(hasattr)
 def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     found = _getattr(ev, [*args[:2], MISSING], kwargs)
-    return found if isinstance(found, Unknown) and not isinstance(args[0], Object) else found is not MISSING
+    return found if isinstance(found, Unknown) and type(args[0]) is not Object else found is not MISSING
 
 
 def _cached(ev: Evaluator, fn: Any) -> Any:

@@ -46,10 +46,11 @@ class Unknown(Symbolic):
         raise Undecided(self.deps)
 
 
-for _name in (
-    "str repr format bool hash eq ne lt le gt ge len iter next contains getitem setitem delitem call int float index complex round neg pos invert abs "
+SPECIAL = (
+    "str repr format hash eq ne lt le gt ge len iter next contains getitem setitem delitem call int float index complex round neg pos invert abs "
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul"
-).split():
+).split()
+for _name in (*SPECIAL, "bool"):
     setattr(Unknown, f"__{_name}__", Unknown._touched)
 
 
