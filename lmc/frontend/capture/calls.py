@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import types
@@ -124,8 +123,6 @@ def call_function(ev: Evaluator, fn: types.FunctionType, args: list[Any], kwargs
     try:
         closure = closure_of(ev, fn)
     except NotUnderstood:
-        if fn.__code__ is _MANAGER_CODE:
-            return table.manager_of(ev, ev.call(ev.adopt(fn.__wrapped__), args, kwargs))  # pyright: ignore[reportFunctionMemberAccess]
         return ev.unknown_code(fn, args, kwargs)
     return apply(ev, closure, args, kwargs)
 
@@ -151,7 +148,7 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
 
         frame.generator = GeneratorBody(frame, code.body)
         ev.generators.append(frame.generator)
-        return LazyItems(ev, frame.generator, frame.generator, of=(frame, code.effects))
+        return LazyItems(ev, frame.generator, of=(frame, code.effects))
     if code.is_async and program is None:
         return Coroutine(lambda: ev.run_frame(frame), fn.name)
     frame.is_program = program is not None
@@ -369,7 +366,7 @@ def hand_over(ev: Evaluator, values: Sequence[Any], depth: int = 0) -> None:
         kind = type(x)
         if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
             continue
-        if kind is Closure:
+        if kind is Closure or kind is types.FunctionType:
             called_elsewhere(ev, x)
         elif kind is BoundMethod:
             ev.hand_over([x.receiver, x.function], depth + 1)
@@ -443,7 +440,6 @@ def bind(fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
         raise raised(TypeError) from None
 
 
-_MANAGER_CODE = contextlib.contextmanager(iter).__code__  # pyright: ignore[reportFunctionMemberAccess, reportDeprecated]
 _ASKING = frozenset({"gen", "select", "gen_int", "gen_string"})
 _STATE_METHODS = frozenset("system user assistant var_scope fork copy get_meta_info text messages sync error join".split())
 _STATE_RULES: Mapping[str, Any] = {

@@ -92,7 +92,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
         items = lazy.first(frame)
         inner = lazy.frame(frame, items)
         body = inner.generator = GeneratorBody(inner, lazy.loop)
-        return LazyItems(frame.ev, body, body, of=(frame, lazy.site.effects), sources=[items], whole=lambda: whole().collected(frame, items, list))
+        return LazyItems(frame.ev, body, of=(frame, lazy.site.effects), sources=[items], whole=lambda: whole().collected(frame, items, list))
 
     return run
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from greenlet import error, getcurrent, greenlet
+from greenlet import getcurrent, greenlet
 
 from lmc.frontend.capture.code import Eval, Frame
 from lmc.frontend.capture.operations import iterate
-from lmc.frontend.capture.unknown import Abandoned, Raised, Undecided
+from lmc.frontend.capture.unknown import Abandoned, Undecided
 from lmc.frontend.capture.values import LazyItems
 
 
@@ -35,9 +34,7 @@ class GeneratorBody:
 
     def give(self, x: Any) -> None:
         """In the body: hand an item to who takes it."""
-        raised = self._steps.parent.switch((True, x))  # pyright: ignore[reportOptionalMemberAccess]
-        if raised is not None:
-            raise raised
+        self._steps.parent.switch((True, x))  # pyright: ignore[reportOptionalMemberAccess]
 
     def give_all(self, x: Any) -> Any:
         """Evaluate `yield from x` within the body."""
@@ -53,26 +50,13 @@ class GeneratorBody:
         return self
 
     def __next__(self) -> Any:
-        return self.resume(None)
-
-    def resume(self, raised: Raised | None) -> Any:
-        """Run up to the next item; `raised` is raised where it waits."""
         if self._steps.dead:
             raise StopIteration
         self._steps.parent = getcurrent()
-        more, x = self._steps.switch(raised)
+        more, x = self._steps.switch(None)
         if not more:
             raise StopIteration(x)
         return x
-
-    def drop(self) -> None:
-        """Nobody takes the rest: as Python closes a generator, its `finally` clauses are evaluated."""
-        try:
-            if self._steps:
-                self.resume(Raised(GeneratorExit()))
-        except BaseException:  # a destructor raises nothing; if the evaluation has to stop, its next step raises again
-            with suppress(error, ValueError):  # collected on another thread, or by itself, as it ends
-                self.kill()
 
     def kill(self) -> None:
         """End it with the evaluation: nothing more of it is evaluated."""

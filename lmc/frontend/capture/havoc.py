@@ -44,26 +44,20 @@ def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, de
         fn = _resolved(ev, frame, call.func)
         callee = callee_of(ev, fn)
         if callee is None:
-            if id(fn) in CHANGING or not _understands(ev, frame, call):
-                for arg in call.args:
-                    if isinstance(arg, ast.Name):
-                        ev.lose(frame.peek(arg.id), deps)
-            continue
-        code, inner = callee
-        first = [call.func] if isinstance(fn, (type, Object)) else []
-        if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute):
-            first = [call.func.value]
-        given = [*zip(code.positional, [*first, *call.args], strict=False), *((k.arg, k.value) for k in call.keywords if k.arg)]
-        for parameter, arg in given:
-            inner.vars[parameter] = _resolved(ev, frame, arg)
-            if parameter in code.effects.touched and (name := root(arg)) is not None:
-                ev.lose(frame.peek(name), deps)
-        if depth < _DEEPEST:
-            for name in code.nonlocals:
-                inner.store(name, Unknown(deps), "outer")
-            for name in code.writes_globals:
-                inner.store(name, Unknown(deps), "global")
-            _touch(ev, inner, code.free_effects, deps, depth + 1)
+            changed = call.args if id(fn) in CHANGING or _is_opaque(fn) else []
+        else:
+            code, inner = callee
+            receiver = call.func.value if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else call.func
+            given = [receiver, *call.args] if isinstance(fn, (BoundMethod, type, Object)) else call.args
+            changed = [arg for parameter, arg in zip(code.positional, given, strict=False) if parameter in code.effects.touched]
+            if depth < _DEEPEST:
+                for name in code.nonlocals:
+                    inner.store(name, Unknown(deps), "outer")
+                for name in code.writes_globals:
+                    inner.store(name, Unknown(deps), "global")
+                _touch(ev, inner, code.free_effects, deps, depth + 1)
+        for name in filter(None, map(root, changed)):
+            ev.lose(frame.peek(name), deps)
 
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
@@ -131,18 +125,16 @@ def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
             return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
         if isinstance(base, (State, StateGroup, Function)):
             return BoundMethod(node.attr, base)
+        if isinstance(base, Unknown):
+            return base
     return None
 
 
-def _understands(ev: Evaluator, frame: Frame, call: ast.Call) -> bool:
-    """Return whether the evaluation could follow a call; one on a value that must be computed first counts as understood."""
-    fn = _resolved(ev, frame, call.func)
-    if fn is None and isinstance(call.func, ast.Attribute):
-        fn = _resolved(ev, frame, call.func.value)  # a method of what is known, or would have to be computed first
-        return not isinstance(fn, Unknown) or fn.deps is not None
+def _is_opaque(fn: Any) -> bool:
+    """Return whether nothing is known of a function that exists, so that it may change its arguments."""
     if isinstance(fn, Unknown):
-        return fn.deps is not None
-    return is_known(fn) or isinstance(fn, (type, Function, BoundMethod, Object)) or callee_of(ev, fn) is not None
+        return fn.deps is None
+    return fn is not None and not is_known(fn) and not isinstance(fn, (type, Function, BoundMethod, Object))
 
 
 def _asks(x: Any) -> bool:

@@ -8,7 +8,6 @@ import os
 import re
 import traceback
 import types
-from abc import ABCMeta
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -91,8 +90,6 @@ def interrupts(error: BaseException) -> bool:
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`; an operation where something unknown matters to it."""
     for x in args:
-        if _has_operators(x):
-            return ev.operation(name, args, None)
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
@@ -102,15 +99,6 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         return native(fn, *args)
     except Undecided as undecided:
         return ev.operation(name, args, undecided.deps)
-
-
-def _has_operators(x: Any) -> bool:
-    """Return whether it is a class whose metaclass defines operators, which would be code of the user's, or a slice that has one."""
-    if type(x) is slice:
-        return _has_operators(x.start) or _has_operators(x.stop) or _has_operators(x.step)
-    if not issubclass(type(x), type) or type(x) in _METACLASSES:
-        return False
-    return any(name in vars(base) for base in type(x).__mro__ if base not in _METACLASSES for name in _OVERLOADED)
 
 
 def passes(x: Any) -> int:
@@ -125,12 +113,6 @@ _OPERATORS: Mapping[type[ast.AST], str] = {
     ast.RShift: "rshift", ast.BitOr: "or", ast.BitAnd: "and", ast.BitXor: "xor", ast.MatMult: "matmul",
 }  # fmt: skip
 BINARY: Mapping[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {kind: (name, getattr(operator, f"__{name}__")) for kind, name in _OPERATORS.items()}
-
-_METACLASSES = (type, ABCMeta, EnumMeta, object)
-_OVERLOADED = [
-    *[f"__{name}__" for name in ("len", "bool", "contains", "index", "lt", "le", "gt", "ge", "neg", "pos", "invert", "abs")],
-    *[f"__{side}{name}__" for name in _OPERATORS.values() for side in ("", "r", "i")],
-]
 
 
 def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -246,7 +228,7 @@ def truth(ev: Evaluator, x: Any) -> Any:
         return bool(x)
     if isinstance(x, Unknown):
         return x
-    if ev.is_lost(x) or _has_operators(x) or x is NotImplemented:  # which warns
+    if ev.is_lost(x) or x is NotImplemented:  # which warns
         return Unknown(ev.lost.get(id(x)))
     try:
         return native(bool, x)

@@ -14,7 +14,7 @@ from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStat
 from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, or_stop, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import effects
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
 from lmc.frontend.capture.values import Closure
 from lmc.frontend.scopes import Bindings
 
@@ -229,10 +229,9 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
     return run
 
 
-def _try(node: ast.Try | ast.TryStar, scope: Scope) -> Eval:
+def _try(node: ast.Try, scope: Scope) -> Eval:
     body, orelse, last = block(node.body, scope), block(node.orelse, scope), block(node.finalbody, scope)
     clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, arm(h.body, scope)) for h in node.handlers]
-    parts = isinstance(node, ast.TryStar)
 
     def guarded(frame: Frame) -> Any:
         ev, risk, raised = frame.ev, len(frame.ev.risks), None
@@ -243,8 +242,6 @@ def _try(node: ast.Try | ast.TryStar, scope: Scope) -> Eval:
             signal, raised = None, error
         finally:
             ev.tries -= bool(clauses)
-        if raised is not None and parts:
-            raise NotFollowed("an exception whose parts several clauses may handle", scope.loc(node))
         if raised is not None:
             for kinds, name, handler in clauses:
                 if kinds is None or ev.catches(kinds(frame), raised.value):
@@ -385,7 +382,7 @@ STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete,
     ast.If: _if, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
-    ast.AsyncWith: _with, ast.Try: _try, ast.TryStar: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
+    ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
 """By the kind of a node; what takes the elements of comprehensions is theirs (comprehensions.py)."""

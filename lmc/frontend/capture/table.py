@@ -311,35 +311,9 @@ def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return found if isinstance(found, Unknown) and type(args[0]) is not Object else found is not MISSING
 
 
-def _cached(ev: Evaluator, fn: Any) -> Any:
-    """Return a function behind `functools.cache`."""
-    return Partial(lambda args, kwargs: ev.cached(fn, args, kwargs))
-
-
 def deep_copy(ev: Evaluator, x: Any) -> Any:
     """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
     return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
-
-
-def manager_of(ev: Evaluator, items: Any) -> Any:
-    """Return the context manager of a generator function."""
-    if type(items) is not LazyItems or items.generator is None:
-        return Unknown(None)
-
-    def leave(error: Any) -> bool:
-        if error is None:
-            op.native(next, items, None)
-            return False
-        try:
-            items.generator.resume(Raised(error))
-        except StopIteration:
-            return True
-        except Raised as raised:
-            if raised.value is not error:
-                raise
-        return False
-
-    return Manager(lambda: op.native(next, items), leave)
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------
@@ -393,9 +367,6 @@ _SHORT: Mapping[Any, Rule] = {
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
-    **dict.fromkeys(
-        (functools.cache, functools.lru_cache),
-        lambda ev, args, kwargs: _cached(ev, args[0]) if args and not isinstance(args[0], int | None) else Partial(lambda more, _: _cached(ev, more[0]))),
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
@@ -404,7 +375,6 @@ _SHORT: Mapping[Any, Rule] = {
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
-    contextlib.contextmanager: lambda ev, args, kwargs: Partial(lambda more, named: manager_of(ev, ev.call(args[0], more, named))),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
     **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None)),

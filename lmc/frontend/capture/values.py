@@ -38,7 +38,7 @@ class Object:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.cls
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +71,7 @@ def _natively(name: str) -> Callable[..., Any]:
     """Return a special method as native code calls it."""
 
     def method(self: Object, *args: Any) -> Any:
-        own = getattr(self.cls, name, None)
+        own: Any = getattr(self.cls, name, None)
         if is_generated(own) or (name in ("__eq__", "__ne__", "__hash__") and own is getattr(object, name)):
             return own(self, *args)
         raise Undecided(None)
@@ -120,21 +120,16 @@ class LazyItems:
     whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_whole", "generator", "over")
+    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_whole", "over")
 
     def __init__(
-        self, ev: Evaluator, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, items: Iterable[Any], *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self._ev, self._items = ev, iter(items)
-        self.generator = generator  # whose items they are
         self._of, self._sources, self._whole = of, sources, whole
         self._stuck: Undecided | None = None
         self.over = False
-
-    def __del__(self) -> None:
-        if self.generator is not None:
-            self.generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -12,7 +12,6 @@ import enum
 import functools
 import itertools
 import sys
-import types
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ import pytest
 import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
-from lmc.frontend.capture.generators import GeneratorBody
 from lmc.runahead.frames import frames
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.frontend.capture.recording import evaluate
@@ -82,15 +80,6 @@ class Note:
         return cls(text, ["x"])
 
 
-@contextlib.contextmanager
-def section(s, name):
-    s += f"<{name}>"
-    try:
-        yield name.upper()
-    finally:
-        s += "</>"
-
-
 def parts(text):
     for p in text.split("."):
         if p.strip():
@@ -142,7 +131,7 @@ async def coroutines(s, q):
 def managers(s, q):
     with s.user(), s.var_scope("v"):
         s += q + lmc.gen("g")
-    with section(s, "part") as name, contextlib.suppress(KeyError):
+    with contextlib.suppress(KeyError), contextlib.nullcontext("PART") as name:
         s += name + lmc.gen("h")
         {}["x"]
     with s.copy() as f:
@@ -706,37 +695,6 @@ class Money:
 
     def __exit__(self, kind, error, trace):
         return kind is KeyError
-
-
-@lmc.function
-def abandoned(s, q):
-    def guarded(name):
-        try:
-            s.__iadd__(f"<{name}>" + lmc.gen("x", max_tokens=2))
-            yield s["x"]
-            yield "more"
-        finally:
-            s.__iadd__("</>")
-
-    got = next(guarded("a"))
-    with contextlib.suppress(KeyError), section(s, "b"):
-        s += got + lmc.gen("y", max_tokens=2)
-        raise KeyError
-    s += lmc.gen("z")
-
-
-def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest_and_where_a_managed_body_raises():
-    python = run_python(abandoned, {"q": "q"})
-    asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
-    assert asked == python.asked and len(asked) == 3 and outcome.stopped_at is None
-
-
-def test_a_generator_that_is_collected_while_it_ends_is_left_alone():
-    body: Any = None
-    frame = types.SimpleNamespace(code=types.SimpleNamespace(body=lambda _: body.drop()), result="over")
-    body = GeneratorBody(frame)  # type: ignore[arg-type]
-    with pytest.raises(StopIteration, match="over"):
-        next(body)
 
 
 @lmc.function

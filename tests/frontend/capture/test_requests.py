@@ -191,27 +191,6 @@ def test_arguments_are_as_they_were_when_the_program_began():
         assert [a.prompt for a in emitter.asked] == ["a", "aXb", "aXbXc"]
 
 
-@lmc.function
-def handles_groups(s, q, wrong):
-    s += q + lmc.gen("a", max_tokens=8)
-    try:
-        if wrong:
-            raise ExceptionGroup("both", [ValueError(), KeyError()])
-        int(s["a"])
-    except* ValueError:
-        s += "no number"
-    except* KeyError:
-        s += "no key"
-    s += "end" + lmc.gen("b")
-
-
-def test_a_try_whose_clauses_handle_parts_is_followed_until_something_is_raised():
-    asked, _ = evaluate(handles_groups, {"a": "5"}, q="q", wrong=False)
-    assert [(a.name, a.certain) for a in asked] == [("a", True), ("b", True)]
-    asked, outcome = evaluate(handles_groups, {"a": "5"}, q="q", wrong=True)
-    assert [a.name for a in asked] == ["a"] and "several clauses" in outcome.reason
-
-
 LIMIT, PATTERN = 8, "[ab]"
 
 
