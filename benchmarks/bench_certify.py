@@ -1,10 +1,13 @@
-"""Certifies an engine with fewer bits against the same model as it is, on tasks that return choices, numbers, short fields and free text.
+"""Certifies an engine with fewer bits against the same model as it is: on tickets, where answers are stated, and on paragraphs, where they are not.
 
-    python -m benchmarks.bench_certify --device cuda                                 # SmolLM2: bfloat16 and FP8 weights, then FP8 KV, then both
+    python -m benchmarks.bench_certify --device cuda --dtype bfloat16                # SmolLM2: FP8 weights, then FP8 KV, then both
     python -m benchmarks.bench_certify --quantization int4 --items 64                # on a CPU
+    python -m benchmarks.bench_certify --other-dtype float32 --dtype bfloat16        # what a change of numerics alone does
     python -m benchmarks.bench_certify --model DIR --device cuda --quantization fp8
 
-Items are paragraphs of the project's documents; greedy. What is compared, and the bounds, are those of `lmc.certify`.
+Items of the first seven tasks are made-up tickets (`tickets.py`), whose answers are known: `right` is the share of them that the model as it is
+gives. Items of the others are paragraphs of the project's documents, where so small a model guesses. Greedy. What is compared, and the bounds,
+are those of `lmc.certify`.
 """
 
 from __future__ import annotations
@@ -12,13 +15,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lmc
 from benchmarks.bench_programs import where
 from benchmarks.recorded import ROOT, TEXTS, paragraphs
+from benchmarks.tickets import RIGHT, tickets
+from lmc.certifying import Certificate
 
 SUBJECTS = ["speed", "memory", "files", "tests", "models", "languages", "people", "money"]
 
@@ -56,13 +62,31 @@ def summary(s, text):
     s += "Text: " + text + "\nIn one sentence:" + lmc.gen("summary", max_tokens=32)
 
 
-TASKS = {"choice": choice, "number": number, "fields": fields, "branches": branches, "summary": summary}
+GUESSED = (choice, number, fields, branches, summary)
 BITS: Sequence[dict[str, Any]] = ({"quantization": "fp8"}, {"kv_dtype": "fp8"}, {"quantization": "fp8", "kv_dtype": "fp8"})
 
 
-def items(most: int | None) -> list[dict[str, str]]:
+@dataclass(frozen=True)
+class Task:
+    """A program and its items; `right` are their answers, where these are known."""
+
+    program: Any
+    items: Sequence[Mapping[str, str]]
+    right: Sequence[str] | None = None
+
+    def accuracy(self, found: Certificate) -> str:
+        """How many of the first backend's answers are right."""
+        if self.right is None:
+            return "unknown"
+        return f"{sum(item.values[0] == repr(answer) for item, answer in zip(found.items, self.right, strict=True)) / len(self.right):.1%}"
+
+
+def tasks(most: int) -> list[Task]:
+    asked = tickets(most)
+    stated = [Task(program, [{"text": t.text} for t in asked], [answer.format(**t.facts) for t in asked]) for program, answer in RIGHT.items()]
     files: list[Path] = [*sorted(TEXTS.glob("*.txt")), *sorted((ROOT / "docs").glob("*.md"))]
-    return [{"text": text} for path in files for text in paragraphs(path, 150, 900)][:most]
+    texts = [{"text": text} for path in files for text in paragraphs(path, 150, 900)]
+    return stated + [Task(program, texts[:most]) for program in GUESSED]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,21 +96,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", help="of both (default: the engine's)")
     parser.add_argument("--quantization", choices=("fp8", "int4"), help="only this, and --kv-dtype (default: fp8, each and both)")
     parser.add_argument("--kv-dtype", choices=("fp8",))
-    parser.add_argument("--items", type=int, help="at most (default: all)")
+    parser.add_argument("--other-dtype", help="of the second engine")
+    parser.add_argument("--items", type=int, default=400, help="of each task, at most")
+    parser.add_argument("--tasks", help="names, separated by commas (default: all)")
     options = parser.parse_args(argv)
     given = {name: value for name in ("quantization", "kv_dtype") if (value := getattr(options, name)) is not None}
-    texts, common = items(options.items), {"device": options.device, "dtype": options.dtype, "max_tokens": 65536}
-    print("  ".join(f"{k}: {v}" for k, v in {**where(), "model": options.model, "device": options.device, "items": len(texts)}.items()), flush=True)
+    if options.other_dtype is not None:
+        given["dtype"] = options.other_dtype
+    common = {"device": options.device, "dtype": options.dtype, "max_tokens": 65536}
+    print("  ".join(f"{k}: {v}" for k, v in {**where(), "model": options.model, "device": options.device, "dtype": options.dtype}.items()), flush=True)
+    chosen = [task for task in tasks(options.items) if options.tasks is None or task.program.name in options.tasks.split(",")]
     with lmc.Engine(options.model, **common) as plain:
         for bits in [given] if given else BITS:
-            with lmc.Engine(options.model, **common, **bits) as other:
+            with lmc.Engine(options.model, **{**common, **bits}) as other:
                 print("\n" + " ".join(f"{name}={value}" for name, value in bits.items()))
-                print("| task | values equal | paths | texts | common beginning | s |\n|---|---|---|---|---|---|", flush=True)
-                for name, task in TASKS.items():
+                print("| task | right | values equal | paths | texts | common beginning | s |\n|---|---|---|---|---|---|---|", flush=True)
+                for task in chosen:
                     began = time.perf_counter()
-                    found = lmc.certify(task, texts, plain, other, temperature=0)
+                    found = lmc.certify(task.program, task.items, plain, other, temperature=0)
                     seconds = time.perf_counter() - began
-                    print(f"| {name} | {found.values} | {found.paths} | {found.texts} | {found.common:.0%} | {seconds:.1f} |", flush=True)
+                    shares = f"{task.accuracy(found)} | {found.values} | {found.paths} | {found.texts} | {found.common:.0%}"
+                    print(f"| {task.program.name} | {shares} | {seconds:.1f} |", flush=True)
     return 0
 
 
