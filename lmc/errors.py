@@ -26,13 +26,19 @@ class Loc:
         return f"{_cell(self.file) or PurePath(self.file).name}:{self.line}"
 
     def excerpt(self) -> str:
-        """Return the source line with a caret under the column, or "" when the source is not there."""
+        """Return the source line with a caret under the column, or "" when the source is not there; of a long line the part around the column."""
         line = linecache.getline(self.file, self.line).rstrip()
         if not line.strip():
             return ""
         shown = line.lstrip()
         caret = max(0, self.col - (len(line) - len(shown)))
-        return f"    {shown}\n    {' ' * caret}^"
+        cut = max(0, caret - _WIDE // 2) if len(shown) > _WIDE else 0
+        before, after = "…" if cut else "", "…" if len(shown) > cut + _WIDE else ""
+        return f"    {before}{shown[cut : cut + _WIDE]}{after}\n    {' ' * (len(before) + caret - cut)}^"
+
+
+_WIDE = 160
+"""Characters of a source line that an error shows."""
 
 
 def _cell(file: str) -> str | None:

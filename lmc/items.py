@@ -21,7 +21,7 @@ from typing import Any
 
 from lmc.declared import builders
 from lmc.errors import Loc
-from lmc.userfiles import Item, UsageError, built, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
+from lmc.userfiles import FROM_PANDAS, Item, UsageError, built, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
 
 STANDARD_INPUT = Path("-")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -76,7 +76,8 @@ def _text_of(path: Path, name: str) -> str:
     except IsADirectoryError:
         raise UsageError(f"{path} is a directory; a JSONL or CSV file is expected") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{name} is not UTF-8 text (byte {error.start}); a JSONL or CSV file is expected") from None
+        rows = FROM_PANDAS if path.suffix.lower() in (".parquet", ".xlsx", ".feather") else ", in UTF-8"
+        raise UsageError(f"{name} is not UTF-8 text (byte {error.start}); a JSONL or CSV file is expected{rows}") from None
 
 
 def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[int, Item]]:

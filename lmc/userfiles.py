@@ -257,8 +257,13 @@ def object_of(line: str, loc: Loc) -> Item:
     except json.JSONDecodeError as error:
         raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object", loc=Loc(loc.file, loc.line, error.colno - 1)) from None
     if not isinstance(row, dict):
-        raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}", loc=loc)
+        lines = f"; write each object of a list on a line of its own{FROM_PANDAS}" if isinstance(row, list) else ""
+        raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}{lines}", loc=loc)
     return row
+
+
+FROM_PANDAS = ' (pandas: df.to_json(path, orient="records", lines=True))'
+"""How rows of another format become items."""
 
 
 # -- results out ---------------------------------------------------------------------------------------------------
@@ -272,8 +277,9 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
         raise UsageError(f"--output {output} is the --input file; choose another file for the results")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")
-    if output.suffix.lower() in (".csv", ".tsv", ".xlsx"):
-        raise UsageError(f"--output {output}: results are lines of JSON; choose another name, such as {output.with_suffix('.jsonl')}")
+    if output.suffix.lower() in (".csv", ".tsv", ".xlsx", ".parquet"):
+        jsonl = output.with_suffix(".jsonl")
+        raise UsageError(f'--output {output}: results are lines of JSON; choose another name, such as {jsonl} (pandas: pd.read_json("{jsonl}", lines=True))')
     check_folder(output)
 
 

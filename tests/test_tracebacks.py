@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.errors import Loc
 
 HERE = lmc.__file__.removesuffix("__init__.py")
 
@@ -243,3 +244,10 @@ def test_a_class_whose_constructor_hides_frames_is_the_same_class() -> None:
 
     assert lmc.Mock is Mock and lmc.Budget is Budget and "latency" in inspect.signature(Mock).parameters
     assert list(inspect.signature(lmc.Budget).parameters)[:1] == ["tokens"]
+
+
+def test_of_a_long_line_the_part_around_the_column_is_shown(tmp_path):
+    line = "s += '" + "a" * 1000 + "' + here + '" + "b" * 1000 + "'"
+    (tmp_path / "a.py").write_text(line + "\n")
+    shown, caret = Loc(str(tmp_path / "a.py"), 1, line.index("here")).excerpt().split("\n")
+    assert shown[caret.index("^") :].startswith("here + ") and len(shown) < 200

@@ -141,7 +141,7 @@ def run(
     items = read_items(program, input_file)
     if items.extra_names:
         parameters = "parameter" if len(items.extra_names) == 1 else "parameters"
-        say(f'note: {program.name} has no {parameters} {", ".join(items.extra_names)}; copied to the results as "input"')
+        say(f'note: {program.name} has no {parameters} {", ".join(name or "without a name" for name in items.extra_names)}; copied to the results as "input"')
     expected = result_files.digests(program, items.given, items.places, options, name)
     results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
     if results.note:

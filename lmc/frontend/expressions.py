@@ -254,8 +254,8 @@ def _refusal(x: object, what: str) -> ProgramError:
 
 _REMEDIES: Mapping[str, str] = {
     "list": '; join it first: "\\n".join(items)',
-    "int": "; write str(x)",
-    "float": "; write str(x)",
+    **dict.fromkeys(("int", "float", "number", "Decimal", "PurePath"), "; write str(x)"),  # `number` is numpy's
+    "bytes": "; decode it first: x.decode()",
     "function": "; call it",
     "coroutine": "; await it, in an `async def` program",
     "Function": '; call it, and append its answer: child(…)["name"]',

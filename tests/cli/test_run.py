@@ -380,6 +380,7 @@ def test_no_folder_is_made_for_what_a_run_leaves_and_nothing_runs_first(lmc_cli,
     assert code == 2 and out == "" and f"{command[-2]} {command[-1]}: there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
 
 
-def test_results_are_no_table(lmc_cli, folder):
-    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", "results.csv")
-    assert code == 2 and "results are lines of JSON; choose another name, such as results.jsonl" in err and not (folder / "results.csv").exists()
+@pytest.mark.parametrize("name", ["results.csv", "results.parquet"])
+def test_results_are_no_table(lmc_cli, folder, name):
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", name)
+    assert code == 2 and 'another name, such as results.jsonl (pandas: pd.read_json("results.jsonl", lines=True))' in err and not (folder / name).exists()

@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
@@ -134,6 +135,8 @@ def test_appending_what_is_no_text() -> None:
     assert str(caught.value).startswith(f"{line(-1)}: cannot append an int")
     with pytest.raises(TypeError, match="join it first"):
         s += ["a"]
+    with pytest.raises(TypeError, match=r"a PurePosixPath, .*; write str\(x\)"):
+        s += PurePosixPath("a")  # type: ignore[operator]
     assert s.text() == ""
 
 
