@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,21 +18,22 @@ from lmc.userfiles import Item, UsageError, object_of, objects
 
 @dataclass(frozen=True)
 class Digests:
-    """Digests that a record must match to be the result of an item: the item, and what ran it."""
+    """Digests that a record must match to be the result of an item: the item, and what ran it; and the program's source, which may have been mended since."""
 
     items: tuple[str, ...]
     run: str
+    source: str
     places: tuple[str, ...]
 
     def of(self, index: int) -> Item:
-        return {"item": self.items[index], "run": self.run}
+        return {"item": self.items[index], "run": self.run, "source": self.source}
 
 
 def digests(program: Any, arguments: Iterable[Item], places: Iterable[str], options: Mapping[str, Any], backend: str) -> Digests:
     """Compute digests of every item's arguments, and of program (file name and function), backend and sampling
     options."""
     what = [Path(program.loc.file).name, program.name, backend, dict(options)]
-    return Digests(tuple(map(_digest, arguments)), _digest(what), tuple(places))
+    return Digests(tuple(map(_digest, arguments)), _digest(what), program.digest, tuple(places))
 
 
 def _digest(x: Any) -> str:
@@ -44,14 +46,14 @@ class Results:
 
     resume     keeps the records of an earlier run that hold no error (`done` names their indices), if they belong to
                these items and this program; refuses the file otherwise
-    overwrite  replaces what is there; with `resume` only the records that do not belong here
+    overwrite  replaces what is there; with `resume` only the records that do not belong here, or are of another source
 
     The constructor only reads and checks; the file is opened by `with`.
     """
 
     def __init__(self, path: Path | None, expected: Digests | None = None, *, resume: bool = False, overwrite: bool = False) -> None:
         self.path = path
-        self.note = ""
+        self.notes: list[str] = []
         self.kept: dict[int, Item] = {}
         self._expected = expected
         if path is not None and _is_file_with_text(path):
@@ -75,7 +77,8 @@ class Results:
         """Close the file, its records in input order."""
         if self.path is None:
             return
-        self._stream.close()
+        with _writing(self.path):
+            self._stream.close()
         if self._indices != sorted(self._indices) and self.path.is_file():
             rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
             _rewrite(self.path, rows).close()
@@ -88,8 +91,9 @@ class Results:
         if self._expected is not None:
             record = {**record, "digest": self._expected.of(record["index"])}
         self._indices.append(record["index"])
-        self._stream.write(_line(record))
-        self._stream.flush()
+        with _writing(self.path):
+            self._stream.write(_line(record))
+            self._stream.flush()
         self.written += 1
 
     def _earlier(self, path: Path, expected: Digests, overwrite: bool) -> dict[int, Item]:
@@ -97,7 +101,8 @@ class Results:
         kept: dict[int, Item] = {}
         rows, torn = _records(path)
         if torn:
-            self.note = f"note: the last line of {path} is incomplete (the run was stopped while writing it); its item runs again"
+            self.notes.append(f"note: the last line of {path} is incomplete (the run was stopped while writing it); its item runs again")
+        older = 0
         for number, row in rows:
             if "error" in row:
                 continue
@@ -107,8 +112,12 @@ class Results:
                     f"{path}:{number}: {wrong}; nothing was changed. Name the --input, program and options that "
                     f"made it, another --output, or --resume --overwrite to run what does not match again"
                 )
-            if not wrong:
+            changed = not wrong and row["digest"].get("source", expected.source) != expected.source
+            older += changed
+            if not wrong and not (changed and overwrite):
                 kept[row["index"]] = row
+        if older and not overwrite:
+            self.notes.append(f"note: the program's source has changed since {older} of the results in {path}, which stay; add --overwrite to run them again")
         return kept
 
 
@@ -152,7 +161,7 @@ def _is_file_with_text(path: Path) -> bool:
 
 def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
     """Replace a file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end."""
-    try:
+    with _writing(path):
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
             return path.open("w", encoding="utf-8")
@@ -162,7 +171,16 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
         fresh.replace(path)
         return path.open("a", encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path | None) -> Generator[None]:
+    """Name the file in errors of the disk; None: standard output, whose reader may be gone."""
+    try:
+        yield
     except OSError as error:
+        if path is None:
+            raise
         raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from error
 
 

@@ -89,15 +89,16 @@ def run(
     interpret: Annotated[bool, typer.Option("--interpret", help="Run without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output, and run the items that are missing.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace results in --output; with --resume, only those that do not belong to this input and these options.")
+        bool, typer.Option("--overwrite", help="Replace results in --output; with --resume, only those of another input, options or source of the program.")
     ] = False,
 ) -> None:
     """Run a program on one set of arguments, or on every item of a JSONL or CSV file.
 
     With --input, each item becomes a line of --output as soon as it is finished: its index, return value, variables,
     text and usage, or its error. At the end the lines are sorted into the order of the input. If a run stops halfway, its
-    results are kept, and the same command with --resume does the rest; each result has a "digest" of its item, program and
-    options, by which --resume knows it. Fields and columns that are not parameters of the program are copied to the result as "input".
+    results are kept, and the same command with --resume does the rest; a --journal keeps answers of items that had not ended, too.
+    Each result has a "digest" of its item, program and options, by which --resume knows it.
+    Fields and columns that are not parameters of the program are copied to the result as "input".
 
     \b
     Examples:
@@ -144,8 +145,8 @@ def run(
         say(f'note: {program.name} has no {parameters} {", ".join(name or "without a name" for name in items.extra_names)}; copied to the results as "input"')
     expected = result_files.digests(program, items.given, items.places, options, name)
     results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
-    if results.note:
-        say(results.note)
+    for note in results.notes:
+        say(note)
     _run_file(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html), items, results)
 
 

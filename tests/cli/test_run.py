@@ -291,6 +291,24 @@ def test_resume_refuses_what_is_no_result_of_it(lmc_cli, results, folder, row, w
     assert code == 2 and words in err and "--overwrite" in err
 
 
+def test_resume_says_which_results_are_of_an_older_source(lmc_cli, results, folder):
+    before = results.read_text()
+    (folder / "prog.py").write_text(PROGRAM.replace("Say: ", "Tell: "))
+    code, _, err = lmc_cli(*ECHO, "--resume")
+    assert code == 0 and "source has changed since 3 of the results in out.jsonl, which stay" in err and results.read_text() == before
+    code, _, err = lmc_cli(*ECHO, "--resume", "--overwrite")
+    assert code == 0 and "3 items" in err and "source has changed" not in err
+    assert [row["text"].startswith("Tell: ") for row in jsonl(results)] == [True] * 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full is Linux's")
+def test_a_full_disk_is_named_with_the_file(lmc_cli, folder):
+    (folder / "full").symlink_to("/dev/full")
+    items(folder / "in.jsonl", {"text": "a"})
+    code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", "full", "-b", "mock")
+    assert code == 2 and "cannot write the results to full: No space left on device; choose another --output" in err
+
+
 def test_resume_keeps_what_matches_and_asks_for_nothing(lmc_cli, results):
     before = results.read_text()
     code, _, err = lmc_cli(*ECHO, "--resume")
