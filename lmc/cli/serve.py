@@ -259,8 +259,9 @@ def new_key(
         sys.stdout.write(line)
     else:
         try:
+            unended = file.is_file() and file.read_bytes()[-1:] not in (b"", b"\n")
             with file.open("a", encoding="utf-8") as opened:
-                opened.write(line)
+                opened.write("\n" + line if unended else line)
         except OSError as error:
             raise UsageError(f"cannot write {file}: {error.strerror}; choose another file") from None
     say(f"the key of {name}, shown only this once: {key}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -192,8 +193,16 @@ class _Elsewhere(BaseRoute):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def refused(call: EndpointCall) -> EndpointReply:
             methods = {method for route in self.routes if route.matches(scope)[0] is not Match.NONE for method in route.methods or ()}
-            status, why = (405, "method not allowed") if methods else (404, "not found")
+            status, why = (405, "method not allowed") if methods else (404, f"not found{self._meant(scope['path'])}")
             message = f"{scope['method']} {scope['path']}: {why}; GET /openapi.json says what there is"
             raise ApiError(status, message, headers={"Allow": ", ".join(sorted(methods))} if methods else None)
 
         await self.gate(refused)(scope, receive, send)
+
+    def _meant(self, path: str) -> str:
+        """Return the path that a client may have meant; most often its base URL lacks the /v1 of OpenAI's clients, or has it twice."""
+        near = difflib.get_close_matches(path[:100], [route.path for route in self.routes], 1)
+        if not near:
+            return ""
+        base = {f"/v1{path}": " (a base URL that ends with /v1)", path.removeprefix("/v1"): " (a base URL without /v1)"}.get(near[0], "")
+        return f"; did you mean {near[0]}{base}?"

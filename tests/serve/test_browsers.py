@@ -328,6 +328,7 @@ def test_a_new_key_is_shown_once(tmp_path, capsys):
     from lmc.cli.serve import new_key as command
 
     file = tmp_path / "keys.txt"
+    file.write_text("# mine")  # without a line's end, as some editors leave it
     command("alice", requests=60, file=file)
     key = capsys.readouterr().err.strip().rpartition(" ")[2]
     assert key not in file.read_text() and digest_of(key) in file.read_text()

@@ -306,6 +306,22 @@ def test_models():
     talk(work)
 
 
+@pytest.mark.parametrize(
+    "path, meant",
+    [
+        ("/chat/completions", "; did you mean /v1/chat/completions (a base URL that ends with /v1)?"),
+        ("/v1/v1/messages", "; did you mean /v1/messages (a base URL without /v1)?"),
+        ("/v1/chat/completion", "; did you mean /v1/chat/completions?"),
+        ("/nothing", ""),
+    ],
+)
+def test_a_path_that_is_not_there_names_the_one_that_is(path, meant):
+    async def work(client):
+        return (await client.post(path, json={})).json()["error"]["message"]
+
+    assert talk(work) == f"POST {path}: not found{meant}; GET /openapi.json says what there is"
+
+
 def test_a_fault_of_the_backend_is_a_500_that_names_it_and_says_nothing_of_ours():
     def fault(ask, number):
         return lmc.BackendError("the model fell over") if number == 0 else RuntimeError("secret") if number == 1 else None
