@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import reprlib
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, cast
 
-from lmc.errors import LmcError, ToolError
+from lmc.errors import ArgumentError, LmcError, ToolError
 from lmc.frontend.expressions import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
 from lmc.frontend.host import host, pure
 from lmc.frontend.values import Symbolic
@@ -57,12 +58,15 @@ def result_of(result: Any) -> Any:
 def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Mapping[str, Any]]:
     """Return the function that `call_tool` calls, and its arguments. Raises ToolError."""
     known = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
+    if not call.keys() >= {"name", "arguments"}:
+        openai = '; of a call in OpenAI\'s format, {"name": …, "arguments": json.loads(…)} of call["function"]' if "function" in call else ""
+        raise ArgumentError(f'call_tool() takes one of get_meta_info(…)["tool_calls"], not {reprlib.repr(call)}{openai}', loc=caller_loc())
     name: Any = call["name"]
     arguments: Any = call["arguments"]
     if name not in known:
         raise ToolError(f"there is no tool {name!r}; there are {', '.join(known)}")
     if not isinstance(arguments, Mapping):
-        raise ToolError(f"the arguments of {name} are not a JSON object: {arguments!r}")
+        raise ToolError(f"the arguments of {name} are not a JSON object, but {'text: ' if isinstance(arguments, str) else ''}{arguments!r}")
     try:
         inspect.signature(known[name]).bind(**arguments)
     except TypeError as error:

@@ -251,3 +251,11 @@ def test_other_models_behind_a_router(opened):
     with pytest.raises(lmc.BackendError, match=r"gen 'a' failed after 9 attempts: the answer is of the model 'other', not of 'm'") as raised:
         lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
     assert "all servers behind a URL have to run one model" in str(raised.value)
+
+
+@pytest.mark.parametrize("make, given, run", [
+    (lmc.OpenAI, {"temperature": 0}, "temperature"), (lmc.Anthropic, {"max_tokens": 9}, "max_new_tokens"), (lmc.LiteLLM, {"seed": 1}, "seed"),
+], ids=["openai", "anthropic", "litellm"])
+def test_sampling_parameters_of_a_backend_are_refused(make, given, run):
+    with pytest.raises(lmc.ParameterError, match=rf"{make.__name__}\({next(iter(given))}=…\): sampling parameters belong to .* fn\.run\({run}=…\)"):
+        make("m", api_key="k", **given)

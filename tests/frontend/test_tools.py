@@ -80,6 +80,20 @@ def test_a_call_that_cannot_be_made(said, error):
     assert "error: " in (text := agent("Rome?", backend=mock()).text()) and error in text
 
 
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        ({"id": "1", "function": {"name": "weather", "arguments": "{}"}}, r"of a call in OpenAI's format, .*json\.loads"),
+        ({"name": "weather"}, "takes one of get_meta_info"),
+    ],
+    ids=["OpenAI's", "half"],
+)  # fmt: skip
+def test_a_call_of_another_form_is_the_programs_mistake(call, says):
+    with pytest.raises(lmc.ArgumentError, match=says) as raised:
+        lmc.call_tool(call, [weather])
+    assert raised.value.loc.file == __file__
+
+
 @lmc.function
 async def waits(s):
     s += lmc.user("q") + lmc.assistant(lmc.gen("a", tools=[later]))

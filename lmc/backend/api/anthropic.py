@@ -19,7 +19,7 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
-from lmc.backend.api.network import broken, http_errors, missing, unanswered, with_shared_tls
+from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.spending import AttemptUsage
@@ -263,6 +263,7 @@ _THINKING_ROOM = 1 << 14  # tokens for a choice of a model whose thinking cannot
 
 
 def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Any:
+    check_client_options("Anthropic", options)
     try:
         import anthropic
     except ImportError as error:

@@ -13,7 +13,7 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.messages import MESSAGES
-from lmc.backend.api.network import http_errors, missing
+from lmc.backend.api.network import check_client_options, http_errors, missing
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import lowered
@@ -60,6 +60,7 @@ class LiteLLM(Completions):
         cache: Literal["auto", "5m", "1h", "off"] = "auto",
         **options: Any,
     ) -> None:
+        check_client_options(type(self).__name__, options)
         if cache not in ("auto", "5m", "1h", "off"):
             raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
         claude, gemini = "claude" in model_name, "gemini" in model_name

@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from http.client import HTTPException
 from typing import Any
@@ -28,6 +28,7 @@ from lmc.backend.api.exchange import NOTHING, Fault, Untrusted
 from lmc.backend.api.redaction import addressed, secrets_of_url
 from lmc.errors import MissingPackageError, ParameterError
 from lmc.extras import missing as _missing
+from lmc.segments import SamplingParams
 
 CONNECT = 30.0
 """Seconds to reach a server."""
@@ -40,6 +41,17 @@ def missing(what: str, package: str, extra: str, error: ImportError | None = Non
     """The error of `what`, whose package is not installed, or lacks something itself."""
     broken = error is not None and error.name not in (None, package)
     return _missing(what, [package], extra, f"which cannot be imported ({error})" if broken else "")
+
+
+def check_client_options(what: str, options: Mapping[str, Any]) -> None:
+    """Refuse sampling parameters among the options of an SDK's client, which take no effect there."""
+    name = next((name for name in options if name in _SAMPLING), None)
+    if name is not None:
+        run = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}.get(name, name)
+        raise ParameterError(f"{what}({name}=…): sampling parameters belong to a run, a batch or a gen, as in fn.run({run}=…)")
+
+
+_SAMPLING = frozenset((*(field.name for field in fields(SamplingParams)), "max_tokens", "min_tokens", "seed"))
 
 
 # -- certificates --------------------------------------------------------------------------------------------------------------

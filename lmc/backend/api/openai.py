@@ -16,7 +16,7 @@ from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
-from lmc.backend.api.network import broken, http_errors, missing, unanswered, with_shared_tls
+from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.redaction import check_url, shown
 from lmc.backend.api.sse import events
 from lmc.backend.api.wire import bounded, listed_models, lowered, no_stream, parsed, refused, secrets_of, with_userinfo_in_header
@@ -149,6 +149,7 @@ class OpenAI(Completions):
 
 def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float, options: Mapping[str, Any]) -> Any:
     """Return a factory of the client on the loop; that the SDK is installed and takes the options is checked before."""
+    check_client_options("OpenAI", options)
     if client is not None:
         return lambda: client.with_options(max_retries=0)
     try:
