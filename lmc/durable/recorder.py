@@ -81,7 +81,7 @@ class Recorder:
         owner = attribute(fn, "__self__")
         if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
             return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
-        if kind is CallKind.EITHER and isinstance(fn, types.FunctionType | types.MethodType) and self._only_computes(fn):
+        if kind is CallKind.EITHER and self._only_computes(fn):
             kind = CallKind.OWN
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else RecordedFunction(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in attribute(
@@ -117,6 +117,8 @@ class Recorder:
         """Return whether a call only computes on objects that the program makes: a method of one, or what makes one, or a
         function."""
         function, owner = attribute(fn, "__func__", fn), attribute(fn, "__self__")
+        if self.journal.effects.has_made(fn):
+            function, owner = getattr(type(fn), "__call__", None), fn  # noqa: B004
         if not isinstance(function, types.FunctionType) or from_library(function):
             return False
         if owner is not None and self.journal.effects.has_made(owner):

@@ -788,12 +788,33 @@ def calls_in_rare_ways(s: Any) -> Any:
     return types.MethodType(charge, "bound")(), charge.__call__("dunder"), charge.__get__("got")()
 
 
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, fn: Any) -> Any:
+        def inner(x: str) -> Any:
+            self.calls += 1
+            return fn(x)
+
+        return inner
+
+
+@lmc.function
+def decorates_by_an_object(s: Any) -> Any:
+    counted = Counted()
+    s += lmc.gen("a", max_tokens=2)
+    paid = counted(charge)
+    return paid("x"), paid(s["a"]), counted.calls
+
+
 RECORDED: list[tuple[Any, dict[str, Any], str]] = [
     (takes_turns, {}, "await works, await works"), (leaves_loops, {}, ", ".join(["called"] * 6)), (prints_tracebacks, {}, "fail, printed"),
     (calls_an_object, {}, "Answers"), (looks_up, {"q": "q"}, "Shop.look"), (sorts, {"q": "q"}, ", ".join(["weight"] * 9)),
     (keeps_functions, {}, "charge"), (describes_its_tools, {}, "weight, Toolbox.do_search"), (adds_to_closures, {}, "charge, charge, charge, charge"),
     (marks_its_functions, {}, "marks, marks, through, eval"), (shares_containers, {"shared": False}, "first_of"),
     (shares_containers, {"shared": True}, "first_of, puts"), (calls_in_rare_ways, {}, "charge, charge, charge"),
+    (decorates_by_an_object, {}, "charge, charge"),
 ]  # fmt: skip
 
 
