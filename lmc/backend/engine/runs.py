@@ -20,42 +20,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
 
+from lmc.backend.engine.absences import UNKNOWN_ABSENCE, Absences
 from lmc.backend.engine.forecast import Forecast, Peaks
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.leases import Lease, OpenRun
 from lmc.backend.engine.load import Load
+from lmc.backend.engine.needs import Needs
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.reservations import Reservations
 
-_GROWS = 1.0  # expected growth of a run of an unknown program, in multiples of its first prompt
-_AWAY = 2.0  # seconds that a run may be away from an unknown place
 _WELL_OVER, _SLACK = 3, 1.0  # a lease ends after so many times the usual time, but not before so many seconds beyond it
-_BEYOND, _FADES = 1.5, 0.99  # nor before so many times the longest time lately, which counts for less with every later one
-_LONGEST = 60.0  # seconds: no lease for runs usually away longer (with a person), nor longer after one such time
 _FOR_OTHERS = 128  # passes that a continuing run waits for others to end, before it takes their leases
-_SELDOM, _ENOUGH = 0.1, 8  # share of returning runs below which none is expected to, once there were so many
-_RECENT, _PLACES = 32, 1024  # window of the means; number of remembered programs and places
-
-
-def _site(place: Hashable) -> Hashable:
-    """Return the line of a place, the same in every turn: a loop's first turns predict later ones."""
-    return place[0] if isinstance(place, tuple) and place else place
-
-
-class _Absences(NamedTuple):
-    """Statistics of a place: how often runs have left there and returned, and the seconds they were away, on average,
-    at most, and lately."""
-
-    left: int
-    back: float
-    away: float
-    longest: float
-    lately: deque[float]
+_PASSED = 32  # places of a run that are remembered
 
 
 class Runs:
@@ -81,14 +60,11 @@ class Runs:
         self.broken = 0  # leases that ended for want of room
         self.parked = 0  # that were parked
         self.lapsed = 0  # because their time was over
-        self._needs: OrderedDict[Hashable, Peaks] = OrderedDict()  # of a program's runs
-        self._arms: OrderedDict[Hashable, Peaks] = OrderedDict()  # of runs that passed a place
-        self._largest: dict[Hashable, int] = {}  # for programs without an ended run: the most that one has held so far
-        self._places: OrderedDict[Hashable, _Absences] = OrderedDict()
+        self._needs, self._absences = Needs(capacity), Absences()
 
     def learn_from(self, other: Runs) -> None:
         """Take over the statistics of needs, absences and the cost of passes."""
-        self._needs, self._arms, self._places, self._load = other._needs, other._arms, other._places, other._load
+        self._needs, self._absences, self._load = other._needs, other._absences, other._load
 
     def learn_pass(self, rows: int, seconds: float, requests: int) -> None:
         """A pass of so many rows has ended, in which so many requests ran."""
@@ -168,7 +144,7 @@ class Runs:
             return
         self._waits_no_more(req)
         if req.kind is not RequestKind.PREFILL and (parked := self._parked(req)) is not None:
-            parked.until = self._now() + _AWAY
+            parked.until = self._now() + UNKNOWN_ABSENCE
         run.requests -= 1
         self._settle(run)
         self._close_if_over(run)
@@ -177,7 +153,7 @@ class Runs:
         lease, req.lease = req.lease, None
         if lease is not None:
             lease.wanted -= 1
-            lease.until = max(lease.until, self._now() + _AWAY)
+            lease.until = max(lease.until, self._now() + UNKNOWN_ABSENCE)
 
     def admitted(self, req: Request, need: int, at: int, node: Node) -> None:
         """Register a request that runs from now on: so many more slots are reserved for it, after `at` tokens that were
@@ -197,11 +173,11 @@ class Runs:
                 run.held -= lease.own
         parked = self._parked(req) if goes_on else None
         if not (run.is_open or taken):
-            run.expected, run.peaks = self._expected(run, req, need, at), self._peaks(req)
+            run.expected, run.peaks = self._needs.expected(run, req, need, at), self._needs.peaks(req)
             run.was_open, run.first = True, run.first or need
-        elif goes_on and (req.growth is not None or (run.program, req.gen) in self._arms):  # e.g. it has taken this arm
-            run.expected, run.peaks = max(self._expected(run, req, need, at), run.held), self._peaks(req)
-        if goes_on and len(run.places) < _RECENT:
+        elif goes_on and (req.growth is not None or self._needs.knows_place(run, req)):  # e.g. it has taken this arm
+            run.expected, run.peaks = max(self._needs.expected(run, req, need, at), run.held), self._needs.peaks(req)
+        if goes_on and len(run.places) < _PASSED:
             run.places[req.gen] = None
         run.running += 1
         self.running += 1
@@ -232,13 +208,12 @@ class Runs:
         run.held -= req.charged
         req.charged = 0
         run.peak = max(run.peak, run.held + own)  # without unused reservations
-        if run.peak > self._largest.get(run.program, 0) and run.program not in self._needs:
-            self._largest[run.program] = run.peak
-        away = self._away(req.gen) if self._leases and req.kind is not RequestKind.PREFILL and node.parent is not None else None
+        self._needs.grown(run)
+        away = self._absences.usual(req.gen) if self._leases and req.kind is not RequestKind.PREFILL and node.parent is not None else None
         if away is not None:
             self._lease(run, node, own, req, away)
         else:
-            self._stay(run, self._now() + _AWAY)
+            self._stay(run, self._now() + UNKNOWN_ABSENCE)
             if req.kind is RequestKind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
                 self._lengthen(lease, node, own)
             self._settle(run)
@@ -272,22 +247,18 @@ class Runs:
 
     def _close(self, run: OpenRun) -> None:
         for lease in list(run.leases.values()):
-            self._learn(lease.place, None)
+            self._absences.learn(lease.place, None)
             self._end(lease)
             self._expire(lease.node, lease.own)
         for lease in list(run.parked.values()):
-            self._learn(lease.place, None)
+            self._absences.learn(lease.place, None)
             self._unpark(lease)
             self._expire(lease.node, lease.own)
         if run.lapsed is not None:
-            self._learn(run.lapsed.place, None)
+            self._absences.learn(run.lapsed.place, None)
         self._settle(run)
         del self._runs[run.number]
-        if run.peak and run.program is not None:
-            self._largest.pop(run.program, None)
-            _remember(self._needs, run.program, run)
-            for place in run.places:
-                _remember(self._arms, (run.program, place), run)
+        self._needs.ended(run)
 
     def _expire(self, node: Node, tokens: int) -> None:
         """Expect no further use of the last `tokens` of the prefix that ends at `node`, which a run added."""
@@ -306,7 +277,7 @@ class Runs:
         return self._has_room(req, need, self._wants(req, need, at))
 
     def _has_room(self, req: Request, need: int, peak: int) -> bool:
-        lack = self._lack(need, peak, self._peaks(req))
+        lack = self._lack(need, peak, self._needs.peaks(req))
         return lack <= 0 or self._is_worth(req, lack, (need + peak) / 2)
 
     def _lack(self, need: int, peak: int, peaks: Peaks | None) -> int:
@@ -333,22 +304,7 @@ class Runs:
         req.wants, req.shared = (need, self._wants(req, need, at)), at
 
     def _wants(self, req: Request, need: int, at: int) -> int:
-        return need if req.owner is None else self._expected(req.owner, req, need, at)
-
-    def _peaks(self, req: Request) -> Peaks | None:
-        """Return the peaks of earlier runs that passed this place, or else of all of its program."""
-        program = req.owner.program if req.owner is not None else None
-        return None if program is None else self._arms.get((program, req.gen)) or self._needs.get(program)
-
-    def _expected(self, run: OpenRun, req: Request, need: int, at: int) -> int:
-        """Return the expected slots at its peak, from runs that passed this place; `need`: for this request, after `at`
-        tokens."""
-        found = self._peaks(req)
-        guess = max(need + (req.head_len - at) * _GROWS, self._largest.get(run.program, 0)) if found is None else found.above(need, run.first or need)
-        if req.growth is not None:  # the graph allows no more
-            most = run.held + need + req.growth
-            guess = most if found is None else min(guess, most)
-        return min(self._capacity, max(round(guess), run.peak if run.was_open else 0, need))
+        return need if req.owner is None else self._needs.expected(req.owner, req, need, at)
 
     def _hold(self, run: OpenRun, slots: int) -> None:
         run.held += slots
@@ -377,7 +333,7 @@ class Runs:
     def _lease(self, run: OpenRun, node: Node, own: int, req: Request, away: float) -> None:
         """Turn a request's lock into a lease."""
         now = self._now()
-        until = now + max(away * _WELL_OVER, away + _SLACK, self._longest(req.gen))
+        until = now + max(away * _WELL_OVER, away + _SLACK, self._absences.longest(req.gen))
         self._stay(run, until)
         held = run.leases.get(node)
         if held is not None:  # siblings that end at the same node
@@ -412,40 +368,8 @@ class Runs:
         self.leased -= 1
         self._tree.unlock(lease.node)
 
-    def _away(self, place: Hashable) -> float | None:
-        """Return the seconds that a run is usually away after an answer; None: it does not return, or not soon."""
-        seen = self._places.get(place) or self._places.get(_site(place))
-        if seen is None or not seen.back:
-            return None if seen is not None and seen.left >= _ENOUGH else _AWAY
-        if seen.left >= _ENOUGH and seen.back < _SELDOM * seen.left:
-            return None
-        return seen.away if seen.away <= _LONGEST else None
-
-    def _longest(self, place: Hashable) -> float:
-        """Return the seconds below which no absence counts as late: times of tools differ a hundredfold, and evicted
-        prefixes are recomputed."""
-        seen = self._places.get(place), self._places.get(_site(place))
-        return min(_BEYOND * max((x.longest for x in seen if x is not None), default=0.0), _LONGEST)
-
     def _returned(self, lease: Lease) -> None:
-        self._learn(lease.place, self._now() - lease.since)
-
-    def _learn(self, place: Hashable, away: float | None) -> None:
-        """Record that a run was away for so long, or has ended (None)."""
-        site = _site(place)
-        if site != place:
-            self._learn(site, away)
-        left, back, mean, longest, lately = self._places.pop(place, None) or _Absences(0, 0.0, 0.0, 0.0, deque(maxlen=_RECENT))
-        if left >= _RECENT:
-            left, back = left // 2, back / 2
-        if away is not None:
-            back += 1
-            mean += (away - mean) / min(back, _RECENT)
-            longest = max(away, longest * _FADES)
-            lately.append(away)
-        self._places[place] = _Absences(left + 1, back, mean, longest, lately)
-        if len(self._places) > _PLACES:
-            self._places.popitem(last=False)
+        self._absences.learn(lease.place, self._now() - lease.since)
 
     def lapse(self) -> bool:
         """End leases whose time is well over; except of runs with other requests here, such as a sub-program's. Return
@@ -554,13 +478,7 @@ class Runs:
         return [one for one in self._away_longest if not one[1].run.requests]
 
     def _until_back(self, lease: Lease, now: float) -> float | None:
-        """By how long others stayed away that were away as long as it by now. Who is later than all is taken to be away for as long as the latest."""
-        seen = self._places.get(_site(lease.place))
-        if seen is None or len(seen.lately) < _ENOUGH:
-            return None
-        gone = now - lease.since
-        left = [away - gone for away in seen.lately if away > gone]
-        return sum(left) / len(left) if left else max(seen.lately) or None
+        return self._absences.left(lease.place, now - lease.since)
 
     def parkable_leases(self) -> list[Lease]:
         """Return leases with no waiting request whose prefixes the host has: of all runs, the one used last first."""
@@ -638,10 +556,10 @@ class Runs:
             return
         now, found = self._now(), list[tuple[float, int, Lease]]()
         for lease in itertools.chain.from_iterable(run.parked.values() for run in self._open):
-            seen = self._places.get(lease.place)
-            if seen is not None and seen.back and not lease.coming and lease.until < math.inf:
-                due = lease.since + seen.away
-                if now >= lease.since + seen.away / 2 or now >= due - 2 * self._host.seconds(lease.node.end):
+            away = self._absences.mean(lease.place)
+            if away is not None and not lease.coming and lease.until < math.inf:
+                due = lease.since + away
+                if now >= lease.since + away / 2 or now >= due - 2 * self._host.seconds(lease.node.end):
                     found.append((due, len(found), lease))
         yield from (lease for *_, lease in sorted(found))
 
@@ -690,12 +608,3 @@ class Runs:
         assert self.leased == sum(len(run.leases) for run in self._runs.values())
         assert self._away_tokens == sum(run.away for run in self._runs.values())
         assert all(req.owner is None or self._runs.get(req.owner.number) is req.owner for req in (*waiting, *running)), "a run that is gone"
-
-
-def _remember(peaks: OrderedDict[Hashable, Peaks], key: Hashable, run: OpenRun) -> None:
-    """Record one more ended run."""
-    found = peaks.pop(key, None)
-    found = peaks[key] = Peaks() if found is None else found
-    found.add(run.first, run.peak)
-    if len(peaks) > _PLACES:
-        peaks.popitem(last=False)
