@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
@@ -37,6 +37,7 @@ from lmc.backend.api.bodies import (
 from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
 from lmc.backend.api.client import Patience
+from lmc.backend.api.dialects import BASE, OPENAI_DEFAULTS, SERVERS, SHOWN
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed, Wire
 from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
@@ -55,61 +56,6 @@ from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
-
-# -- parameters beyond OpenAI's own -----------------------------------------------------------------------------
-
-_BASE = frozenset({
-    "max_new_tokens", "n", "stop", "stop_regex", "temperature", "top_p", "frequency_penalty", "presence_penalty", "return_logprob",
-    "top_logprobs_num", "return_text_in_logprobs", "logit_bias",
-})  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ServerDialect:
-    """Additional features of a compatible server.
-
-    params      fields of SamplingParams with the server's names
-    constraint  kinds of constraints, with the path in the body for their source
-    continues   continues a last assistant message instead of answering it
-    defaults    its own defaults may differ from OpenAI's, so that every parameter is sent
-    neutral     parameters beyond OpenAI's that may default to the model's configuration (`generation_config.json`)
-                unless sent
-    same        takes n > 1 where all n answers are the same, at temperature 0; else one is requested
-    """
-
-    params: Mapping[str, str] = field(default_factory=dict[str, str])
-    constraint: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
-    continues: bool = False
-    defaults: bool = True
-    neutral: Mapping[str, float] = field(default_factory=dict[str, float])
-    same: bool = True
-
-
-_COMMON = {"top_k": "top_k", "min_p": "min_p", "min_new_tokens": "min_tokens", "stop_token_ids": "stop_token_ids", "ignore_eos": "ignore_eos"}
-_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-SERVERS: Mapping[str, ServerDialect] = {
-    "openai": ServerDialect(defaults=False),
-    "compatible": ServerDialect(),
-    "vllm": ServerDialect(
-        _COMMON,
-        {
-            "regex": ("structured_outputs", "regex"),
-            "json_schema": ("structured_outputs", "json"),
-            "ebnf": ("structured_outputs", "grammar"),
-            "lark": ("structured_outputs", "grammar"),
-            "structural_tag": ("structured_outputs", "structural_tag"),
-        },
-        continues=True,
-        neutral=_NEUTRAL,
-        same=False,
-    ),
-    "sglang": ServerDialect(
-        {**_COMMON, "stop_regex": "stop_regex"},
-        {"regex": ("regex",), "json_schema": ("json_schema",), "ebnf": ("ebnf",), "structural_tag": ("response_format",)},
-        continues=True,
-        neutral=_NEUTRAL,
-    ),
-}
 
 _MAX_STOPS = 4
 _CHECKED = 1024  # cached parameters known to be valid
@@ -202,9 +148,9 @@ class Completions(ApiBackend):
             return
         for f in fields(SamplingParams) if ask.params not in self._checked else ():
             value = getattr(ask.params, f.name)
-            if value != f.default and f.name not in _BASE and f.name not in self.server.params and not (f.name == "logprob_start_len" and value == -1):
+            if value != f.default and f.name not in BASE and f.name not in self.server.params and not (f.name == "logprob_start_len" and value == -1):
                 raise UnsupportedOpError(
-                    f"gen({_SHOWN.get(f.name, f.name)}=…)",
+                    f"gen({SHOWN.get(f.name, f.name)}=…)",
                     self.name,
                     f"leave it out, or say what the server is: OpenAI(…, server=…), one of {', '.join(SERVERS)}",
                     loc=ask.loc,
@@ -395,7 +341,7 @@ class Completions(ApiBackend):
         limit = params.max_new_tokens + (0 if beyond is None else beyond.tokens + prefix)
         newer = chat and self._own == "openai"
         body: Body = {"max_completion_tokens" if newer != ("max_tokens" in self._cannot) else "max_tokens": limit}
-        for name, default in _OPENAI_DEFAULTS.items():
+        for name, default in OPENAI_DEFAULTS.items():
             value = getattr(params, name)
             if value != default or (self.server.defaults and name in ("temperature", "top_p")):
                 body[name] = value
@@ -553,7 +499,5 @@ def _logprobs(params: SamplingParams, chat: bool) -> Body:
 
 
 _OF_TOOLS = ("tool_choice", "parallel_tool_calls")  # parameters that servers refuse in requests without tools
-_SHOWN = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
-_OPENAI_DEFAULTS: Mapping[str, Any] = {"n": 1, "temperature": 1.0, "top_p": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _OPTIONAL = ("max_tokens", "max_completion_tokens", "stop", "logprobs", "seed", "n", "response_format", "stream", "cache_control")
 """Dispensable parameters: replaced by another name, by applying stops here, by one more request, …"""
