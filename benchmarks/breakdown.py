@@ -184,7 +184,7 @@ def _rows(work: ModelPass) -> tuple[str, int, int, int]:
 def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
     """While open, what an idle engine of one device does is timed. Gives what returns the breakdown up to that moment."""
     core: Any = engine._core
-    eyes, runner, scheduler = engine._asker.eyes, core._runner, core.scheduler
+    eyes, runner, scheduler = engine._builder.eyes, core._runner, core.scheduler
     cuda = None
     if getattr(runner, "_begun", None) is not None:
         import torch

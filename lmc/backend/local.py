@@ -2,24 +2,16 @@
 
 A handle's prompt is  closed ids (as computed and as generated, never encoded again)  +  an open run of literal parts.
 The open run is encoded as one at each request, however appends and forks cut it; an answer closes it.
-
-Ownership of objects:
-
-    Handle ──► _Step ──► its parent _Step (until it has started)       the engine knows steps only weakly:
-    Result ──► _Step                                                   when an answer is no longer referenced,
-    _Step  ╌╌► Result, children, (engine) Request                      its step dies and cancels its requests
 """
 
 from __future__ import annotations
 
 import atexit
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from enum import Enum, auto
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -34,170 +26,24 @@ from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.eyes import Eyes, Preparing
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
+from lmc.backend.engine.prompt_position import ROOT, PromptPosition
 from lmc.backend.engine.request import Group, Request, RequestKind
-from lmc.backend.engine.request_builder import ROOT, Finished, PromptPosition, RequestBuilder
+from lmc.backend.engine.request_builder import RequestBuilder
+from lmc.backend.engine.request_results import Finished
 from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.results import Output, Result, Scored
-from lmc.backend.usage import Counters, Usage, charge
+from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, feeder, hearer, stretches
+from lmc.backend.results import Output, Result
+from lmc.backend.usage import Counters, charge
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendEnded, BackendError, CancelledError, ParameterError, UnsupportedOpError
+from lmc.errors import BackendEnded, BackendError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
-from lmc.segments import Gen, Given, Image, Part, SamplingParams, Segment, Select, Text
+from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
     from lmc.backend.engine.host_tier import Mover
     from lmc.backend.engine.whole_template import WholeTemplate
-
-
-log = logging.getLogger("lmc.engine")
-
-
-# -- handles -----------------------------------------------------------------------------------------------------
-
-
-class _StepState(Enum):
-    WAITING = auto()  # for its parent's answer, or its pictures
-    RUNNING = auto()
-    DONE = auto()
-    FAILED = auto()
-
-
-class _Step:
-    """One literal stretch and the request after it; knows the position after it once it is DONE."""
-
-    __slots__ = (
-        "__weakref__",
-        "after",
-        "ask",
-        "backend",
-        "error",
-        "group",
-        "hints",
-        "namespace",
-        "parent",
-        "parts",
-        "pending",
-        "requests",
-        "result",
-        "state",
-        "streams",
-        "trail",
-        "wants_prefill",
-    )
-
-    def __init__(
-        self,
-        backend: LocalBackend,
-        parent: _Step | None,
-        parts: tuple[Part | Preparing, ...],
-        ask: Gen | Select | Given | None,
-        hints: Hints,
-    ) -> None:
-        self.backend, self.parent, self.parts, self.ask, self.hints = backend, parent, parts, ask, hints
-        self.namespace: str = hints.namespace or (parent.namespace if parent is not None else "")
-        self.group: Group | None = None  # until its requests have joined it
-        self.state = _StepState.WAITING
-        self.streams = hints.watched  # its answer is read while it grows
-        self.wants_prefill = False
-        self.after = ROOT
-        self.trail: Trail | None = None  # once it begins
-        self.error: BaseException | None = None
-        self.pending: list[weakref.ref[_Step]] = []  # children that wait for us
-        self.requests: tuple[Request, ...] = ()
-        self.result: weakref.ref[_LocalResult] | None = None
-
-    def __del__(self) -> None:
-        # may run in any thread, at any moment, also inside the garbage collector: must only post
-        if self.state is _StepState.RUNNING:
-            self.charge_unfinished(self.requests)
-        for req in self.requests:
-            self.backend.forget(req)
-        self.backend.leave(self)
-
-    def charge_unfinished(self, requests: Sequence[Request]) -> None:
-        """Charge its account for the computation of an answer that is no longer wanted."""
-        if self.ask is not None and requests:  # of several samples each has the prompt, which counts once
-            prompts, answers = zip(*map(_computed, requests), strict=True)
-            charge(self.hints.owner, Usage(max(prompts), sum(answers), calls=1))
-
-    def stream(self) -> None:
-        """Emit the answer's text from now on while it grows. From any thread."""
-        self.streams = True  # before the requests are looked at: `_ask` stores them before it looks at this
-        for req in self.requests:
-            if req.answer is not None:
-                req.answer.streams = True
-
-    def tell(self, act: str, *args: Any) -> None:
-        """Call a method of the result, if it is still referenced. Exceptions of its listeners are their own: steps
-        waiting for this one continue."""
-        result = self.result() if self.result is not None else None
-        if result is not None:
-            try:
-                getattr(result, act)(*args)
-            except Exception:
-                log.exception("a listener of an answer of %s failed", self.backend.capabilities.name)
-
-
-class _LocalResult(Result):
-    """A result that keeps its work alive while it may still be read."""
-
-    __slots__ = ("__weakref__", "_step")
-
-    def __init__(self, step: _Step) -> None:
-        super().__init__()
-        self._step = step
-
-    def watch(self) -> None:
-        self._step.stream()
-
-    @property
-    def deltas(self) -> Sequence[str]:
-        if not (self.done or self._step.streams):
-            self._step.stream()
-            self._step.backend.speak(self._step)
-        return super().deltas
-
-
-class LocalHandle:
-    """A prompt inside the engine, up to and including its submission."""
-
-    __slots__ = ("_results", "steps")
-
-    def __init__(self, steps: tuple[_Step, ...], results: tuple[Result, ...]) -> None:
-        self.steps, self._results = steps, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
-
-    @property
-    def last(self) -> _Step:
-        return self.steps[-1]
-
-    def prepared(self) -> None:
-        """Wait until the pictures of its prompt are prepared, so that requests which these make impossible have failed."""
-        for step in self.steps:
-            for part in step.parts:
-                if isinstance(part, Preparing):
-                    part.settled.wait()
-
-    def needed(self) -> None:
-        """Mark as needed: it was a guess, and is none any longer."""
-        for step in self.steps:
-            step.hints = step.hints._replace(guess=False)
-            for req in step.requests:
-                req.guess = False
-
-    def cancel(self) -> None:
-        """Cancel unfinished parts; their results, and those of everything that depends on them, fail."""
-        error = CancelledError("the request was cancelled before its answer was complete")
-        for step in self.steps:
-            step.backend.abort(step, error)
-
-
-# -- the backend -------------------------------------------------------------------------------------------------
 
 
 class LocalBackend:
@@ -237,7 +83,7 @@ class LocalBackend:
         check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
         self._name, self._words, self._template, self._adapters = name, vocabulary, chat_template, tuple(adapters)
         self.whole_template: WholeTemplate | None = None  # the model's own, for conversations with tools
-        self._asker = RequestBuilder(
+        self._builder = RequestBuilder(
             name, vocabulary, chat_template, compiler,
             max_context=max_context, near=near_context, pool=max_tokens, seed=seed, seam=seam, embedded=embedded, eyes=eyes,
             adapters=self._adapters,
@@ -269,8 +115,8 @@ class LocalBackend:
     def forked(self, parent: int) -> None:
         self._lock = threading.Lock()
         self._core.forked(parent)
-        if self._asker.eyes is not None and self._core.broken is not None:
-            self._asker.eyes.forked(self._core.broken)
+        if self._builder.eyes is not None and self._core.broken is not None:
+            self._builder.eyes.forked(self._core.broken)
 
     # -- the protocol ------------------------------------------------------------------------------------------
 
@@ -278,17 +124,17 @@ class LocalBackend:
     def capabilities(self) -> Capabilities:
         return Capabilities(
             name=f"Engine({self._name})",
-            constraints=KINDS if self._asker.compiler is not None else frozenset(),
+            constraints=KINDS if self._builder.compiler is not None else frozenset(),
             select=True,
             logprobs=True,
-            images=self._asker.eyes is not None,
-            videos=self._asker.eyes is not None and self._asker.eyes.sight.video_token is not None,
+            images=self._builder.eyes is not None,
+            videos=self._builder.eyes is not None and self._builder.eyes.sight.video_token is not None,
             n=True,
             streams=True,
-            tools=self._asker.compiler is not None,
+            tools=self._builder.compiler is not None,
             local=True,
             adapters=self._adapters,
-            max_context=self._asker.max_context,
+            max_context=self._builder.max_context,
         )
 
     @property
@@ -298,7 +144,7 @@ class LocalBackend:
     @chat_template.setter
     def chat_template(self, template: ChatTemplate) -> None:
         """Set another template than the model's own, for later runs: `lmc.get_chat_template(name)`."""
-        self._asker.use_template(template)
+        self._builder.use_template(template)
         self.whole_template = None
         self._template = template
 
@@ -332,31 +178,31 @@ class LocalBackend:
         for step in handle.steps:
             if step.wants_prefill:
                 with self._lock:
-                    step.wants_prefill = step.state is not _StepState.WAITING
+                    step.wants_prefill = step.state is not StepState.WAITING
                 for req in step.requests:
                     self.forget(req)
 
     def holds(self, handle: Handle) -> bool:
         assert isinstance(handle, LocalHandle)
-        if any(step.state is _StepState.FAILED for step in handle.steps):
+        if any(step.state is StepState.FAILED for step in handle.steps):
             return False
         return all(req.pinned or not req.done for step in handle.steps if step.wants_prefill for req in step.requests)
 
     def counters(self) -> Counters:
-        found, eyes = self._core.counters(), self._asker.eyes
+        found, eyes = self._core.counters(), self._builder.eyes
         return found if eyes is None else eyes.counters(found)
 
     def flush_cache(self) -> None:
         """Drop all cached KV that no running request needs, and all cached pictures; return when it is gone."""
         self._core.call(self._scheduler.flush)
-        if self._asker.eyes is not None:
-            self._core.call(self._asker.eyes.flush)
+        if self._builder.eyes is not None:
+            self._core.call(self._builder.eyes.flush)
 
     def server_info(self) -> dict[str, Any]:
         return {
             "model": self._name,
-            "max_context": self._asker.max_context,
-            "max_tokens": self._asker.pool,
+            "max_context": self._builder.max_context,
+            "max_tokens": self._builder.pool,
             "max_batch": self._scheduler.max_batch,
             "chunk": self._scheduler.chunk,
             **self.stats(),
@@ -371,11 +217,11 @@ class LocalBackend:
         return found
 
     def close(self) -> None:
-        if self._asker.eyes is not None:
-            self._asker.eyes.close()
+        if self._builder.eyes is not None:
+            self._builder.eyes.close()
         self._core.close()
-        if self._asker.compiler is not None:
-            self._asker.compiler.close()
+        if self._builder.compiler is not None:
+            self._builder.compiler.close()
 
     def __enter__(self) -> LocalBackend:
         return self
@@ -395,7 +241,7 @@ class LocalBackend:
 
     def encode(self, parts: Sequence[Part]) -> list[int]:
         """Return the token ids of literal parts at the start of a prompt."""
-        return self._asker.ids(PromptPosition(ROOT.closed, tuple(parts))).tolist()
+        return self._builder.ids(PromptPosition(ROOT.closed, tuple(parts))).tolist()
 
     @property
     def drafts(self) -> Setting:
@@ -422,7 +268,7 @@ class LocalBackend:
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's current state."""
-        compiler = self._asker.compiler
+        compiler = self._builder.compiler
         return {**self._core.stats(), "constraints": asdict(compiler.info()) if compiler is not None else {}}
 
     def check(self) -> None:
@@ -435,7 +281,7 @@ class LocalBackend:
         assert isinstance(handle, LocalHandle)
         for result in handle.results or self.submit(handle, (Gen(SamplingParams(max_new_tokens=0)),)).results:
             result.output()
-        return self._asker.spelled(self._asker.ids(handle.last.after))
+        return self._builder.results.spelled(self._builder.ids(handle.last.after))
 
     # -- steps -------------------------------------------------------------------------------------------------
 
@@ -446,26 +292,26 @@ class LocalBackend:
             raise BackendError(f"Engine({self._name}) is closed")
         check_supported(self.capabilities, segments)
         for segment in segments:
-            self._asker.validate(segment)
+            self._builder.validate(segment)
 
-    def _steps(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints) -> list[_Step]:
+    def _steps(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints) -> list[Step]:
         if parent is not None and not (isinstance(parent, LocalHandle) and parent.last.backend is self):
             raise BackendError(f"Engine({self._name}) was given a handle of another backend")
         step = parent.last if parent is not None else None
-        steps: list[_Step] = []
-        for parts, ask in _stretches(segments, self._asker.prepare):
-            step = _Step(self, step, parts, ask, hints)
+        steps: list[Step] = []
+        for parts, ask in stretches(segments, self._builder.prepare):
+            step = Step(self, step, parts, ask, hints)
             steps.append(step)
         first = next((step for step in steps if step.ask is not None), None)
         if first is not None:
             first.group = self._group(hints)
         return steps
 
-    def _enter(self, parent: Handle | None, steps: list[_Step]) -> LocalHandle:
+    def _enter(self, parent: Handle | None, steps: list[Step]) -> LocalHandle:
         results: list[Result] = []
         for step in steps:
             if isinstance(step.ask, Gen | Select):
-                result = _LocalResult(step)
+                result = LocalResult(step)
                 step.result = weakref.ref(result)
                 results.append(result)
         first, *others = steps
@@ -477,27 +323,27 @@ class LocalBackend:
             self._quietly(step, self._await_parent)
         return LocalHandle(tuple(steps), tuple(results))
 
-    def _await_parent(self, step: _Step) -> None:
+    def _await_parent(self, step: Step) -> None:
         """Start `step` now if its parent's answer and its pictures are there, else when they are."""
         parent = step.parent
         if parent is not None:
             with self._lock:
-                if parent.state in (_StepState.WAITING, _StepState.RUNNING):
+                if parent.state in (StepState.WAITING, StepState.RUNNING):
                     parent.pending.append(weakref.ref(step))
                     return
         self._await_pictures(step)
 
-    def _await_pictures(self, step: _Step) -> None:
+    def _await_pictures(self, step: Step) -> None:
         ref = weakref.ref(step)
         for part in step.parts:
             if isinstance(part, Preparing) and not part.placed.done():
                 return part.placed.add_done_callback(lambda _: self._start_children([ref]))
         self._begin(step)
 
-    def _begin(self, step: _Step) -> None:
+    def _begin(self, step: Step) -> None:
         """Begin after the parent: make the request. Raises the request's errors, after failing the step with them."""
         parent, step.parent = step.parent, None
-        if step.state is _StepState.FAILED:
+        if step.state is StepState.FAILED:
             return  # cancelled meanwhile
         if parent is not None and parent.error is not None:
             return self._fail(step, parent.error)
@@ -511,30 +357,30 @@ class LocalBackend:
             self._fail(step, error)
             raise
 
-    def _ask(self, step: _Step, place: PromptPosition) -> None:
+    def _ask(self, step: Step, place: PromptPosition) -> None:
         ref, order = weakref.ref(step), step.hints.order
         if isinstance(step.ask, Gen) and step.trail is not None and (step.ask.tools or step.trail.has_results):
             requests = self._with_tools(step, step.ask, place)
         elif isinstance(step.ask, Gen):
-            ask = _bounded(step.ask, step.hints.reserve)
-            requests = self._asker.gen(ask, place, order, _feeder(ref), lambda done: self._answered(ref, done))
+            ask = bounded(step.ask, step.hints.reserve)
+            requests = self._builder.gen(ask, place, order, feeder(ref), lambda done: self._answered(ref, done))
         elif isinstance(step.ask, Select):
-            requests = [self._asker.select(step.ask, place, order, lambda done: self._answered(ref, done))]
+            requests = [self._builder.select(step.ask, place, order, lambda done: self._answered(ref, done))]
         elif isinstance(step.ask, Given):
-            return self._complete(step, self._asker.given(step.ask, place), None)
+            return self._complete(step, self._builder.given(step.ask, place), None)
         else:
-            request = self._asker.prefill(place, order, step.hints.low_priority, step.hints.adapter) if step.wants_prefill else None
+            request = self._builder.prefill(place, order, step.hints.low_priority, step.hints.adapter) if step.wants_prefill else None
             with self._lock:  # it may be released or cancelled meanwhile
-                requests = (request,) if request is not None and step.wants_prefill and step.state is _StepState.WAITING else ()
+                requests = (request,) if request is not None and step.wants_prefill and step.state is StepState.WAITING else ()
                 step.requests = requests
             for req in requests:
                 self._tag(req, step)
             self._send(requests)
             return self._complete(step, place, None)
         with self._lock:
-            if step.state is not _StepState.WAITING:
+            if step.state is not StepState.WAITING:
                 return  # cancelled meanwhile
-            step.state, step.requests = _StepState.RUNNING, tuple(requests)
+            step.state, step.requests = StepState.RUNNING, tuple(requests)
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
             req.script = self._script(req) if req.kind is RequestKind.GENERATE else None
@@ -544,7 +390,7 @@ class LocalBackend:
         self._send(requests)
         self.leave(step)
 
-    def _with_tools(self, step: _Step, ask: Gen, place: PromptPosition) -> list[Request]:
+    def _with_tools(self, step: Step, ask: Gen, place: PromptPosition) -> list[Request]:
         """Build requests over the conversation as rendered by the model's whole template. The step's own prompt
         continues with the text of the answer."""
         assert step.trail is not None
@@ -561,17 +407,17 @@ class LocalBackend:
 
         step.streams = step.streams or bool(prompt.tools)  # calls begin as soon as they are complete
         constrained = prompt.constrained(ask)
-        self._asker.validate(constrained)
-        return self._asker.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(_feeder(ref), _hearer(ref)), answered)
+        self._builder.validate(constrained)
+        return self._builder.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(feeder(ref), hearer(ref)), answered)
 
     def _script(self, req: Request) -> np.ndarray | None:
-        text = None if self._recorded is None else self._recorded(self._words.decode(self._asker.spelled(req.prompt), with_specials=True))
+        text = None if self._recorded is None else self._recorded(self._words.decode(self._builder.results.spelled(req.prompt), with_specials=True))
         if text is None:
             return None
         return np.array([*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]], np.int32)
 
     @staticmethod
-    def _tag(req: Request, step: _Step) -> None:
+    def _tag(req: Request, step: Step) -> None:
         """Tag a request with its owner."""
         hints = step.hints
         req.namespace, req.run, req.watched, req.growth, req.constants = step.namespace, hints.run, hints.watched, hints.growth, hints.constants
@@ -585,7 +431,7 @@ class LocalBackend:
             else:
                 self._core.submit(req)
 
-    def _answered(self, ref: weakref.ref[_Step], done: Finished | BaseException) -> None:
+    def _answered(self, ref: weakref.ref[Step], done: Finished | BaseException) -> None:
         step = ref()
         if step is None:
             return  # no longer wanted
@@ -594,11 +440,11 @@ class LocalBackend:
         else:
             self._fail(step, done)
 
-    def _complete(self, step: _Step, after: PromptPosition, output: Output | None) -> None:
+    def _complete(self, step: Step, after: PromptPosition, output: Output | None) -> None:
         with self._lock:
-            if step.state is _StepState.FAILED:
+            if step.state is StepState.FAILED:
                 return
-            step.after, step.state = after, _StepState.DONE
+            step.after, step.state = after, StepState.DONE
             if step.trail is not None:
                 said = output.text if output is not None else step.ask.text if isinstance(step.ask, Given) else ""
                 step.trail = step.trail._replace(answer=said)
@@ -610,15 +456,15 @@ class LocalBackend:
             step.tell("finish", output)
         self._start_children(pending)
 
-    def _fail(self, step: _Step, error: BaseException) -> None:
+    def _fail(self, step: Step, error: BaseException) -> None:
         """Fail a step and all that waits for it. A loop, not a recursion: chains may be long."""
         doomed = [step]
         while doomed:
             step = doomed.pop()
             with self._lock:
-                if step.state in (_StepState.DONE, _StepState.FAILED):
+                if step.state in (StepState.DONE, StepState.FAILED):
                     continue
-                step.state, step.error, step.parent = _StepState.FAILED, error, None
+                step.state, step.error, step.parent = StepState.FAILED, error, None
                 requests, step.requests = step.requests, ()
                 pending, step.pending = step.pending, []
             step.charge_unfinished(requests)
@@ -629,25 +475,25 @@ class LocalBackend:
             step.parts = ()  # no picture is prepared for it
             doomed += [child for ref in pending if (child := ref()) is not None]
 
-    def _start_children(self, pending: list[weakref.ref[_Step]]) -> None:
+    def _start_children(self, pending: list[weakref.ref[Step]]) -> None:
         for ref in pending:
             child = ref()
             if child is not None:
                 self._quietly(child, self._await_pictures)
 
     @staticmethod
-    def _quietly(step: _Step, start: Callable[[_Step], None]) -> None:
+    def _quietly(step: Step, start: Callable[[Step], None]) -> None:
         try:
             start(step)
         except Exception:
             if step.error is None:
                 raise  # not the request's fault; its result has the error otherwise
 
-    def speak(self, step: _Step) -> None:
+    def speak(self, step: Step) -> None:
         """Emit the text so far of a step's answer."""
         self._core.speak(step.requests)
 
-    def abort(self, step: _Step, error: BaseException) -> None:
+    def abort(self, step: Step, error: BaseException) -> None:
         self._fail(step, error)
 
     def _group(self, hints: Hints) -> Group | None:
@@ -660,7 +506,7 @@ class LocalBackend:
                 group = self._groups[hints.group] = Group(hints.members)
             return group
 
-    def leave(self, step: _Step) -> None:
+    def leave(self, step: Step) -> None:
         """Stop the others of a step's group from waiting for it: its requests are on their way, or will never be.
         Usable from a destructor."""
         group, step.group = step.group, None
@@ -675,13 +521,6 @@ class LocalBackend:
             core.post(lambda: scheduler.unpin(req))
 
 
-def _computed(req: Request) -> tuple[int, int]:
-    """Return tokens of the prompt and of the answer that a request has by now, as seen from another thread than the
-    engine's."""
-    answered = max(0, req.length - req.prompt_len)
-    return req.prompt_len if answered else min(req.device_len, req.prompt_len), answered
-
-
 def check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int | None, seed: int) -> None:
     sizes = {"max_tokens": max_tokens, "max_batch": max_batch, "chunk": chunk}
     for option, value in {**sizes, "seed": seed}.items():
@@ -691,49 +530,6 @@ def check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int |
             raise ParameterError(f"Engine: {option} is {value!r}; it must be a whole number")
         if option in sizes and value < 1:
             raise ParameterError(f"Engine: {option} is {value}; it must be at least 1")
-
-
-def _bounded(ask: Gen, most: int | None) -> Gen:
-    """Return the request limited to the tokens that its answer can have, which is all that admission then waits for."""
-    p = ask.params
-    if most is None or most >= p.max_new_tokens or p.ignore_eos or p.min_new_tokens > 0:
-        return ask
-    return replace(ask, params=replace(p, max_new_tokens=most))
-
-
-def _feeder(ref: weakref.ref[_Step]) -> Callable[[str, Scored], None]:
-    def feed(delta: str, scored: Scored) -> None:
-        step = ref()
-        if step is not None:
-            step.tell("feed", delta, scored)
-
-    return feed
-
-
-def _hearer(ref: weakref.ref[_Step]) -> Callable[[str, Mapping[str, Any]], None]:
-    def hear(name: str, arguments: Mapping[str, Any]) -> None:
-        step = ref()
-        if step is not None:
-            step.tell("heard", name, arguments)
-
-    return hear
-
-
-def _stretches(segments: Sequence[Segment], prepare: Callable[[Image], Preparing]) -> list[tuple[tuple[Part | Preparing, ...], Gen | Select | Given | None]]:
-    """Return segments as (literal parts, the request or known answer after them); the last may have none."""
-    out: list[tuple[tuple[Part | Preparing, ...], Gen | Select | Given | None]] = []
-    parts: tuple[Part | Preparing, ...] = ()
-    for segment in segments:
-        if isinstance(segment, Text):
-            parts += segment.parts
-        elif isinstance(segment, Image):
-            parts += (prepare(segment),)
-        else:
-            out.append((parts, segment))
-            parts = ()
-    if parts or not out:
-        out.append((parts, None))
-    return out
 
 
 _OPEN: weakref.WeakSet[EngineCore] = weakref.WeakSet()

@@ -71,8 +71,8 @@ def test_text_that_calls_nothing_is_an_answer(engine):
 def test_the_models_own_template_writes_tools_where_it_has_them(engine, monkeypatch):
     monkeypatch.setattr(engine, "whole_template", whole(HERMES_TEMPLATE, engine.tokenizer, name="hermes"))
     seen = []
-    ids = engine._asker.ids
-    monkeypatch.setattr(engine._asker, "ids", lambda place: seen.append(place) or ids(place))
+    ids = engine._builder.ids
+    monkeypatch.setattr(engine._builder, "ids", lambda place: seen.append(place) or ids(place))
     (call,) = helper.run("How warm is it in Rome?", backend=engine, temperature=0).ret_value
     assert call["name"] == "temperature"
     written = "".join(part for part in seen[0].run if isinstance(part, str))

@@ -130,9 +130,9 @@ def test_a_package_that_videos_need_is_missed_at_their_line(engine, sight, monke
 
 def test_an_error_is_the_answers_however_soon_it_is_known(engine, sight, monkeypatch):
     sight.gate.set()
-    done = engine._asker.eyes.prepare(look(TALL), 100)
+    done = engine._builder.eyes.prepare(look(TALL), 100)
     assert isinstance(done.placed.exception(timeout=PATIENCE), ParameterError)
-    monkeypatch.setattr(engine._asker, "prepare", lambda image: done)
+    monkeypatch.setattr(engine._builder, "prepare", lambda image: done)
     with pytest.raises(ParameterError, match="taller than wide"):
         engine.submit(None, [look(TALL), gen()]).results[0].output()
 
@@ -198,7 +198,7 @@ def test_what_is_cancelled_while_it_begins_is_not_computed(engine, sight, monkey
         waiting.results[0].output()
 
 
-@pytest.mark.parametrize("when", ["_asker.prefill", "_tag"])
+@pytest.mark.parametrize("when", ["_builder.prefill", "_tag"])
 def test_a_pin_that_is_ended_while_it_begins_pins_nothing(engine, sight, monkeypatch, when):
     pin, (owner, _, name) = engine.prefill(None, [look(WIDE), Text((" and so on",))]), when.rpartition(".")
     of = getattr(engine, owner) if owner else engine
@@ -231,7 +231,7 @@ def test_a_closed_engine_has_no_threads_for_pictures(sight, monkeypatch):
     handles = [engine.submit(None, [look(picture(Random(i), 42, 14)), gen()]) for i in range(4)]
     engine.close()
     sight.gate.set()
-    assert engine._asker.eyes.join(PATIENCE)
+    assert engine._builder.eyes.join(PATIENCE)
     assert all(handle.results[0].done for handle in handles)
     monkeypatch.setattr(engine, "_check", lambda segments: None)  # closed just after that
     with pytest.raises(BackendError, match="closed"):
@@ -266,7 +266,7 @@ def test_threads_end_when_there_is_nothing_to_prepare(engine, sight, monkeypatch
     sight.gate.set()
     for seed in range(3):
         assert tokens(engine.submit(None, [look(picture(Random(seed), 28, 14)), gen()])) == 4
-        assert engine._asker.eyes.join(PATIENCE)
+        assert engine._builder.eyes.join(PATIENCE)
     assert sight.prepared == 3
 
 

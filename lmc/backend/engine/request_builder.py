@@ -1,78 +1,36 @@
-"""Request builder: a Gen or Select with the prompt before it becomes requests; finished requests become an output and
-the prompt that continues it. Invalid requests are refused here, before the engine sees them."""
+"""Request builder: a Gen or Select with the prompt before it becomes requests; request_results.py makes
+outputs of them. Invalid requests are refused here, before the engine sees them."""
 
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from lmc.backend.engine.answer import Answer, OnText
 from lmc.backend.engine.choice_trie import Continuation
-from lmc.backend.engine.choices import Choice, decide
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
 from lmc.backend.engine.eyes import Eyes, Preparing
-from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, laid, lift
+from lmc.backend.engine.prompt_pictures import laid, lift
+from lmc.backend.engine.prompt_position import PromptPosition
 from lmc.backend.engine.radix_cache import common_prefix
 from lmc.backend.engine.request import Request, RequestKind
+from lmc.backend.engine.request_results import OnDone, ResultBuilder, SamplingResult, ScoringResult, scored_from
 from lmc.backend.engine.token_ids import TokenLogprob
-from lmc.backend.results import UNSCORED, Output, Scored
-from lmc.backend.usage import Usage
+from lmc.backend.results import UNSCORED, Scored
 from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
-from lmc.segments import ChoicesMethod, Gen, Given, Image, Part, SamplingParams, Segment, Select
+from lmc.segments import ChoicesMethod, Gen, Given, Image, SamplingParams, Segment, Select
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.radix_cache import Node
+    pass
 
 Order = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPosition:
-    """A prompt position: ids that are final, then an open run of literal parts, encoded as one.
-
-    cached    where the KV of its closed ids, or of the first of them, was left in the tree, as `adapter` computes it
-    pictures  that the closed ids are of, in order
-    """
-
-    closed: np.ndarray  # [n] int32
-    run: tuple[Part | Placed, ...] = ()
-    cached: weakref.ref[Node] | None = None
-    pictures: tuple[PromptPicture, ...] = ()
-    adapter: str = ""
-
-    def node(self, adapter: str) -> Node | None:
-        """Return the node of the KV that this adapter computed, if any."""
-        return self.cached() if self.cached is not None and self.adapter == adapter else None
-
-    @property
-    def all_pictures(self) -> tuple[PromptPicture, ...]:
-        return (*self.pictures, *(picture for part in self.run if isinstance(part, Placed) for picture in part.pictures))
-
-    def followed(self, *parts: Part) -> PromptPosition:
-        """Return the same with more literal parts."""
-        return PromptPosition(self.closed, (*self.run, *parts), self.cached, self.pictures, self.adapter)
-
-
-ROOT = PromptPosition(NO_IDS)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """An answer, and the position after it."""
-
-    output: Output
-    after: PromptPosition
-
-
-OnDone = Callable[[Finished | BaseException], None]
 
 
 class RequestBuilder:
@@ -109,7 +67,7 @@ class RequestBuilder:
         self._numbers = {"": 0, **{name: i for i, name in enumerate(adapters, 1)}}
         self.use_template(template)
         self.encoder = Encoder(words, embedded=embedded)
-        self._shown: dict[int, str] = {}  # texts of single tokens; no more than the vocabulary has
+        self.results = ResultBuilder(name, words, seam, eyes)
 
     def use_template(self, template: ChatTemplate) -> None:
         """Set the template's ends of an assistant's message."""
@@ -132,11 +90,11 @@ class RequestBuilder:
         self._check_length(length, ask.loc, _told(place))
         most = self.limit - length
         params = ask.params if ask.params.max_new_tokens <= most else replace(ask.params, max_new_tokens=most)
-        sampling = _Sampling(self, place, ids, len(prompt), params.n, on_done)
+        sampling = SamplingResult(self.results, place, ids, len(prompt), params.n, on_done)
         scores: list[list[TokenLogprob]] = [[] for _ in range(params.n)]
 
         def feed(delta: str, tokens: Sequence[TokenLogprob]) -> None:
-            on_text(delta, self._scored(tokens, params) if tokens else UNSCORED)
+            on_text(delta, self.results.scored(tokens, params) if tokens else UNSCORED)
 
         return [
             Request(
@@ -147,7 +105,7 @@ class RequestBuilder:
                 seed=_sample_seed(ask.seed, self.seed, item),
                 answer=self._answer(ask, params, feed if item == 0 else None, scores[item]),
                 logprobs=scores[item],
-                score_from=_scored_from(params) if item == 0 else None,
+                score_from=scored_from(params) if item == 0 else None,
                 priority=order,
                 behind=place.node(params.adapter),
                 adapter=self._numbers[params.adapter],
@@ -178,56 +136,6 @@ class RequestBuilder:
             scores=scores if params.return_logprob else None,
         )
 
-    def meta(self, req: Request) -> dict[str, Any]:
-        """Return meta info of a generated answer, under SGLang's keys."""
-        assert req.ending is not None and req.answer is not None
-        meta: dict[str, Any] = {
-            "id": f"{self.name}-{req.order}",
-            "prompt_tokens": req.prompt_len,
-            "completion_tokens": req.answer.sampled,
-            "forced_tokens": req.forced,
-            "free_tokens": req.answer.sampled - req.forced,
-            "cached_tokens": req.hit_len,
-            "finish_reason": req.ending.reason,
-        }
-        if req.params.return_logprob:
-            meta |= self._logprobs(req)
-        return meta
-
-    def _logprobs(self, req: Request) -> dict[str, Any]:
-        """Return lists of [log-probability, id, text]; the text if requested, the first prompt token without any."""
-        shown = self._shower(req.params)
-        start = _scored_from(req.params)
-        prompt = self.spelled(req.prompt)
-        known = [] if start is None else [(prompt[p], req.prompt_logprobs.get(p)) for p in range(start, len(prompt))]
-        answer = self._scored(req.logprobs, req.params)
-        found: dict[str, Any] = {
-            "input_token_logprobs": [[t.logprob if t else None, token, shown(token)] for token, t in known],
-            "output_token_logprobs": list(answer.tokens),
-        }
-        if req.params.top_logprobs_num:
-            found["input_top_logprobs"] = [[[lp, i, shown(i)] for lp, i in t.top] if t else None for _, t in known]
-            found["output_top_logprobs"] = list(answer.tops)
-        return found
-
-    def _scored(self, tokens: Sequence[TokenLogprob], params: SamplingParams) -> Scored:
-        """Return tokens of an answer as meta info lists them."""
-        shown = self._shower(params)
-        tops = [[[lp, i, shown(i)] for lp, i in t.top] for t in tokens] if params.top_logprobs_num else ()
-        return Scored(tuple([t.logprob, t.token, shown(t.token)] for t in tokens), tuple(tops))
-
-    def _shower(self, params: SamplingParams) -> Callable[[int], str | None]:
-        return self.shown if params.return_text_in_logprobs else lambda _: None
-
-    def spelled(self, ids: np.ndarray) -> list[int]:
-        """Return ids of the vocabulary: pictures as their placeholder token."""
-        return ids.tolist() if self.eyes is None else self.eyes.spelled(ids)
-
-    def shown(self, token: int) -> str:
-        if token not in self._shown:
-            self._shown[token] = self.words.decode([token], with_specials=True, at_start=False)
-        return self._shown[token]
-
     # -- select ------------------------------------------------------------------------------------------------
 
     def select(self, ask: Select, place: PromptPosition, order: Order, on_done: OnDone) -> Request:
@@ -249,7 +157,7 @@ class RequestBuilder:
         pictures = laid(wholes[0][:base], place.all_pictures)
         longest = max(base + max(b.rows for b in branches), *map(len, wholes)) + lift(pictures)
         self._check_length(longest, ask.loc, _told(place, " and its longest choice"))
-        scoring = _Scoring(self, ask, place, wholes, starts, base, padding, on_done)
+        scoring = ScoringResult(self.results, ask, place, wholes, starts, base, padding, on_done)
         return Request(
             RequestKind.SCORE,
             wholes[0][:base],
@@ -295,10 +203,6 @@ class RequestBuilder:
         assert self.eyes is not None, "refused: a model without eyes"
         return self.eyes.prepare(image, self.limit)
 
-    def count_pictures(self, done: Sequence[Request]) -> None:
-        if self.eyes is not None:
-            self.eyes.count(sum(len(req.pictures) for req in done))
-
     # -- refusals ----------------------------------------------------------------------------------------------
 
     def validate(self, segment: Segment) -> None:
@@ -339,127 +243,6 @@ def _told(place: PromptPosition, more: str = "") -> str:
     pictures = place.all_pictures
     count = f" ({len(pictures)} picture{'s' * (len(pictures) > 1)} of {sum(p.count for p in pictures)} tokens in it)" if pictures else ""
     return f"the prompt{count}{more} {'have' if more else 'has'}"
-
-
-class _Sampling:
-    """A running gen: those of its `n` items that are finished."""
-
-    __slots__ = ("_asker", "_finished", "_ids", "_on_done", "_place", "_prompt_len")
-
-    def __init__(self, asker: RequestBuilder, place: PromptPosition, ids: np.ndarray, prompt_len: int, n: int, on_done: OnDone) -> None:
-        self._asker, self._place, self._ids, self._prompt_len, self._on_done = asker, place, ids, prompt_len, on_done
-        self._finished: list[Request | None] = [None] * n
-
-    def listener(self, item: int) -> Callable[[Request], None]:
-        return lambda req: self._done(item, req)
-
-    def _done(self, item: int, req: Request) -> None:
-        if req.error is not None:
-            return self._on_done(req.error)
-        self._finished[item] = req
-        done = [r for r in self._finished if r is not None]
-        if len(done) == len(self._finished):
-            self._on_done(Finished(self._output(done), self._after(done[0])))
-
-    def _output(self, done: Sequence[Request]) -> Output:
-        usage = Usage(
-            prompt_tokens=self._prompt_len,
-            completion_tokens=sum(r.answer.sampled for r in done if r.answer is not None),
-            cached_tokens=done[0].hit_len,
-            forced_tokens=sum(r.forced for r in done),
-            calls=1,
-            passes=max(r.passes for r in done),
-            drafted_tokens=sum(r.drafted for r in done),
-            accepted_tokens=sum(r.accepted for r in done),
-        )
-        self._asker.count_pictures(done)
-        texts = tuple(r.ending.text for r in done if r.ending is not None)
-        ending = done[0].ending
-        ids = tuple(map(int, ending.ids)) if ending is not None and self._asker.seam == "token" else ()
-        forced = ending.forced if ending is not None else ()
-        return Output(texts, tuple(self._asker.meta(r) for r in done), usage, ids, forced, _phases(done[0]))
-
-    def _after(self, first: Request) -> PromptPosition:
-        assert first.ending is not None
-        if self._asker.seam == "text":
-            return self._place.followed(first.ending.text)
-        answer = np.asarray(first.ending.ids, np.int32)
-        begun = len(self._ids) == self._prompt_len  # without a start token that the model needs
-        return PromptPosition(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
-
-
-def _phases(req: Request) -> tuple[float, float] | None:
-    return (req.admitted_at, req.first_at) if req.admitted_at else None
-
-
-class _Scoring:
-    """A running select. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
-
-    __slots__ = ("_ask", "_asker", "_base", "_decision", "_on_done", "_padding", "_place", "_rows", "_starts", "_wholes")
-
-    def __init__(
-        self,
-        asker: RequestBuilder,
-        ask: Select,
-        place: PromptPosition,
-        wholes: list[np.ndarray],
-        starts: list[int],
-        base: int,
-        padding: int,
-        on_done: OnDone,
-    ) -> None:
-        self._asker, self._ask, self._place, self._wholes, self._starts = asker, ask, place, wholes, starts
-        self._base, self._padding, self._on_done = base, padding, on_done
-        self._decision: Choice | None = None
-        self._rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
-
-    def choose(self, req: Request) -> int:
-        n = len(self._wholes)
-        rows = req.branch_logprobs
-        conditional = [row[start - self._base :] for row, start in zip(rows[:n], self._starts, strict=True)]
-        self._rows = conditional, rows[n:] or None
-        self._decision = decide(self._ask.method, *self._rows)
-        return self._decision.index
-
-    def done(self, req: Request) -> None:
-        if req.error is not None:
-            return self._on_done(req.error)
-        assert self._decision is not None
-        self._asker.count_pictures((req,))
-        index = self._decision.index
-        usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=req.passes)
-        output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage, phases=_phases(req))
-        ids = self._wholes[index][self._padding :]
-        if self._asker.seam == "text":
-            return self._on_done(Finished(output, self._place.followed(self._ask.choices[index])))
-        self._on_done(Finished(output, PromptPosition(ids, (), None if self._padding else req.kept, self._place.all_pictures, self._ask.adapter)))
-
-    def _meta(self, req: Request, decision: Choice) -> dict[str, Any]:
-        conditional, unconditional = self._rows
-        own = [whole[start:].tolist() for whole, start in zip(self._wholes, self._starts, strict=True)]
-        meta = {
-            "id": f"{self._asker.name}-{req.order}",
-            "prompt_tokens": req.prompt_len,
-            "completion_tokens": 0,
-            "cached_tokens": req.hit_len,
-            **decision.meta,
-            "input_token_logprobs": self._listed(conditional, own),
-            "output_token_logprobs": [[] for _ in own],
-        }
-        if unconditional is not None:
-            meta["unconditional_token_logprobs"] = self._listed(unconditional, own)
-        return meta
-
-    def _listed(self, rows: list[list[float]], ids: list[list[int]]) -> list[list[list[Any]]]:
-        shown = self._asker.shown
-        return [[[lp, t, shown(t)] for lp, t in zip(row, tokens, strict=True)] for row, tokens in zip(rows, ids, strict=True)]
-
-
-def _scored_from(params: SamplingParams) -> int | None:
-    """Return the first prompt token whose log-probability is requested; None for none (`logprob_start_len` None or
-    -1)."""
-    start = params.logprob_start_len if params.return_logprob else None
-    return None if start is None or start < 0 else start
 
 
 def _sample_seed(seed: int, engine_seed: int, item: int) -> int:

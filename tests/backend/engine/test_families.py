@@ -81,10 +81,10 @@ def test_programs_show_pictures_in_messages(pair):
 
     asked = []
     with pair.engine() as engine:
-        gen = engine._asker.gen
-        engine._asker.gen = lambda *args: asked.extend(made := gen(*args)) or made
+        gen = engine._builder.gen
+        engine._builder.gen = lambda *args: asked.extend(made := gen(*args)) or made
         found = talk.run(A, B, backend=engine).ret_value
-        requests, spelled = list(asked), engine._asker.spelled
+        requests, spelled = list(asked), engine._builder.results.spelled
         assert lmc.compile(talk, backend=engine)(A, B).ret_value == found
         assert len(requests) == 3
         for req, pictures in zip(requests, ([A], [A, B], [A, B]), strict=True):

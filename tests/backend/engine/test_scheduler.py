@@ -452,14 +452,14 @@ def test_who_listens_badly_harms_nobody():
 def test_an_answer_that_cannot_be_told_is_an_error_and_never_a_hang(monkeypatch):
     engine, core = stepped(512)
     one, other = (engine.submit(None, [Text((text,)), gen(6), Text(("then",)), gen(2)]) for text in ("one ", "two "))
-    meta, broken = engine._asker.meta, one.last.parent.requests[0]
+    meta, broken = engine._builder.results.meta, one.last.parent.requests[0]
 
     def fails(req):
         if req is broken:
             raise ValueError("no meta info")
         return meta(req)
 
-    monkeypatch.setattr(engine._asker, "meta", fails)
+    monkeypatch.setattr(engine._builder.results, "meta", fails)
     drain(core)
     for result in one.results:
         with pytest.raises(BackendError, match="no meta info"):

@@ -268,7 +268,7 @@ def test_what_has_no_room_is_refused_before_frames_are_decoded(pair, monkeypatch
 
 def test_tokens_are_known_before_frames_are_decoded(pair):
     with pair.engine() as engine:
-        sight = engine._asker.eyes.sight
+        sight = engine._builder.eyes.sight
         for number in (1, 2, 3, 5):
             seen = sight.watch(Film(shown(NINE)), range(number))
             assert sight.tokens(Film(shown(NINE)), number) == sum(part.count for part in seen if isinstance(part, Shown))
