@@ -31,7 +31,7 @@ conformance: $(VENV)/.dev $(VENV)/.model  ## 300 random programs in every execut
 nightly: $(VENV)/.dev $(VENV)/.model  ## 20,000 random programs, going on where it was interrupted, the other random searches at full length, 2,000 wrong model files, every kill point of journals; SEED=n for others
 	LMC_SEARCH=1 $(PYTEST) -q -n auto -m search
 	$(PY) -m tests.durable.kill_points
-	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/test_forcing.py tests/backend/engine/test_forced_runs.py tests/backend/engine/test_deterministic.py tests/backend/engine/test_drafts_model.py tests/backend/test_local_schemas.py tests/passes/test_prefix_model.py
+	LMC_SEARCH=1 $(MODEL) $(PYTEST) -q -n 2 -m model tests/benchmarks/test_forcing.py tests/backend/engine/test_forced_runs.py tests/backend/engine/test_deterministic.py tests/backend/engine/test_drafts_model.py tests/backend/test_local_schemas.py tests/passes/test_prefix_model.py
 	$(PY) -m tests.fuzzing --files 2000 --seed $(or $(SEED),1000000)
 	$(PY) -m tests.conformance --programs 20000 --seed $(or $(SEED),1000000) --done build/nightly-$$(git rev-parse --short HEAD).txt
 
@@ -61,7 +61,7 @@ house: $(VENV)/.engine  ## draws which packages import which (docs/pictures/hous
 	$(PY) docs/make_house.py
 
 clients: $(VENV)-api/.ready  ## tests of the server with the clients that people use, of DSPy, and of published programs; in an environment of its own, since litellm pins old packages
-	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py tests/api/test_frontends.py tests/test_elsewhere.py
+	$(VENV)-api/bin/python -m pytest -q -m api tests/serve tests/integrations tests/api/test_litellm.py tests/api/test_frontends.py tests/examples/test_elsewhere.py
 
 bench: $(VENV)/.model  ## the program workloads on the mock; see benchmarks/README.md
 	$(PY) -m benchmarks.bench_programs --backend mock

@@ -1,6 +1,6 @@
 """Executes the cells below and writes notebook.ipynb with what they show: `python -m examples.make_notebook`.
 
-What depends on the machine is left out of the outputs (folders, rates), so that tests/test_notebook.py can compare them.
+What depends on the machine is left out of the outputs (folders, rates), so that tests/examples/test_notebook.py can compare them.
 """
 
 import json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_docs import ROOT, blocks
+from tests.docs.test_docs import ROOT, blocks
 
 pytestmark = pytest.mark.api
 

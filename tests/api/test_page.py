@@ -8,7 +8,7 @@ import pytest
 
 from tests.api import openai_server
 from tests.api.text_model import TextModel
-from tests.test_docs import ROOT, run_page
+from tests.docs.test_docs import ROOT, run_page
 
 pytestmark = pytest.mark.api
 

@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.docs.test_docs import ROOT
 from tests.searching import apart, some
-from tests.test_docs import ROOT
 
 PAGE = (ROOT / "docs" / "issues-elsewhere.md").read_text("utf-8")
 SECTION = re.compile(r"^### (\d+)\. (\S+) #(\d+): [^\n]*\n(?:(?!#|```)[^\n]*\n)*```python ?(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.searching import apart
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The Python code of README and docs runs (on the mock), and what the docs point at exists.
 
-The page on APIs runs among their tests, the programs of issues-elsewhere.md in tests/test_issues_elsewhere.py. A block whose fence says `python` is run; blocks
+The page on APIs runs among their tests, the programs of issues-elsewhere.md in test_issues_elsewhere.py. A block whose fence says `python` is run; blocks
 of one page share their names, as a reader would type them. Write
 `python no-run` for code that needs what the tests have not.
 """
@@ -19,7 +19,7 @@ import pytest
 import lmc
 from lmc import cli
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COOKBOOK = sorted((ROOT / "docs" / "cookbook").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *COOKBOOK]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

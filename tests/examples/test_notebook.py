@@ -20,7 +20,7 @@ from lmc.errors import Loc
 from lmc.frontend import notebook as views
 from lmc.segments import Image
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "notebook.ipynb"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
 def png():
