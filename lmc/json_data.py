@@ -70,55 +70,36 @@ def from_bytes(data: bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-class JsonEncoder:
-    """As `to_bytes`, but numbers may be spelled in other ways, and only for what `is_json`.
-
-    With pydantic installed, several times as fast, and used once its import pays off: if it is imported already, or
-    after about as much time was spent without it.
-    """
-
-    PAYS = 1 << 20
-    """Bytes whose encoding takes as long as the import."""
-
-    def __init__(self) -> None:
-        self._left = self.PAYS
-        self._encode = to_bytes
-
-    def __call__(self, x: Any) -> bytes:
-        data = self._encode(x)
-        if self._left > 0:
-            self._left -= self._left if "pydantic_core" in sys.modules else len(data)
-            if self._left <= 0:
-                self._encode = _fast_encoder()
-        return data
+def encode_json(x: Any) -> bytes:
+    """As `to_bytes`, for what `is_json`; where pydantic is loaded, by its encoder, in a third of the time. Numbers may be spelled in other ways."""
+    return (_fast_encoder() if _LOADED in sys.modules else to_bytes)(x)
 
 
-encode_json = JsonEncoder()
+def decode_json(data: bytes) -> Any:
+    """As `from_bytes`; where pydantic is loaded, by its decoder, in half of the time."""
+    return (_fast_decoder() if _LOADED in sys.modules else from_bytes)(data)
+
+
+_LOADED = "pydantic_core"  # to import it takes as long as to write some MB
 
 
 @lru_cache(maxsize=1)
 def _fast_encoder() -> Callable[[Any], bytes]:
-    """Return pydantic's encoder, which would accept more than JSON; ours where pydantic is not installed."""
-    try:
-        from pydantic_core import CoreConfig, SchemaSerializer, core_schema
-    except ImportError:
-        return to_bytes
+    """Return pydantic's encoder, which would accept more than JSON."""
+    from pydantic_core import CoreConfig, SchemaSerializer, core_schema
+
     return _or_else(SchemaSerializer(core_schema.any_schema(), CoreConfig(ser_json_inf_nan="constants")).to_json, to_bytes)
 
 
-def decoder(size: int) -> Callable[[bytes], Any]:
-    """Return `from_bytes`, or with pydantic a decoder twice as fast, for so many bytes that importing it pays off."""
-    if size < JsonEncoder.PAYS and "pydantic_core" not in sys.modules:
-        return from_bytes
-    try:
-        from pydantic_core import from_json
-    except ImportError:
-        return from_bytes
+@lru_cache(maxsize=1)
+def _fast_decoder() -> Callable[[bytes], Any]:
+    from pydantic_core import from_json
+
     return _or_else(from_json, from_bytes)
 
 
 def _or_else(fast: Callable[[Any], Any], slow: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a decoder that tries `fast`, then `slow` for what pydantic refuses: lone surrogates, deep nesting."""
+    """Return a function that tries `fast`, then `slow` for what pydantic refuses: lone surrogates, deep nesting."""
 
     def either(x: Any) -> Any:
         try:

@@ -236,12 +236,12 @@ _NO_RECORDS: Sequence[Record] = ([],)
 
 def _groups(contents: Contents, data: bytes) -> None:
     """Read the groups after the first line, up to the last complete one."""
-    records, decode = contents.records, json_data.decoder(len(data))
+    records = contents.records
     with no_collection():
         while (end := data.find(b"\n", contents.size)) >= 0 and (found := payload(data[contents.size : end], contents.sum)) is not None:
             try:
                 data_of = found[0] if contents.cipher is None else contents.cipher.open(found[0], contents.groups + 1)
-                for item, record in in_group(decode(data_of)):
+                for item, record in in_group(json_data.decode_json(data_of)):
                     known = records.get(item)
                     if known is None:
                         records[_number(item)] = [record]
