@@ -19,7 +19,6 @@ from lmc.backend.mock import Mock
 from lmc.errors import BackendError
 from tests.backend.engine_fakes import backend as engine
 from tests.backend.gated import Gated
-from tests.conformance.harness import opaque
 from tests.searching import some
 from tests.waiting import PATIENCE, until
 
@@ -128,28 +127,6 @@ def test_an_abandoned_iteration_starts_nothing_more():
     until(lambda: not own_threads(), "threads go on")
     assert len(tool.began) < len(ITEMS)
     assert not mock._pending
-
-
-def test_a_run_with_unknown_code_asks_no_more_when_it_is_cut_off():
-    taken: list[str] = []
-    go = threading.Event()
-
-    @lmc.function
-    def escapes(s: Any, q: str) -> Any:
-        s += q + lmc.gen("x", max_tokens=4)
-        opaque(s["x"])
-        taken.append(q)
-        go.wait(PATIENCE)
-        s += lmc.gen("y", max_tokens=4)
-
-    mock = Mock()
-    program = lmc.compile(escapes, backend=mock)
-    press_ctrl_c(lambda: len(taken) == 2)
-    with pytest.raises(KeyboardInterrupt):
-        program.batch(ITEMS[:2])
-    go.set()
-    until(lambda: not own_threads(), "threads go on")
-    assert {c.name for c in mock.call_log} == {"x"}
 
 
 def test_one_item_that_fails_takes_no_other_along():

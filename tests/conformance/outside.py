@@ -141,11 +141,6 @@ def keep(xs: list[Any]) -> int:
     return len(xs)
 
 
-def grow(xs: list[Any], x: Any) -> None:
-    effect("grow", xs, x)
-    xs.append(x)
-
-
 def flaky(x: str, *run: str) -> str:
     effect("flaky", x, *run)
     if "a" in x:
@@ -175,11 +170,6 @@ def add_step(x: str) -> None:
 def ask(s: Any, question: str, name: str = "a", **more: Any) -> str:
     s += lmc.user(question) + lmc.assistant(lmc.gen(name, max_tokens=6, **more))
     return s[name]
-
-
-def apply(fn: Any, *xs: Any) -> Any:
-    effect("apply", *xs)
-    return fn(*xs)
 
 
 TOOLS = {"shout": shout, "tool": tool}

@@ -10,12 +10,7 @@ import pytest
 
 import lmc
 from lmc import gen
-from tests.conformance import outside
-from tests.conformance.harness import scripted
-from tests.conformance.table import TABLE as ALL
 from tests.conformance.table.outside import CONFIG, KW, NAMES, VIEW, reset
-
-# -- what a loop has seen
 
 
 def test_what_is_outside_is_read_anew_for_each_call():
@@ -85,29 +80,6 @@ def test_a_generator_goes_on_where_the_run_before_left_it():
 
     fast = lmc.compile(program, backend=lmc.Mock())
     assert [fast(q="a").ret_value for _ in range(3)] == [(0, 1), (2, 3), (4, 5)]
-
-
-def test_attributes_of_classes_and_functions():
-    program = ALL["attributes_of_functions_and_classes"].program
-    fast = lmc.compile(program)
-    for level in (1, 5, 1):
-        seen = []
-        for run in (program.run, fast, fast):
-            outside.reset()
-            outside.Settings.level, outside.counted.calls = level, level
-            seen.append(run(q="a", backend=lmc.Mock(), seed=1).ret_value)
-        assert seen[0] == seen[1] == seen[2]
-
-
-def test_an_arm_that_is_new_reads_what_the_run_began_with():
-    program = ALL["global_changed_then_new_arm"].program
-    fast = lmc.compile(program)
-    for answer in ("a", "rare", "seldom", "a"):
-        outside.reset()
-        want = program.run(q="q", backend=scripted(x=answer)()).text()
-        for _ in range(2):
-            outside.reset()
-            assert fast(q="q", backend=scripted(x=answer)()).text() == want
 
 
 @pytest.fixture(autouse=True)

@@ -573,26 +573,6 @@ def test_budgets_count_what_is_known(tmp_path: Path) -> None:
 
 
 @lmc.function
-def leaves_behind_an_answer(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=3)
-    n = id(s["a"]) * 0  # a compiled run leaves its graph here
-    s += charge(s["a"]) + lmc.gen("b", max_tokens=3)
-    return n, s["b"]
-
-
-@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-def test_a_run_that_leaves_its_graph_behind_an_answer_of_its_journal(tmp_path: Path) -> None:
-    """Later asks are of the whole prompt."""
-    expected = seen(leaves_behind_an_answer.run("q", backend=lmc.Mock(), seed=1))
-    down = lmc.Mock(fault=lambda ask, n: lmc.BackendError("down") if ask.name == "b" else None)
-    with pytest.raises(lmc.BackendError):
-        leaves_behind_an_answer.run("q", backend=down, seed=1, journal=tmp_path / "j")
-    mock = lmc.Mock()
-    assert seen(lmc.compile(leaves_behind_an_answer)("q", backend=mock, seed=1, journal=tmp_path / "j")) == expected
-    assert [call.name for call in mock.call_log] == ["b"]
-
-
-@lmc.function
 def keeps_functions(s: Any) -> Any:
     table: dict[str, Any] = {"charge": charge}
     tools: list[Any] = [charge]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import lmc
-from tests.conformance.harness import case, effect, opaque, scripted
+from tests.conformance.harness import case, effect, scripted
 
 
 class Session:
@@ -197,24 +197,3 @@ async def of_its_own(s: Any, q: str) -> Any:
         s += lmc.gen("a")
         raise {"x": IndexError, "y": RuntimeError}.get(s["a"], KeyError)(s["a"])
     return last.log
-
-
-@case([{"q": q} for q in ("a", "bc", "def")], backend=ANSWERS)
-async def of_its_own_then_left(s: Any, q: str) -> Any:
-    @contextlib.asynccontextmanager
-    async def local(word: str) -> AsyncIterator[str]:
-        nonlocal s
-        s += word + lmc.gen("a")
-        try:
-            yield s["a"]
-        finally:
-            effect("left", word, await fetch(word))
-
-    async with local(q) as a, Sitting(s, "s") as one:
-        s += a + await fetch(a)
-        opaque(a)
-        async with local("2") as b:
-            if b == "x":
-                raise KeyError(b)
-        s += lmc.gen("b", max_tokens=2)
-    return one.log

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import lmc
-from tests.conformance.harness import case, effect, opaque, scripted
+from tests.conformance.harness import case, effect, scripted
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
@@ -64,24 +64,6 @@ async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
     async for (*words, last), i in steps(2):
         out.append((words, last, i))
     return out, [x async for x, i in steps(2) if i], {i: x async for x, i in steps(1)}
-
-
-@case()
-async def unpacks_what_its_own_generator_gives_then_left(s: Any, q: str) -> Any:
-    async def steps(n: int) -> AsyncIterator[Any]:
-        for i in range(n):
-            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
-            yield (row := [s["x"], plain(q)])
-            row.append("more")
-
-    out = [(x, y) async for x, y in steps(2)]
-    opaque(s)
-    try:
-        async for _, _, _ in steps(1):
-            out.append("never")
-    except ValueError as error:
-        out.append(str(error))
-    return out
 
 
 @case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), batch=False)
@@ -316,18 +298,6 @@ async def gathers_sub_programs(s: Any, q: str) -> Any:
     children = await asyncio.gather(*[inner_asks.arun(tip=q + str(i)) for i in range(3)])
     s += "|".join(c["x"] for c in children) + lmc.gen("z", max_tokens=2)
     return [c.ret_value for c in children]
-
-
-@case()
-async def leaves_after_gathering(s: Any, q: str) -> Any:
-    """The interpreter goes on after, and within, what was gathered: nothing is done twice."""
-    s += q + await search(q)
-    seen: list[str] = []
-    found = await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
-    effect("gathered", found)
-    opaque(q)
-    found += await asyncio.gather(*[counts(f, seen) for f in s.fork(2)])
-    return found, seen, await search("end")
 
 
 @case()

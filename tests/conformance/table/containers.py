@@ -15,7 +15,7 @@ from tests.conformance.harness import case, scripted
 from tests.conformance.shared import WORDS, by_name, child, number_of
 
 
-@case()  # so many decisions that they use up a tree's credit (growth.py)
+@case()
 def builtins_on_values(s: Any, q: str) -> Any:
     forks = s.fork(3)
     forks += lambda i: f"{i}{q}" + lmc.gen("v", max_tokens=5)
@@ -66,7 +66,7 @@ def fill(x: str, out: list[Any]) -> int:
     return len(out)
 
 
-@case()  # while it is found out which lists are objects of the run
+@case()
 def lists_made_by_operators(s: Any, q: str) -> Any:
     counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
     for f in s.fork(3):

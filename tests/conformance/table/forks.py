@@ -156,21 +156,6 @@ def forks_from_a_function(s: Any, q: str) -> Any:
     return [f["x"] for f in forks], opaque(q) * 0
 
 
-@case(temperature=0.7)
-def forks_then_left(s: Any, q: str) -> Any:
-    forks = s.fork(3)
-    for i, f in enumerate(forks):
-        f += f"{i}" + q + lmc.gen("x", max_tokens=3)
-        effect("fork", i)
-    best = max(forks, key=lambda f: f["x"])
-    n = opaque(best["x"]) * 0
-    inner = best.fork(2)
-    inner += lmc.gen("y", max_tokens=3)
-    inner.join()
-    s += "".join(best["y"]) + lmc.gen("z", max_tokens=3)
-    return n, best["y"], s["z"]
-
-
 @case(backend=by_name)
 def bodies_with_sub_programs(s, q):
     s += system(q)

@@ -1,4 +1,4 @@
-"""Functions, classes and closures of the program that a tool defines anew while it runs (cf. what is guarded at entry)."""
+"""Functions, classes and closures of the program that a tool defines anew while it runs ."""
 
 from __future__ import annotations
 
@@ -23,16 +23,6 @@ def new_note(s: Any, t: Any) -> Any:
     return gen("x", max_tokens=3)
 
 
-def old_search(q: Any) -> str:
-    effect("old search", q)
-    return "old"
-
-
-def new_search(q: Any) -> str:
-    effect("new search", q)
-    return "new"
-
-
 class OldNode:
     def __init__(self, s: Any) -> None:
         self.s = s
@@ -46,13 +36,12 @@ class NewNode(OldNode):
         self.s += "new" + gen("x", max_tokens=2)
 
 
-note, search, Node = old_note, old_search, OldNode
-table: Any = ["old"]
+note, Node = old_note, OldNode
 
 
 def reset() -> None:
-    global note, search, Node, table
-    note, search, Node, table = old_note, old_search, OldNode, ["old"]
+    global note, Node
+    note, Node = old_note, OldNode
 
 
 def tool(x: Any) -> str:
@@ -61,20 +50,10 @@ def tool(x: Any) -> str:
 
 
 def rebind(when: Any = True) -> None:
-    global note, search, Node, table
+    global note, Node
     effect("rebind", when)
     if when:
-        note, search, Node, table = new_note, new_search, NewNode, ["new"]
-
-
-@case(reset=reset, batch=False)
-def helper_of_the_module(s, q):
-    s += note(s, q)
-    tool("first")
-    s += note(s, s["x"])
-    rebind()
-    s += note(s, "then")
-    s += note(s, s["x"])
+        note, Node = new_note, NewNode
 
 
 @case(reset=reset, batch=False)
@@ -89,45 +68,11 @@ def rebound_at_times(s, q):
 
 
 @case(reset=reset, batch=False)
-def a_tool_is_rebound(s, q):
-    s += search(q) + gen("x", max_tokens=3)
-    rebind(s["x"] < "m")
-    s += search(s["x"])
-    s += search("again")
-
-
-@case(reset=reset, batch=False)
 def a_class_is_rebound(s, q):
     tool(q)
     Node(s).go()
     rebind()
     Node(s).go()
-    return s["x"]
-
-
-@case(reset=reset, batch=False)
-def an_object_is_rebound(s, q):
-    tool(q)
-    s += "".join(table) + gen("x", max_tokens=2)
-    table.append("more")
-    tool("then")
-    s += str(len(table))
-    rebind()
-    s += "".join(table) + gen("y", max_tokens=2)
-    return table
-
-
-@case(reset=reset, batch=False)
-def rebound_in_a_helper_on_a_branch(s, q):
-    def step(i):
-        tool(i)
-        s.__iadd__(note(s, str(i)))
-        if s["x"] < "m":
-            rebind()
-
-    s += q
-    for i in range(4):
-        step(i)
     return s["x"]
 
 

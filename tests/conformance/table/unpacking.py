@@ -40,16 +40,6 @@ def in_an_assignment(s, q):
     return more
 
 
-@case(backend=PAIRS, journal="refused")
-def and_then_left(s, q):
-    s += q + gen("x")
-    n, (first, second) = 7, rows(s["x"])
-    for i, (a, (b, c)) in enumerate([first, second]):
-        s += f"{n} {i} {a} {b} {c}" + gen("y", max_tokens=2)
-        effect("round", i)
-    s += str({s: 1}[s])  # not captured: the interpreter goes on
-
-
 @case([{"q": "a"}], backend=scripted(x="[]"))
 @case([{"q": "a"}], backend=scripted(x="[[1, 2], 5]"))
 @case([{"q": "a"}], backend=scripted(x="[[1, 2], [3]]"))
