@@ -9,42 +9,28 @@ from typing import Any
 from greenlet import getcurrent, greenlet
 
 from lmc.frontend.capture.code import Eval, Frame
-from lmc.frontend.capture.operations import iterate
 from lmc.frontend.capture.unknown import Abandoned, Undecided
-from lmc.frontend.capture.values import LazyItems
 
 
 class GeneratorBody:
-    """The running body of a generator: an iterator. What it returns is in the StopIteration."""
+    """The running body of a generator: an iterator."""
 
     def __init__(self, frame: Frame, body: Eval) -> None:
         self._frame, self._body = frame, body
         self._steps = greenlet(self._run)
         self._steps.gr_context = copy_context()
 
-    def _run(self, _: None) -> tuple[bool, Any]:
-        frame = self._frame
+    def _run(self) -> None:
         try:
-            self._body(frame)
+            self._body(self._frame)
         except Abandoned as abandoned:
-            if abandoned.target is not frame:
+            if abandoned.target is not self._frame:
                 raise
             raise Undecided(abandoned.deps) from None
-        return False, frame.result
 
     def give(self, x: Any) -> None:
         """In the body: hand an item to who takes it."""
-        self._steps.parent.switch((True, x))  # pyright: ignore[reportOptionalMemberAccess]
-
-    def give_all(self, x: Any) -> Any:
-        """Evaluate `yield from x` within the body."""
-        items = x if type(x) is LazyItems else iterate(self._frame.ev, x)
-        while True:
-            try:
-                item = next(items)
-            except StopIteration as over:
-                return over.value
-            self.give(item)
+        self._steps.parent.switch(x)  # pyright: ignore[reportOptionalMemberAccess]
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -53,9 +39,9 @@ class GeneratorBody:
         if self._steps.dead:
             raise StopIteration
         self._steps.parent = getcurrent()
-        more, x = self._steps.switch(None)
-        if not more:
-            raise StopIteration(x)
+        x = self._steps.switch()
+        if self._steps.dead:
+            raise StopIteration
         return x
 
     def kill(self) -> None:
