@@ -244,7 +244,7 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
     kind = type(x)
     if kind is list:
         return _live(ev, x)
-    if kind in CONTAINERS or kind in VIEWS:
+    if kind is str or kind in CONTAINERS or kind in VIEWS:
         ev.count(len(x) >> 2)
         return iter([*x])
     if kind is StateGroup:

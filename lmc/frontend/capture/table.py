@@ -116,7 +116,7 @@ for _fn in _LANGUAGE:
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
-    if name in _QUICK and not kwargs and all((a.__class__ is str and len(a) < 256) or (a.__class__ is int and -65536 < a < 65536) for a in args):
+    if name in _QUICK and not kwargs and all(map(_is_small, args)):
         return op.native(fn, *args)
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
@@ -134,6 +134,10 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
     found = op.apply(ev, name, run)
     return LazyItems(ev, found) if how == "finditer" and not isinstance(found, Unknown) else found
+
+
+def _is_small(x: Any) -> bool:
+    return (x.__class__ is str and len(x) < 256) or (x.__class__ is int and -65536 < x < 65536)
 
 
 _QUICK = frozenset({f".{n}" for n in PURE_METHODS[str] - searching.SEARCHES} | set("str int float abs round ord chr divmod hex oct bin ascii repr".split()))
