@@ -255,7 +255,7 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
         return iterate(ev, items)
     if kind not in ATOMS and kind is not LazyItems:
         raise Undecided(None)
-    return _counted(ev, native(iter, x))
+    return counted(ev, native(iter, x))
 
 
 def each_of(ev: Evaluator, x: Any) -> Iterator[Any]:
@@ -279,7 +279,8 @@ def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
         i += 1
 
 
-def _counted(ev: Evaluator, items: Any) -> Iterator[Any]:
+def counted(ev: Evaluator, items: Any) -> Iterator[Any]:
+    """Yield the items of an iterator of Python's."""
     while (item := native(next, items, MISSING)) is not MISSING:
         ev.count(1)
         yield item

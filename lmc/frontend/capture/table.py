@@ -8,24 +8,19 @@ METHODS        methods of lists, dicts, sets … the evaluation's own: natively,
 from __future__ import annotations
 
 import asyncio
-import bisect
 import collections
 import contextlib
 import copy
 import functools
-import hashlib
 import heapq
-import html
 import itertools
 import json
 import math
 import operator
-import os.path
 import re
 import statistics
 import textwrap
 import time
-import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,17 +48,12 @@ PURE_METHODS: Mapping[type, frozenset[str]] = {
     frozenset: frozenset({"union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint", "copy"}),
 }
 _MODULES: Mapping[Any, str] = {
-    math: "ceil floor sqrt log log2 log10 exp pow sin cos tan atan atan2 hypot isclose isfinite isinf isnan fabs fmod gcd lcm copysign trunc "
-    "degrees radians dist fsum prod tanh",
+    math: "ceil floor sqrt log log2 log10 exp pow isclose isfinite isinf isnan fabs gcd lcm trunc fsum prod",
     json: "loads dumps",
     re: "match search findall fullmatch split sub subn compile escape finditer",
     textwrap: "dedent indent shorten wrap fill",
     statistics: "mean median mode stdev pstdev variance pvariance fmean median_low median_high multimode",
-    html: "escape unescape",
-    urllib.parse: "quote unquote quote_plus urlencode",
-    os.path: "join basename dirname splitext normpath split isabs",
     operator: "add sub mul truediv floordiv mod eq ne lt le gt ge not_ contains concat and_ or_ neg index",
-    bisect: "bisect bisect_left bisect_right",
 }
 _BUILTINS = (str, int, float, complex, bytes, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr, pow, range, slice, frozenset)
 _LANGUAGE = (
@@ -142,7 +132,7 @@ def _is_small(x: Any) -> bool:
 
 _QUICK = frozenset({f".{n}" for n in PURE_METHODS[str] - searching.SEARCHES} | set("str int float abs round ord chr divmod hex oct bin ascii repr".split()))
 """Functions that are quick on small arguments."""
-_BOUNDED = frozenset({f"{m.__name__}.{n}" for m in (textwrap, html, urllib.parse) for n in _MODULES[m].split()} | {"math.prod"})
+_BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
 _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, ".expandtabs": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""
 
@@ -158,10 +148,9 @@ def callback(ev: Evaluator, fn: Any) -> Any:
 _TAKING: Mapping[Any, str] = {
     list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
     collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
-    itertools.takewhile: "fi", itertools.filterfalse: "fi", itertools.dropwhile: "fi", itertools.starmap: "fi", itertools.islice: "iv",
-    itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i",
-    itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av", itertools.combinations_with_replacement: "av",
-    itertools.accumulate: "if", itertools.groupby: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
+    itertools.takewhile: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv",
+    itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av",
+    itertools.accumulate: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
     min: "u|x", max: "u|x", iter: "i|fx",
 }  # fmt: skip
 """Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables,
@@ -186,7 +175,7 @@ def _natively(fn: Any, how: str) -> Rule:
                     collections.deque(items, 0)
             raise
         is_native = hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown)
-        return LazyItems(ev, _each(ev, found), sources=args) if is_native else found
+        return LazyItems(ev, op.counted(ev, found), sources=args) if is_native else found
 
     return made
 
@@ -215,12 +204,6 @@ def _known(ev: Evaluator, x: Any) -> Any:
     return x
 
 
-def _each(ev: Evaluator, items: Any) -> Any:
-    """The items of an iterator of Python's; those of groups are taken at once."""
-    while (item := op.native(next, items, MISSING)) is not MISSING:
-        yield (item[0], LazyItems(ev, iter(list(item[1])))) if type(items) is itertools.groupby else item
-
-
 for _fn, _letters in _TAKING.items():
     rule(_fn)(_natively(_fn, _letters))
 
@@ -235,8 +218,8 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise Raised(over.with_traceback(None)) from None
 
 
-_ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify, heapq.heappushpop, heapq.heapreplace, bisect.insort, bisect.insort_right, bisect.insort_left)
-CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
+_ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
+CHANGING = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their arguments."""
 for _fn in _ORDERED:
     rule(_fn)(lambda ev, args, kwargs, fn=_fn: op.change(ev, args[0], NOTHING, fn, *args))
@@ -368,14 +351,11 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.copy: lambda ev, args, kwargs: (
-        op.apply(ev, "copy", copy.copy, *args) if type(args[0]) in op.CONTAINERS or type(args[0]) in op.ATOMS else ev.unknown_code(copy.copy, args, {})),
     copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
@@ -384,8 +364,7 @@ _SHORT: Mapping[Any, Rule] = {
     **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None)),
     asyncio.wait_for: lambda ev, args, kwargs: args[0],
     asyncio.shield: lambda ev, args, kwargs: op.task(ev, args[0]),
-    **dict.fromkeys(
-        (hash, id, hashlib.md5, hashlib.sha256, hashlib.sha1, time.time, time.perf_counter, time.monotonic), lambda ev, args, kwargs: Unknown(None)),
+    **dict.fromkeys((hash, id), lambda ev, args, kwargs: Unknown(None)),
 }  # fmt: skip
 for _fn, _made in _SHORT.items():
     rule(_fn)(_made)
