@@ -461,7 +461,7 @@ _CALLS: dict[type, Any] = {
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
     ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
-    LRU: lambda ev, fn, args, kwargs: ev.cached(fn.__wrapped__, args, kwargs),
+    LRU: lambda ev, fn, args, kwargs: cached(ev, fn.__wrapped__, args, kwargs),
     HostFunction: lambda ev, fn, args, kwargs: _host(ev, fn, args, kwargs),
     types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,

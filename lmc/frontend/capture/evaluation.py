@@ -103,8 +103,7 @@ class Evaluation:
 
     # -- rules of the language, each from its module
 
-    call, call_method, call_settled, cached = calls.call, calls.call_method, calls.call_settled, calls.cached
-    call_with_unknown = calls.call_with_unknown
+    call, call_method, call_settled, call_with_unknown = calls.call, calls.call_method, calls.call_settled, calls.call_with_unknown
     language, run_frame, state_method = calls.language, calls.run_frame, calls.state_method
     unknown_code, hand_over, left_off = calls.unknown_code, calls.hand_over, calls.left_off
     attribute, set_attribute, special = objects.attribute, objects.set_attribute, objects.special

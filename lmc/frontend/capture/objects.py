@@ -95,9 +95,9 @@ def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
     return BoundMethod(found, x) if type(found) is types.FunctionType else found
 
 
-def class_attribute(ev: Evaluator, cls: type, name: str) -> Any:
-    """Return the raw value of a name in a class and its bases; `MISSING` if there is none."""
-    for one in cls.__mro__:
+def class_attribute(ev: Evaluator, cls: type, name: str, after: type | None = None) -> Any:
+    """Return the raw value of a name in a class and its bases, of the latter from the one `after` another; `MISSING` if there is none."""
+    for one in cls.__mro__[0 if after is None else cls.__mro__.index(after) + 1 :]:
         if one.__module__ != "builtins" and name in vars(one):
             raw = vars(one)[name]
             if (id(one), name) in ev.snapshot.changed:
@@ -135,13 +135,12 @@ def _of_module(ev: Evaluator, x: types.ModuleType, name: str) -> Any:
 
 def _of_super(ev: Evaluator, x: Super, name: str) -> Any:
     cls = x.receiver.cls if type(x.receiver) is Object else x.receiver
-    order = cls.__mro__ if isinstance(cls, type) else ()
-    for one in order[order.index(x.after) + 1 :] if x.after in order else ():
-        if name in vars(one) and one.__module__ != "builtins" and type(vars(one)[name]) in _METHOD_KINDS:
-            return _bound(ev, vars(one)[name], x.receiver, cls)
-    if name == "__init__" and type(x.receiver) is Object:
+    if not isinstance(cls, type) or x.after not in cls.__mro__:
+        return Unknown(None)
+    found = class_attribute(ev, cls, name, x.after)
+    if found is MISSING and name == "__init__" and type(x.receiver) is Object:
         return Partial(lambda args, _: setattr(x.receiver, "args", tuple(args)))
-    return Unknown(None)
+    return _bound(ev, found, x.receiver, cls)
 
 
 def super_of(frame: Frame) -> Any:
