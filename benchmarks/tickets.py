@@ -18,9 +18,8 @@ import lmc
 NAMES = "Anna Ben Carla David Elena Frank Grace Henry Irene Jonas Karin Louis Maria Nadia Oscar Paula Robert Sofia Thomas Vera".split()
 SURNAMES = "Adler Brandt Costa Diaz Evans Fischer Grant Hughes Ito Jensen Keller Lopez Meyer Novak Olsen Price Rossi Silva Turner Weber".split()
 HOSTS = [a + b for a in "north river hill stone lake green wood silver".split() for b in "mail post side box bridge view field works".split()]
-ENDS = "com org net".split()
 PRODUCTS = "kettle lamp printer camera radio blender".split()
-LEVELS = "low medium high".split()
+LEVELS = "high low medium".split()
 
 SENTENCES: Mapping[str, Sequence[str]] = {
     "order": ("The order number is {order}.", "I am writing about order {order}.", "My order {order} has a problem.", "It concerns order {order}."),
@@ -60,7 +59,7 @@ def _ticket(rng: random.Random, product: str, priority: str) -> Ticket:
         "order": f"{rng.choice('ABCDEFGHKLMNPRST')}{rng.choice('ABCDEFGHKLMNPRST')}-{rng.randrange(10000, 100000)}",
         "date": f"{rng.randrange(2021, 2026)}-{rng.randrange(1, 13):02}-{rng.randrange(1, 29):02}",
         "amount": f"{rng.randrange(5, 400)}.{rng.randrange(100):02}",
-        "mail": f"{name}.{surname}@{rng.choice(HOSTS)}.{rng.choice(ENDS)}".lower(),
+        "mail": f"{name}.{surname}@{rng.choice(HOSTS)}.com".lower(),
         "product": product,
         "priority": priority,
     }
@@ -84,7 +83,7 @@ def _shown(label: str, answer: str) -> str:
 
 
 ORDER, AMOUNT = "[A-Z]{2}-[0-9]{5}", r"[1-9][0-9]{0,2}\.[0-9]{2}"
-MAIL = r"[a-z]{1,12}\.[a-z]{1,12}@[a-z]{1,16}\.(com|org|net)"
+MAIL = r"[a-z]{1,12}\.[a-z]{1,12}@[a-z]{1,16}\.com"
 
 
 @lmc.function
@@ -107,7 +106,7 @@ def amount(s, text):
 
 @lmc.function
 def mail(s, text):
-    s += _shown("E-mail", "{mail}") + f"Ticket: {text}\nE-mail:" + lmc.gen("mail", max_tokens=24, regex=f" {MAIL}\n")
+    s += _shown("E-mail", "{mail}") + f"Ticket: {text}\nE-mail:" + lmc.gen("mail", max_tokens=24, regex=f" {MAIL}")
     return s["mail"].strip()
 
 
@@ -123,14 +122,14 @@ def priority(s, text):
     return s["priority"].strip()
 
 
-RECORD = '{{"order": "{order}", "product": "{product}", "amount": {amount}}}'
+RECORD = "order {order}, product {product}, paid ${amount}"
 
 
 @lmc.function
 def record(s, text):
-    s += _shown("JSON", RECORD) + f"Ticket: {text}\nJSON: "
-    s += lmc.gen("json", max_tokens=48, regex=rf'\{{"order": "{ORDER}", "product": "({"|".join(PRODUCTS)})", "amount": {AMOUNT}\}}')
-    return s["json"]
+    s += _shown("Record", RECORD) + f"Ticket: {text}\nRecord:"
+    s += lmc.gen("record", max_tokens=32, regex=rf" order {ORDER}, product ({'|'.join(PRODUCTS)}), paid \${AMOUNT}")
+    return s["record"].strip()
 
 
 RIGHT: Mapping[Any, str] = {
