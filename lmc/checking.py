@@ -72,6 +72,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_without_a_prompt(graph),
         *_states_as_text(graph),
         *_answers_of_users(graph),
+        *_without_requests(program),
     ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
@@ -189,10 +190,7 @@ def _collisions(graph: Graph) -> Iterator[Finding]:
 def _data_of_users(program: Program) -> Iterator[Finding]:
     """Arguments and answers in a system message, whose instructions a model follows. A default counts as the argument's
     value until a caller passes another."""
-    texts = {
-        name: ANY for name, p in list(program.function.signature.parameters.items())[1:] if isinstance(p.default, str) and name not in program.function.bound
-    }
-    graph = graph_of(program.function, **texts) if texts else program.graph()
+    graph = _on_any(program, str)
     for op, role in _in_messages(graph):
         if op.kind == "append" and role == "system":
             names = sorted({name for x in op.uses[1:] for name in _sources(graph, x)})
@@ -200,6 +198,30 @@ def _data_of_users(program: Program) -> Iterator[Finding]:
                 yield Finding(
                     f"a system message contains {', '.join(names)}: the author of that text can give the model instructions; put it into a user message", op.loc
                 )
+
+
+def _on_any(program: Program, kind: type) -> Graph:
+    """Return the graph in which defaults of that type are arguments like any other."""
+    parameters = list(program.function.signature.parameters.items())[1:]
+    known = {name: ANY for name, p in parameters if p.default is not p.empty and isinstance(p.default, kind) and name not in program.function.bound}
+    return graph_of(program.function, **known) if known else program.graph()
+
+
+def _without_requests(program: Program) -> Iterator[Finding]:
+    """A program that makes no request whatever its arguments are: what it makes and does not append is lost."""
+    graph = _on_any(program, object)
+    unfinished = any(block.terminator.kind == "raise" for block in graph.blocks)
+    if not unfinished and not any(op.kind in ("gen", "select") or _may_ask(op, graph) for op in graph.ops()):
+        yield Finding(f"{program.function.name} asks the model nothing: a gen or a select is a request only once it is appended, s += …", program.function.loc)
+
+
+def _may_ask(op: Op, graph: Graph) -> bool:
+    """Return whether an op stands for something that Python may append a request by: unknown code, or an appended value that may be an expression."""
+    if op.kind in ("append", "concat"):
+        return any(x.type == "any" for x in op.uses)
+    if op.kind != "unknown":
+        return False
+    return bool(op.attr("calls")) or any(x.type == "ctx" for x in op.uses) or any(op.results[0] in use.uses for use in graph.ops() if use.kind != "return")
 
 
 def _answers_of_users(graph: Graph) -> Iterator[Finding]:

@@ -189,6 +189,18 @@ def test_check_names_a_request_without_a_prompt(lmc_cli, tmp_path):
     )
 
 
+def test_check_names_a_program_that_asks_nothing(lmc_cli, tmp_path):
+    (tmp_path / "lost.py").write_text(
+        'import lmc\n\n@lmc.function\ndef lost(s, q="a"):\n    if q != "a":\n        return lmc.user(q) + lmc.assistant(lmc.gen("a"))\n\n'
+        '@lmc.function\ndef given(s, ask: lmc.Expr):\n    s += "Q: " + ask\n\n'
+        '@lmc.function\ndef helped(s, tool):\n    tool(s)\n'
+    )
+    code, out, _ = lmc_cli("check", "lost.py")
+    assert code == 1
+    assert out.splitlines()[0] == "lost.py:3: lost asks the model nothing: a gen or a select is a request only once it is appended, s += …"
+    assert [line.split(";")[0] for line in out.splitlines()[2:]] == ["given: no findings", "helped: no findings"]
+
+
 def test_check_of_one_program_that_is_fine(lmc_cli):
     code, out, _ = lmc_cli("check", "checked.py:fine")
     assert code == 0 and out.count("\n") == 1
