@@ -236,3 +236,16 @@ def test_a_dropped_backend_ends_its_thread():
 @pytest.mark.parametrize(("text", "value"), (("1.5", 1.5), ("20ms", 0.02), ("6m0s", 360.0), ("1h2m", 3720.0), ("", None), ("soon", None)))
 def test_durations(text, value):
     assert seconds(text) == value
+
+
+def test_a_server_that_has_never_answered_is_said_at_the_first_attempt(openai, caplog):
+    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("reset") if n in (0, 1, 3) else None})
+    assert program.run(q="x", backend=backend, temperature=0)["c"]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "lmc.backend"]
+    assert told.startswith("OpenAI(m): attempt 1 failed (no answer: ") and told.endswith("trying again, up to 8 times (LMC_LOG=backend shows every attempt)")
+
+
+def test_a_lost_connection_of_a_server_that_answers_is_not_told(openai, caplog):
+    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("reset") if n == 1 else None})
+    assert program.run(q="x", backend=backend, temperature=0)["c"] and backend.spent().retries == 1
+    assert caplog.records == []

@@ -11,6 +11,7 @@ A `Wire` sends one request once and returns the response; a `Client` decides wha
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from lmc.backend.api.redaction import redacted
 from lmc.backend.api.reports import why_not
 from lmc.backend.api.spending import AttemptAccount, AttemptUsage, UsageLedger
 from lmc.backend.usage import Usage
-from lmc.config import log
+from lmc.config import log, logs
 from lmc.errors import BackendError, LmcError, PromptTooLongError
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Client:
         self.wire, self.name, self.ledger, self.patience, self._key = wire, name, ledger, patience, key
         self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
+        self._unheard = True  # nothing has come from the server, and nobody was told so
 
     async def call(self, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
         """Return the server's answer converted by `read`; `request` is called for each attempt.
@@ -142,6 +144,7 @@ class Client:
         self.rates.heard(ticket, headers, self.patience.timeout)
 
     def _answered(self, ticket: Ticket, sent: HttpRequest, usage: Usage | None) -> None:
+        self._unheard = False
         self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
 
     async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, AttemptAccount], Any], tally: AttemptUsage) -> Any:
@@ -181,7 +184,11 @@ class Client:
             raise fault
         if number >= self.patience.retries or self._is_too_late(fault):
             raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
-        log("backend", f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again")
+        failed = f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again"
+        log("backend", failed)
+        if self._unheard and fault.status is None and not logs("backend"):  # most often the URL is wrong, or the server does not run
+            logging.getLogger("lmc.backend").warning("%s, up to %d times (LMC_LOG=backend shows every attempt)", failed, self.patience.retries)
+        self._unheard = False
         await self._back_off(fault, number)
 
     def failed(self, fault: Fault, tally: AttemptUsage, how: str = "") -> LmcError:
