@@ -137,6 +137,7 @@ class LazyDFA:
         self._windows: dict[tuple[int, frozenset[tuple[TermFrame, ...]]], int] = {}  # by length and frames, representatives
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._strings: dict[int, OpenString | None] = {}
+        self._turnings: dict[int, bytes] = {}
         self._furthers: dict[tuple[int, int], int] = {}  # by state and characters
         self._named: dict[int, Sequence[Name]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
@@ -214,7 +215,26 @@ class LazyDFA:
                     return self.beyond(state, len(rest.decode())), len(text)
             elif names := self.names(state):
                 return self._along_names(names, text, at)
+        if chars := len(text) - at - len(text[at:].lstrip(self._turning(state))):
+            return self._turned_by(state, chars), at + chars
         return self.rows[self.place(state) + text[at]], at + 1
+
+    def _turning(self, state: int) -> bytes:
+        """Return the ASCII characters that do nothing but to count in a state: text of these needs no states within it."""
+        if (found := self._turnings.get(state)) is None:
+            content = self._contents[state]
+            classes = self._terms.turning(content[0]) if not isinstance(content, _Inner) and len(content) == 1 else ()
+            found = self._turnings[state] = bytes([char for low, high, c in self._shapes.segments if c in classes for char in range(low, min(high, 0x7F) + 1)])
+        return found
+
+    def _turned_by(self, state: int, chars: int) -> int:
+        """Return the state behind so many characters of `_turning`."""
+        content = self._contents[state]
+        assert not isinstance(content, _Inner)
+        with self._lock:
+            self._terms.pay(1)
+            found = self._terms.turned_by(content[0], chars)
+            return DEAD if found is None else self._number((found,))
 
     def _along_names(self, names: Sequence[Name], text: bytes, at: int) -> tuple[int, int]:
         for depth, byte in enumerate(text[at:]):

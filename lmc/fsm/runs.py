@@ -21,6 +21,7 @@ from lmc.fsm.trie import ByteTrie
 
 _QUOTE = ord('"')
 _FEW = 64  # tokens: sooner set one by one
+MEDIUM = 2 * LONG  # bytes: few tokens have more
 
 
 def packed(flags: np.ndarray) -> np.ndarray:
@@ -112,7 +113,15 @@ class Texts:
     @cached_property
     def long_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
         """The tokens of `long` in the order of their texts, the trie of these, and the node of each."""
-        ids = sorted(self.long, key=self.tokens.__getitem__)
+        return self._trie_of(self.long)
+
+    @cached_property
+    def medium_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+        """As `long_trie`, of tokens of up to MEDIUM bytes."""
+        return self._trie_of([i for i in self.long if len(self.tokens[i]) <= MEDIUM])
+
+    def _trie_of(self, ids: Iterable[int]) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+        ids = sorted(ids, key=self.tokens.__getitem__)
         return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])
 
     @cached_property

@@ -13,7 +13,7 @@ that differ in one counter only are joined where their ranges touch. So `.*[0-9]
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from lmc.fsm.words import WordLists, WordRange, are_letters, listed
 Classes = tuple[int, ...]
 _ENOUGH = 64  # bytes of a text: more than any that is asked about
 _FREE = 4  # frames that looking at a form pays for, too
-_QUOTE = Chars(((34, 34),))
+_QUOTE, _BACKSLASH = Chars(((34, 34),)), Chars(((92, 92),))
 _MANY = 32  # terms of one kind from which on they are no longer compared with each other
 _WIDE = 16  # characters of a class of many
 _SPELLED = 1  # of WITHIN_STRINGS: keys that may be any but some
@@ -46,9 +46,10 @@ class TermFrame:
     at         its position, None if it is the same anywhere
     family     equal for repeats of one body, which differ only in their counters
     surely     lower bound on the bytes of its texts, once computed
+    is_in_string  all of these are characters of a JSON string, once computed
     """
 
-    __slots__ = ("at", "family", "forms", "high", "low", "node", "nullable", "surely")
+    __slots__ = ("at", "family", "forms", "high", "is_in_string", "low", "node", "nullable", "surely")
 
     def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
         self.node, self.low, self.high, self.at = node, low, high, at
@@ -56,6 +57,7 @@ class TermFrame:
         self.forms: tuple[tuple[Classes, tuple[TermFrame, ...]], ...] | None = None
         self.nullable: bool | None = None
         self.surely: int | None = None
+        self.is_in_string: bool | None = None
 
 
 class Term:
@@ -64,9 +66,10 @@ class Term:
     mark    the uppermost term of the stack that begins with a return from a rule, None if there is none
     kind    equal for terms whose frames have the same families
     number  of its making: sets in this order take the same work in each process, wherever in memory their terms are
+    is_free it begins with any number of any characters of a string
     """
 
-    __slots__ = ("above", "final", "forms", "frame", "kind", "least", "mark", "near", "number", "rest", "spans")
+    __slots__ = ("above", "final", "forms", "frame", "inside", "is_free", "kind", "least", "mark", "near", "number", "rest", "spans")
 
     def __init__(self, frame: TermFrame | None, rest: Term | None, number: int) -> None:
         self.frame, self.rest, self.number = frame, rest, number
@@ -78,6 +81,8 @@ class Term:
         self.kind: object = None
         self.least: int | None = None
         self.spans: _Spans | None = None
+        self.inside: Sequence[Term] | None = None
+        self.is_free = False
 
 
 class WithinString(NamedTuple):
@@ -110,6 +115,9 @@ class Terms:
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
         self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._graphs: dict[int, _GraphPosition] = {}  # by id: at their starts
+        self._turns: dict[tuple[int, int], TermFrame | None] = {}  # by id of a graph, and state
+        self._unit: dict[int, bool] = {}  # by id
+        self._unit_tails: dict[tuple[int, At | None], Sequence[bool]] = {}  # by id of a sequence, and position
         self._members_at: dict[tuple[int, int], tuple[_Members, list[_Member]]] = {}  # by id of a graph, and state
         self._lists = WordLists()
         self._letters: dict[str, Classes] = {}
@@ -120,6 +128,7 @@ class Terms:
         self._return.forms, self._return.nullable = (), True
         strings = WITHIN_STRINGS if RAW_CHARS in members else ()
         self._strings = {self.frame(node).family: kind for kind, node in enumerate(strings)}
+        self._units = {id(self._canonical(node.body)) for node in strings}
         self.spent = 0  # forms visited
         self.limit: int | None = None  # of `spent`
 
@@ -395,7 +404,22 @@ class Terms:
 
     def _position(self, at: _GraphPosition, state: int, place: At | None) -> TermFrame:
         key = "g", id(at.graph), state, place
-        return self._frames.get(key) or self._frame(key, _GraphPosition(at.graph, at.edges, state), place)
+        if (found := self._frames.get(key)) is None:
+            turn = self._turn(at, state)
+            found = self._frame(key, _GraphPosition(at.graph, at.edges, state), place) if turn is None else self._repeat(turn.node, 0, None, turn.at)
+            self._frames[key] = found
+        return found
+
+    def _turn(self, at: _GraphPosition, state: int) -> TermFrame | None:
+        """Return the repeat, without counts, that a graph is in a state which it never leaves: where a pattern was found, say, any string."""
+        key = id(at.graph), state
+        if key not in self._turns:
+            edges = at.edges.get(state, ())
+            body = edges[0][0] if len(edges) == 1 and edges[0][1] == state and state in at.graph.final and at.graph.but is None else None
+            is_turn = body is not None and (type(body) is Chars or id(self._canonical(body)) in self._units)
+            self._turns[key] = self.frame(Repeat(body, 0, None)) if body is not None and is_turn else None
+            self._alive.append(at.graph)
+        return self._turns[key]
 
     def _several(self, at: _GraphPosition, members: list[_Member]) -> tuple[_Members, list[_Member]]:
         """Return those that may come next in a graph; the others are apart whose texts another one goes on with: a key that may be any."""
@@ -434,7 +458,12 @@ class Terms:
 
     def _counted(self, graph: NodeGraph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> TermFrame:
         key = "c", id(counts), state, low, high, place
-        return self._frames.get(key) or self._frame(key, _GraphPosition(graph, counts.edges, state, counts, low, high), place)
+        if (found := self._frames.get(key)) is not None:
+            return found
+        position = _GraphPosition(graph, counts.edges, state, counts, low, high)
+        if high != 0 and (turn := self._turn(position, state)) is not None:
+            return self._repeat(turn.node, low, high, turn.at)
+        return self._frame(key, position, place)
 
     # -- terms -----------------------------------------------------------------------------------------------------
 
@@ -450,6 +479,7 @@ class Terms:
         if found is None:
             found = self._terms[key] = Term(frame, rest, len(self._terms) + 1)
             found.mark = found if frame is self._return else rest.mark
+            found.is_free = frame.family in self._strings and frame.low == 0 and frame.high is None
             kind = frame.family, rest.kind
             found.kind = self._kinds.setdefault(kind, kind)
         return found
@@ -833,6 +863,28 @@ class Terms:
             return self.push(self._counted(at.graph, at.counts, at.state, low, high, term.frame.at), term.rest)
         return term.rest if high == 0 else self.push(self._repeat(term.frame.node, low, high, term.frame.at), term.rest)
 
+    def turning(self, term: Term) -> Collection[int]:
+        """Return the classes that lead a counted graph back to the state in which a term begins, and to no other one."""
+        frame, at = term.frame, term.frame and term.frame.node
+        if frame is None or type(at) is not _GraphPosition or at.counts is None:
+            return ()
+        back, others = set[int](), set[int]()
+        for body, to in at.edges.get(at.state, ()):
+            for classes, frames in self._forms(self.frame(body, frame.at)):
+                (back if to == at.state and not frames else others).update(classes)
+        return back - others
+
+    def turned_by(self, term: Term, chars: int) -> Term | None:
+        """Return the term behind so many characters of `turning`; None if a text may not have as many."""
+        frame, rest = term.frame, term.rest
+        assert frame is not None and rest is not None
+        at: _GraphPosition = frame.node
+        assert at.counts is not None
+        low, high = max(at.low - chars, 0), None if at.high is None else at.high - chars
+        if (high is not None and high < 0) or not at.counts.lead_to_an_end(at.state, low, high):
+            return None
+        return self.push(self._counted(at.graph, at.counts, at.state, low, high, frame.at), rest)
+
     def above(self, term: Term) -> Term:
         """Return the part of a term above its mark."""
         if term.above is None:
@@ -851,14 +903,63 @@ class Terms:
         if len(found) == 1:
             return tuple(found)
         by_kind: dict[object, list[Term]] = {}
-        for term in _in_order(found):
+        for term in found:
             by_kind.setdefault(term.kind, []).append(term)
-        if len(by_kind) == len(found):
-            return _in_order(found)
-        kept: set[Term] = set()
-        for same in by_kind.values():
-            kept.update(same if len(same) == 1 or len(same) > _MANY else self._joined_kind(same))
-        return _in_order(kept)
+        if len(by_kind) < len(found):
+            found = {term for same in by_kind.values() for term in (same if not 1 < len(same) <= _MANY else self._joined_kind(same))}
+        if free := {term.rest for term in found if term.is_free}:  # what is within a string of any characters, behind which is the same
+            found = [term for term in found if free.isdisjoint(self._inside(term))]
+        return _in_order(found)
+
+    def _inside(self, term: Term) -> Sequence[Term]:
+        """Return what may be behind characters of a string that a term begins with: its texts are some such characters and then a text of
+        one of these. If it begins with any characters, at least one more part of it is before that."""
+        if term.inside is None:
+            term.inside = self._inside_rest(term.rest) if term.is_free and term.rest is not None else (term, *self._inside_rest(term))
+        return term.inside
+
+    def _inside_rest(self, term: Term) -> Sequence[Term]:
+        found: list[Term] = []
+        while term.frame is not None and term.rest is not None and self._is_in_string(term.frame):
+            term = term.rest
+            found.append(term)
+        return tuple(found)
+
+    def _is_in_string(self, frame: TermFrame) -> bool:
+        """Return whether all texts of a frame are surely whole characters of a JSON string, each written in the one way."""
+        if frame.is_in_string is None:
+            node = frame.node
+            if isinstance(node, _Tail):
+                frame.is_in_string = self._are_units(node.node, frame.at)[node.index]
+            else:
+                frame.is_in_string = self._is_unit(node.graph if isinstance(node, _GraphPosition) else node)
+        return frame.is_in_string
+
+    def _is_unit(self, node: Any) -> bool:
+        """As `_is_in_string`, of a node."""
+        if (found := self._unit.get(id(node))) is None:
+            if isinstance(node, Chars):
+                found = all(any(first <= low and high <= last for first, last in RAW_CHARS.ranges) for low, high in node.ranges)
+            elif isinstance(node, Concat):
+                found = self._are_units(node, None)[0]
+            else:
+                found = isinstance(node, Union | Repeat | NodeGraph | Counted) and all(map(self._is_unit, parts_of(node)))
+            self._unit[id(node)] = found
+            self._alive.append(node)
+        return found
+
+    def _are_units(self, node: Concat | Ref, at: At | None) -> Sequence[bool]:
+        """As `_is_in_string`, of a sequence from each of its parts on; its position: marks are written out there."""
+        if (found := self._unit_tails.get((id(node), at))) is None:
+            tails, parts = [True], [part for part, _ in self._styles.parts(node, at)]
+            for index in reversed(range(len(parts))):
+                if isinstance(part := parts[index], Chars) and part.ranges == _BACKSLASH.ranges:
+                    tails.append(index + 1 < len(parts) and _is_escaped(parts[index + 1]) and tails[-2])
+                else:
+                    tails.append(tails[-1] and self._is_unit(part))
+            found = self._unit_tails[id(node), at] = tails[::-1]
+            self._alive.append(node)
+        return found
 
     def _joined_kind(self, terms: list[Term]) -> list[Term]:
         by_spans = {_spans(term): term for term in terms}
@@ -961,6 +1062,10 @@ class _Members:
 
     def __init__(self, names: WordRange, choices: Sequence[tuple[Concat, int]], position: _GraphPosition) -> None:
         self.names, self.choices, self.position = names, choices, position
+
+
+def _is_escaped(node: Node) -> bool:
+    return isinstance(node, Chars) and all(low == high and chr(low) in '"\\bfnrt' for low, high in node.ranges)
 
 
 def _are_plain(ranges: Ranges) -> bool:

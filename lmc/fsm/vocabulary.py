@@ -16,7 +16,7 @@ from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.json_text import WITHIN_STRINGS
 from lmc.fsm.lazy import NO_LIMIT, WIDE, Name, OpenString, SelfLoop, Turns
-from lmc.fsm.runs import ClassRun, Tail, Texts, bits_of, packed
+from lmc.fsm.runs import MEDIUM, ClassRun, Tail, Texts, bits_of, packed
 from lmc.fsm.strings import StringRun
 from lmc.fsm.trie import ByteTrie, columns
 from lmc.fsm.words import WordRange
@@ -65,14 +65,15 @@ class Vocabulary:
         self._runs: dict[tuple[Ranges, int], ClassRun] = {}
         self._strings: dict[tuple[int, int], StringRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
+        self._longest = _edges(sorted((self.tokens[i], i) for i in self.long_ids if len(self.tokens[i]) > MEDIUM), 0)
         self.long_heads = frozenset(self._long)
 
     def prepare(self) -> Vocabulary:
         """Finds now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
         step that others wait for; itself."""
-        _ = self._nodes, self.ends, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
+        _ = self._nodes, self._occurrences, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
-            _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie
+            _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie, self._texts.medium_trie
         escaped = [node for byte in b'"\\/bfnrtu' if (node := self.trie.find(bytes([byte]))) is not None]
         for kind, node in itertools.product(range(len(WITHIN_STRINGS)), [0, *escaped]):
             self.string_run(kind, node).in_string(0, NO_LIMIT)
@@ -286,7 +287,10 @@ class Vocabulary:
         if texts < _FEW_TEXTS or (found := _loop(dfa, state)) is None:
             return None
         loop, turns = found
-        run, main, row, byte = self.run(loop.again, node), dfa.row(loop.state), dfa.row(state), self.trie.byte
+        main, row, byte = dfa.row(loop.state), dfa.row(state), self.trie.byte
+        if not node and self._is_often_left(main, loop.state):
+            return None
+        run = self.run(loop.again, node)
         if sum([count for head, count in run.leaving.items() if main[head] >= 0]) * 2 > texts:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
@@ -321,6 +325,11 @@ class Vocabulary:
                     rest.append((child, to))
         return RunInLoop(run, loop, turns, apart), within, rest
 
+    def _is_often_left(self, row: np.ndarray, state: int) -> bool:
+        """Return whether so many texts may leave a loop, whose state has `row`, that all levels are sooner looked at than its run is made."""
+        leaving = (row[:0x80] >= 0) & (row[:0x80] != state)
+        return int(self._occurrences[:0x80][leaving].sum()) * _ALL_LEVELS > self.texts_below(0)
+
     def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
         return _recent(self._runs, (ranges, node), lambda: ClassRun.of(ranges, self._texts, node))
@@ -332,6 +341,13 @@ class Vocabulary:
     @cached_property
     def _texts(self) -> Texts:
         return Texts(self.tokens, self.trie, self._ids, self.ends, self._nodes, self.long_ids)
+
+    @cached_property
+    def _occurrences(self) -> np.ndarray:
+        """Return int64 [256]: how often texts of the trie have a byte behind their first one."""
+        trie = self.trie
+        behind = slice(trie.level_ends[:2][-1], None)
+        return np.bincount(trie.byte[behind], self.ends[behind] - trie.begin[behind], 256).astype(np.int64)
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -356,6 +372,8 @@ class Vocabulary:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
+            if turns is None and self._is_often_left(dfa.row(loop.state), loop.state):
+                return LongAllowed(None, self._long_walked(dfa, state))
             run = self.run(loop.again)
             within, inside = run.firsts.tobytes(), run.long.inside
             if turns is None and len(run.long.leaving) >= _MANY_LONG:
@@ -376,14 +394,7 @@ class Vocabulary:
             todo = [(state, edge) for first, edge in self._long.items() if not within[first]]
         else:
             return LongAllowed(None, self._long_walked(dfa, state))
-        while todo:
-            at, (text, ids, edges) = todo.pop()
-            if (end := dfa.step(at, text)) >= 0:
-                found += ids
-                if edges:
-                    heads = dfa.heads(end)
-                    todo += [(end, edge) for edge in edges.values()] if heads is None else _of_bytes(edges, end, heads)
-        return LongAllowed(whole, tuple(sorted(found)))
+        return LongAllowed(whole, tuple(sorted(found + _stepped(dfa, todo))))
 
     def _long_in_string(self, dfa: Arrays, state: int, string: OpenString) -> LongAllowed:
         run, names = self.string_run(string.kind), tuple(string.but)
@@ -401,9 +412,11 @@ class Vocabulary:
         return LongAllowed(None, tuple(sorted(found)))
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
-        """As `long_allowed`, level by level."""
-        ids, trie, node_of = self._texts.long_trie
-        return tuple(np.sort(ids[trie.walk(dfa, state, self.longest)[node_of] >= 0]).tolist())
+        """As `long_allowed`: most tokens level by level, so that counts which these do not exhaust are none; the longest ones, which are
+        few, by themselves."""
+        ids, trie, node_of = self._texts.medium_trie
+        found = ids[trie.walk(dfa, state, MEDIUM)[node_of] >= 0].tolist()
+        return tuple(sorted(found + _stepped(dfa, [(state, edge) for edge in self._longest.values()])))
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -715,6 +728,19 @@ def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
         ends = tuple(i for text, i in group if len(text) == end)
         out[head] = _Edge(first[at:end], ends, _edges([t for t in group if len(t[0]) > end], end))
     return out
+
+
+def _stepped(dfa: Arrays, todo: list[tuple[int, _Edge]]) -> list[int]:
+    """Return the ids of legal texts of edges, each with the state before it."""
+    found: list[int] = []
+    while todo:
+        at, (text, ids, edges) = todo.pop()
+        if (end := dfa.step(at, text)) >= 0:
+            found += ids
+            if edges:
+                heads = dfa.heads(end) if len(edges) > _NO_CHOICE else None
+                todo += [(end, edge) for edge in edges.values()] if heads is None else _of_bytes(edges, end, heads)
+    return found
 
 
 def _of_bytes(edges: Mapping[int, _Edge], state: int, heads: Iterable[int]) -> list[tuple[int, _Edge]]:

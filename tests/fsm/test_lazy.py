@@ -347,6 +347,8 @@ RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex"
         ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "a+b*"}}'), ("json_schema", '{"type": "array", "items": {"type": "string", '
                                                                                                               '"pattern": "^[a-c]+-[a-c]+"}}'),
         ("json_schema", '{"type": "object", "additionalProperties": {"type": "string", "maxLength": 20}}'), ("json_schema", "{}"), ("lark", JSON),
+        ("json_schema", '{"type": "array", "items": {"type": "string", "pattern": "^a|b7|\\\\n|é$"}}'), ("json_schema", '{"type": "array", "items": {"type": '
+                                                                              '"string", "pattern": "[ab7]|^-+x", "minLength": 3, "maxLength": 45}}'),
         ("json_schema", '{"type": "array", "items": {"type": "string"}}'), ("json_schema", '{"type": "array", "items": {"anyOf": [{"type": "string"}, '
                                                                                            '{"type": "array", "items": {"const": "abc"}}]}}'),
         ("json_schema", '{"properties": {"a": {"type": "string"}, "ab": {"items": {"type": "string"}}}, '
@@ -395,6 +397,44 @@ def test_a_pattern_that_any_text_may_follow_ends_with_its_first_match():
     assert parse("^(x[a-c]{2,9}|yz+)", search=True) == parse("^(x[a-c]{2}|yz)", search=True)
     made = lazily(Grammar(parse("^[a-c]+-[a-c]+", search=True), {}))
     assert made.step(0, b"ab-a") == made.step(0, b"a-ccc") == made.step(0, b"ab-a anything")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "low", "high"),
+    [
+        ({"pattern": "^dev|alpha|rc$"}, 0, lazy.NO_LIMIT),
+        ({"pattern": "^dev|(al|x)*pha|[^a]x$"}, 0, lazy.NO_LIMIT),
+        ({"pattern": "[h-p]", "minLength": 9, "maxLength": 64}, 3, 58),
+    ],
+)
+def test_behind_what_is_searched_for_is_a_string_of_any_characters(keywords, low, high, rough):
+    """Where more of a pattern may follow, or characters are counted, it had states of its own: 12 ms for its first mask."""
+    automaton = TokenAutomaton(begun("json_schema", json.dumps({"type": "string", **keywords})), rough)
+    made = automaton.dfa.lazy
+    state = automaton.dfa.step(0, b'"-alpha')
+    string = made.string(state)
+    assert string is not None and (string.low, string.high) == (low, high)
+    states = made.states
+    flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
+    assert made.states < states + 5
+    assert np.flatnonzero(flags).tolist() == [t for t in range(len(rough.tokens)) if automaton.next(state, t) >= 0]
+
+
+def test_characters_that_only_count_need_no_states_within_them(rough):
+    """The first mask of such a string made one for each character of the longest token: 9 ms."""
+    schema = json.dumps({"type": "string", "pattern": "[a-z]+", "minLength": 3, "maxLength": 64})
+    automaton, other = (TokenAutomaton(begun("json_schema", schema), rough) for _ in range(2))
+    made, begin = automaton.dfa.lazy, automaton.dfa.step(0, b'"')
+    states = made.states
+    assert [made.step(begin, b"-" * count) >= 0 for count in (63, 64, 70)] == [True, False, False]
+    assert made.states < states + 5
+    at = other.dfa.step(0, b'"')
+    for count in range(1, 64):
+        at = other.dfa.after(at, ord("-"))
+        here = made.step(begin, b"-" * count)
+        assert [made.step(here, text) >= 0 for text in (b'"', b'a"', b'ab"')] == [other.dfa.step(at, text) >= 0 for text in (b'"', b'a"', b'ab"')]
+    flags = np.unpackbits(automaton.mask(begin).view(np.uint8), bitorder="little")
+    assert np.flatnonzero(flags).tolist() == [t for t in range(len(rough.tokens)) if other.next(other.dfa.step(0, b'"'), t) >= 0]
 
 
 SEARCHED = ["a+", "a*", "^a*b{2,4}", "(ab|a)+$", "^$|^a+", "a?b?$", "^(a|b*)", "(a*b)*", "a{2,}(b|a+)", "(?:)", "^a{0,2}$|ba+"]

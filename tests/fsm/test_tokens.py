@@ -565,7 +565,7 @@ def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
     letters = "bcdfghjaeiou"
     tokens = [b"</s>", *(letter.encode() for letter in letters), *(f"{a}{b}{c}".encode() for a, b, c in itertools.product(letters, "aeiou", letters))]
     vocabulary = Vocabulary(tokens, [0])
-    for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^u]*u.*", True)):
+    for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^j]*j.*", True)):
         automaton = TokenAutomaton(begun("regex", regex), vocabulary)
         assert automaton.dfa.loop(0) is not None and (vocabulary._run_at(automaton.dfa, 0, 0) is not None) == is_run
         assert allowed(automaton.mask(0)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(0, i) >= 0}
