@@ -43,6 +43,8 @@ class StringRun:
     _texts: Texts
     _exits: np.ndarray  # nodes of the trie, each behind a quote
     _before: np.ndarray  # of each, the characters before the quote
+    _held: np.ndarray  # of each of `ids`, its place among the texts
+    _single: np.ndarray  # bool, of each: only one byte is legal behind it
     _short: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # `bits` by the most characters
     _tails: dict[tuple[int, int], Tail] = field(default_factory=dict[tuple[int, int], Tail])
 
@@ -56,12 +58,30 @@ class StringRun:
         held = texts.nodes[begin:end]
         at = np.searchsorted(nodes[within], held)
         kept = np.append(nodes[within], -1)[at] == held
-        ids, at = texts.ids[begin:end][kept], within[at[kept]]
-        long, words = Long() if node else _long(kind, texts), len(texts.node_of) // 32
-        return StringRun(
-            bits_of(ids, words), ids, chars[at], states[at] == 0, ids[dfa.are_singular(states[at])],
-            long, bits_of(long.inside, words), texts, nodes[left], chars[left] - 1,
-        )  # fmt: skip
+        at = within[at[kept]]
+        long = Long() if node else _long(kind, texts)
+        return StringRun._made(
+            texts, begin + np.flatnonzero(kept), chars[at], states[at] == 0, dfa.are_singular(states[at]), long, nodes[left], chars[left] - 1
+        )
+
+    @staticmethod
+    def _made(
+        texts: Texts, held: np.ndarray, chars: np.ndarray, whole: np.ndarray, single: np.ndarray, long: Long, exits: np.ndarray, before: np.ndarray
+    ) -> StringRun:
+        ids, words = texts.ids[held], len(texts.node_of) // 32
+        return StringRun(bits_of(ids, words), ids, chars, whole, ids[single], long, bits_of(long.inside, words), texts, exits, before, held, single)
+
+    def below(self, node: int) -> StringRun:
+        """Of a run from the root, return that from a node whose text is whole characters, written as they are."""
+        texts, trie = self._texts, self._texts.trie
+        begin, end = int(trie.begin[node]), int(texts.ends[node])
+        first, last = np.searchsorted(self._held, (begin, end)).tolist()
+        at = slice(first + np.count_nonzero(texts.nodes[self._held[first:last]] == node), last)  # tokens that end there come first
+        behind, begins = int(texts.spelling.chars[node]), trie.begin[self._exits]
+        left = (begins >= begin) & (begins < end) & (self._exits > node)
+        return self._made(
+            texts, self._held[at], self.chars[at] - behind, self.whole[at], self._single[at], Long(), self._exits[left], self._before[left] - behind
+        )
 
     def up_to(self, chars: int) -> np.ndarray:
         """Return `bits`, of tokens of at most so many characters; not to be written to."""
@@ -82,7 +102,7 @@ class StringRun:
 
     @property
     def nbytes(self) -> int:
-        return (2 + len(self._short)) * self.bits.nbytes + 17 * len(self.ids) + 16 * len(self._exits) + 100 * len(self.long.leaving)
+        return (2 + len(self._short)) * self.bits.nbytes + 26 * len(self.ids) + 16 * len(self._exits) + 100 * len(self.long.leaving)
 
 
 @lru_cache

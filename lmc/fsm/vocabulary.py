@@ -158,14 +158,14 @@ class Vocabulary:
 
     def walked(self, dfa: Arrays, state: int) -> Walked:
         """Return the tokens of up to LONG bytes that are legal from `state`: node by node where few are; runs of a
-        class of characters as a whole; else level by level."""
+        class of characters as a whole; else level by level, all of them where many would be in lists of nodes."""
         trie, few, after, known_row = self.trie, dfa.few, dfa.after, dfa.known_row
         bytes_, children = trie.bytes, trie.children
         legal: list[tuple[int, int]] = []
         below: list[tuple[int, int]] = []
         runs: list[RunInLoop | InString] = []
-        todo = [(0, state)]
-        while todo:
+        todo, followed, most = [(0, state)], 0, self.texts_below(0) // _ALL_LEVELS
+        while todo and followed <= most:
             node, at = todo.pop()
             begin, end = children(node)
             if begin == end:
@@ -186,10 +186,12 @@ class Vocabulary:
             if len(legal) > _MOST_ONE_BY_ONE:
                 if self.texts_below(node) >= _MANY_TEXTS and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                     runs.append(run[0])
+                    followed += run[0].leaving(dfa)
                     legal += run[1] + run[2]
                     todo += run[2]
                 else:
                     below.append((node, at))
+                    followed += self.texts_below(node)
                 continue
             if end - begin <= _NO_CHOICE and (row := known_row(at)) is not None:
                 found = [(child, to) for child in range(begin, end) if (to := row[bytes_[child]]) >= 0]
@@ -222,6 +224,7 @@ class Vocabulary:
             elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                 running, within, found = run
                 runs.append(running)
+                followed += running.leaving(dfa)
                 legal += within
             elif end - begin <= _FEW_CHILDREN:
                 row = dfa.row(at).data
@@ -230,10 +233,14 @@ class Vocabulary:
                 found = [(child, to) for byte, to in ways.items() if (child := bytes_.find(byte, begin, end)) >= 0]
             else:
                 below.append((node, at))
+                followed += self.texts_below(node)
                 continue
             legal += found
             todo += found
-        return _walked(self, dfa, state, legal, below, runs)
+        if followed > most:  # as those below the root are
+            behind = self.trie.walk(dfa, state, LONG)
+            return Walked(self.bits(behind), (), None, (), (), behind)
+        return _walked(self, dfa, legal, below, runs)
 
     def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
         """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
@@ -336,7 +343,14 @@ class Vocabulary:
 
     def string_run(self, kind: int | Ranges, node: int = 0) -> StringRun | ClassRun:
         """Return the run of a kind of JSON string, or of one of a class, and a node of the trie, computed once."""
-        return self.run(kind, node) if not isinstance(kind, int) else _recent(self._strings, (kind, node), lambda: StringRun.of(kind, self._texts, node))
+        if not isinstance(kind, int):
+            return self.run(kind, node)
+        return _recent(self._strings, (kind, node), lambda: self._find_string_run(kind, node))
+
+    def _find_string_run(self, kind: int, node: int) -> StringRun:
+        text = self.tokens[self._ids[self.trie.begin[node]]][: self.trie.depth(node)] if node else b""
+        whole = self.string_run(kind) if text and _is_written_as_it_is(text) else None
+        return whole.below(node) if isinstance(whole, StringRun) else StringRun.of(kind, self._texts, node)
 
     @cached_property
     def _texts(self) -> Texts:
@@ -375,8 +389,9 @@ class Vocabulary:
             if turns is None and self._is_often_left(dfa.row(loop.state), loop.state):
                 return LongAllowed(None, self._long_walked(dfa, state))
             run = self.run(loop.again)
-            within, inside = run.firsts.tobytes(), run.long.inside
-            if turns is None and len(run.long.leaving) >= _MANY_LONG:
+            within, inside, others = run.firsts.tobytes(), run.long.inside, ~run.firsts & (dfa.row(state) >= 0)
+            left = len(run.long.leaving) if turns is None else 0
+            if left + np.count_nonzero(others[self._texts.long_ids[1]]) >= _MANY_LONG:
                 return LongAllowed(None, self._long_walked(dfa, state))
             if turns is not None and turns.high < self.longest:
                 found += inside[run.long.chars <= turns.high].tolist()
@@ -620,9 +635,6 @@ class InString(NamedTuple):
     def filling(self) -> list[int]:
         return self.run.ids[self.run.whole & (self.run.chars == self.string.high)].tolist()
 
-    def leaving(self, dfa: Arrays) -> int:
-        return 0
-
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         return [(tail, self.string.behind) for tail in self.run.in_string(self.string.low, self.string.high)]
 
@@ -646,16 +658,11 @@ def _loop(dfa: Arrays, state: int) -> tuple[SelfLoop, Turns | None] | None:
     return (loop, turns) if loop is not None and turns is not None and loop.state == turns.unbounded else None
 
 
-def _walked(vocabulary: Vocabulary, dfa: Arrays, state: int, legal: list[_At], below: list[_At], runs: list[RunInLoop | InString]) -> Walked:
-    """state   at the root
-    legal   nodes of the trie, and the states after them
+def _walked(vocabulary: Vocabulary, dfa: Arrays, legal: list[_At], below: list[_At], runs: list[RunInLoop | InString]) -> Walked:
+    """legal   nodes of the trie, and the states after them
     below   nodes, with their states, below which nothing was visited
     runs    runs not visited
     """
-    followed = sum([vocabulary.texts_below(node) for node, _ in below]) + sum([running.leaving(dfa) for running in runs])
-    if followed * _ALL_LEVELS > vocabulary.texts_below(0):  # as those of the root are: level by level without lists of nodes
-        behind = vocabulary.trie.walk(dfa, state, LONG)
-        return Walked(vocabulary.bits(behind), (), None, (), (), behind)
     words, bits = vocabulary.words, None
     ids = vocabulary.ids_at([node for node, _ in legal])
     tails: list[list[tuple[Tail, int]]] = []
@@ -728,6 +735,14 @@ def _edges(tokens: Sequence[tuple[bytes, int]], at: int) -> Mapping[int, _Edge]:
         ends = tuple(i for text, i in group if len(text) == end)
         out[head] = _Edge(first[at:end], ends, _edges([t for t in group if len(t[0]) > end], end))
     return out
+
+
+def _is_written_as_it_is(text: bytes) -> bool:
+    """Return whether a text is whole characters, which a JSON string has as they are."""
+    try:
+        return all(char >= " " and char not in '"\\' for char in text.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def _stepped(dfa: Arrays, todo: list[tuple[int, _Edge]]) -> list[int]:
