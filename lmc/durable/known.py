@@ -85,7 +85,7 @@ class KnownEffects:
                 self.unmade.setdefault((unmade[number].kind, unmade[number].of_task), deque()).append(number)
             for number in sorted(effects):
                 self.known.setdefault(effects[number].call.kind, {}).setdefault(effects[number].call.of_task, deque()).append(effects[number])
-            self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered}
+            self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered and not effect.unexpected}
             self.next, self._all = max((*effects, *unmade), default=-1) + 1, effects.values()
 
     def match(self, call: RecordedCall, again: Sequence[bool], *, strict: bool) -> Effect | None:
@@ -105,7 +105,7 @@ class KnownEffects:
         if found is None and (same := [g for (contents, _), g in groups.items() if contents == call.contents]):
             found, self.reordered = min(same, key=_number), True
         if found is None and not strict and groups:
-            own = [g for (_, task), g in groups.items() if task == call.task]
+            own = [g for (_, task), g in groups.items() if task == call.task and not g[0].unexpected]
             of_any = [g for g in groups.values() if g[0].outcome is not None] if self.reordered else []
             known = again if own and not self.reordered and not call.ordered else [False] * len(again)
             shared = [g for g in own or of_any if (g[0].changes and not call.ordered) or call.is_like(g[0].call, known)]

@@ -64,6 +64,7 @@ class Effect:
     shown     its arguments, for people;  line  where the program calls it
     ended     the place of its outcome among all;  suspended  whether the program's task, which awaited it, was suspended
     passed    whether the program has come past it again
+    unexpected  whether the program called it because of a doubt that is decided by now: it may not come to it again
     failed    how many attempts are known to have failed, after which it may be retried
     begun     whether an attempt began whose end is not known
     question  the question to a person, the JSON schema of the answer (or ""), and its time, in seconds since 1970
@@ -77,6 +78,7 @@ class Effect:
     ended: int = 0
     suspended: bool = False
     passed: bool = False
+    unexpected: bool = False
     failed: int = 0
     begun: bool = True
     question: tuple[str, str, int] | None = None
@@ -101,9 +103,10 @@ class Known:
     """A journal's records of one run.
 
     arguments  as data, or None if they are too large; then digest is of them
-    answers    by place, then by the checksum of the request
+    answers    by place, then by the checksum of the request;  unexpected: places of those that were requested because of a doubt
     effects    by number;  unmade: those that were not made after all, and have not begun again
     order      records of answers and effects in the order they became known
+    left_doubtful  numbers of the effects that were in doubt when it ended
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
     ended      when that was, in seconds since 1970
     deleted    whether its contents were deleted: it is over, and cannot be resumed
@@ -112,11 +115,13 @@ class Known:
     arguments: Any = None
     digest: str | None = None
     answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
+    unexpected: set[Ask] = field(default_factory=set[Ask])
     effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
     unmade: dict[int, RecordedCall] = field(default_factory=dict[int, RecordedCall])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
+    left_doubtful: set[int] = field(default_factory=set[int])
     deleted: bool = False
 
     @property
@@ -319,21 +324,29 @@ def _deleted(known: Known, record: Record) -> None:
 
 def _undo(known: Known, record: Record) -> None:
     """Take back a call that was not made after all: where it is made, it has the same number."""
-    known.order.remove(effect := known.effects.pop(_number(record[1])))
-    known.unmade[effect.number] = effect.call
+    effect = known.effects[_number(record[1])]
     _leave_course(known, effect)
+    known.order.remove(effect)
+    known.unmade[effect.number] = known.effects.pop(effect.number).call
 
 
 def _leave_course(known: Known, effect: Effect) -> None:
-    """Expect no more, of a call that is decided, what the program called in order behind it while it was in doubt: in a `finally`, or where it handled that."""
-    for later in reversed(known.effects.values()) if effect.call.ordered else ():
-        if later.number <= effect.number:
-            break
-        later.call = later.call._replace(ordered=False)
+    """Expect no more, of an effect that is decided, what the program did while it was in doubt: in a `finally`, or where it handled that."""
+    if effect.call.ordered:
+        for later in reversed(known.effects.values()):
+            if later.number <= effect.number:
+                break
+            later.unexpected = later.call.ordered
+    if effect.number in known.left_doubtful:
+        known.left_doubtful.remove(effect.number)
+        for entry in known.order[known.order.index(effect) + 1 :]:
+            if not isinstance(entry, Effect):
+                known.unexpected.update((stream, ordinal) for stream, ordinal in entry[1])
 
 
 def _end(known: Known, record: Record) -> None:
     known.end, known.ended = [(str(kind), str(message)) for kind, message in record[1]], _number(record[2])
+    known.left_doubtful = {effect.number for effect in known.open if effect.doubtful}
 
 
 def _number(number: Any) -> int:

@@ -19,7 +19,7 @@ from lmc.durable.files import Sidecar, as_journal_error, opened, sync_directory,
 from lmc.durable.groups import WELL, Ask, Entry, Record, file_of, group_of, line, output_of
 from lmc.durable.journal import MANY
 from lmc.durable.records import Contents, Known, find
-from lmc.errors import JournalError
+from lmc.errors import InDoubtEffect, JournalError
 
 
 def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tuple[int, Record]]]) -> None:
@@ -77,12 +77,13 @@ def is_over(known: Known) -> bool:
 def _needed(records: list[Record]) -> list[Record]:
     """Return the records of a run without those superseded by later ones."""
     void, of, ends = set[int](), dict[int, list[int]](), [n for n, record in enumerate(records) if record[0] == "e"]
+    left_doubtful = {n for n in ends if any(kind == InDoubtEffect.__name__ for kind, _ in records[n][1])}  # says what came of a doubt
     for n, record in enumerate(records):
         if record[0] in _OF_EFFECTS:
             of.setdefault(record[1], []).append(n)
         elif record[0] == "u":
             void.update(of.pop(record[1], [])[1:])  # its intent says whose call is to be made, and what came behind it
-    return [record for n, record in enumerate(records) if n not in void and n not in ends[:-1]]
+    return [record for n, record in enumerate(records) if n not in void and (n not in ends[:-1] or n in left_doubtful)]
 
 
 _OF_EFFECTS = frozenset("itgqr")

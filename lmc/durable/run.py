@@ -278,7 +278,7 @@ class RunJournal(JournaledCalls):
         in the run."""
         if not self.effects.busy:
             raise JournalError("a batch, or a run with a seed of its own, inside a journaled run has no place in its journal; "
-                               "start it in a tool, whose result is journaled", loc=caller_loc())  # fmt: skip
+                               "start it in a tool marked @lmc.host, whose result is journaled", loc=caller_loc())  # fmt: skip
 
 
 def _passed(inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:

@@ -109,15 +109,21 @@ def test_a_call_behind_which_a_run_failed_is_made_again(tmp_path: Path, monkeypa
     assert run(journal, "broken", mock)[0] == "works" and CALLS == ["broken", "broken"] and len(mock.call_log) == 1
 
 
+def note(event: dict[str, str]) -> None:
+    CALLS.append(event["status"])
+
+
 @lmc.function
 def transacts(s: Any, q: str) -> Any:
     try:
         s += charge(q) + lmc.gen("a", max_tokens=3)
     except BaseException:
-        charge("rollback")
+        note({"status": "rollback"})
+        s += "failed:" + lmc.gen("why", max_tokens=3)
+        note({"status": s["why"]})
         raise
     else:
-        charge("commit")
+        note({"status": "commit"})
     finally:
         charge("close")
     return charge(s["a"])
