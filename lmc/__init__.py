@@ -158,7 +158,7 @@ def __dir__() -> list[str]:
 
 
 def flush_cache(backend: Any = None, empty_cache: bool = True) -> bool:
-    """Empties the prefix cache of a backend (of the default one, if none is given); False if there is no backend.
+    """Empty the prefix cache of a backend (of the default one, if none is given); return False if there is no backend.
 
     `empty_cache` is accepted and not used: memory that an engine freed is its own.
     """

@@ -82,7 +82,7 @@ def _pointed(root: Any, pointer: str) -> Any:
 
 
 def check_whole(asked: Any, text: str, meta: Mapping[str, Any], loc: Loc | None) -> None:
-    """Raises IncompleteAnswer for an answer that its limit has cut. `asked` is its type, or its schema."""
+    """Raise IncompleteAnswer for an answer that its limit has cut. `asked` is its type, or its schema."""
     if meta.get("finish_reason", {}).get("type") != "length" or _is_whole(asked, text):
         return
     count = meta.get("completion_tokens", "its limit of")

@@ -143,7 +143,7 @@ class Certificate:
     __repr__ = __str__  # a notebook and the interactive prompt show the report
 
     def page(self) -> str:
-        """A page for a browser: one file."""
+        """Return a page for a browser: one file."""
         title = f"{self.program}: {self.backends[0]} and {self.backends[1]}"
         head = "".join(f"<th>{escape(name)}" for name in ("item", "differs from", *self.backends))
         rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}' for cell in row)}" for row in self._differences())

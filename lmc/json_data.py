@@ -15,7 +15,7 @@ LARGE = 1 << 64
 
 
 def dumps(x: Any) -> str:
-    """The text of JSON-able data, in the shortest form."""
+    """Return the text of JSON-able data, in the shortest form."""
     return "".join(_pieces(x, 0)) if _pieces is not None else _encoder.encode(x)
 
 

@@ -74,7 +74,7 @@ def open_unasked(name: str, prices: Prices | None = None) -> Any:
 
 
 def public(name: str) -> str:
-    """A backend's name for those who are not to know where it is or is asked, nor with which password."""
+    """Return a backend's name for those who are not to know where it is or is asked, nor with which password."""
     if not _is_service(name):
         path = Path(name).expanduser()
         return path.resolve().name if path.exists() else name

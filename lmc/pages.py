@@ -90,7 +90,7 @@ def seconds(s: float) -> str:
 
 
 def money(amount: float) -> str:
-    """A price in dollars, with two digits that count below a dollar."""
+    """Return a price in dollars, with two digits that count below a dollar."""
     return f"${amount:.{2 if amount >= 1 or amount <= 0 else 1 - math.floor(math.log10(amount))}f}"
 
 

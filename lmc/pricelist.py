@@ -18,7 +18,7 @@ _FILE = "model_prices_and_context_window_backup.json"  # in LiteLLM's package; r
 
 
 def listed(backend: str) -> tuple[Prices, str] | None:
-    """The prices of a backend such as "openai:gpt-4.1-mini", and whose list has them; None where no list has the model, or it is asked at a URL of its own."""
+    """Return prices of a backend such as "openai:gpt-4.1-mini", and whose list has them; None where none has the model, or it is asked at a URL of its own."""
     found = _list()
     if found is None:
         return None

@@ -83,7 +83,7 @@ _constructors: set[type[Any]] = set()
 
 
 def hide_in_constructor(cls: type[Any]) -> None:
-    """The same for what constructing a class raises; the class stays the one it is."""
+    """Hide lmc's frames in what constructing a class raises; the class stays the one it is."""
     if cls not in _constructors:
         _constructors.add(cls)
         cls.__init__ = users_frames(cls.__init__)

@@ -284,7 +284,7 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
 
 
 def check_folder(output: Path | None, option: str = "--output") -> None:
-    """Refuses to write into a folder that is not there: one that nobody made is mostly a misspelt one."""
+    """Refuse to write into a folder that is not there: one that nobody made is mostly a misspelt one."""
     if output is not None and not output.absolute().parent.is_dir():
         raise UsageError(f"{option} {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}), or choose another")
 

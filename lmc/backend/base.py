@@ -271,7 +271,7 @@ _READERS = "use an API that reads PDFs: lmc.OpenAI, lmc.Anthropic or lmc.LiteLLM
 
 
 def check_adapter(able: Capabilities, name: str, what: str, loc: Loc | None = None) -> None:
-    """Refuses an adapter that a target has not; `what` asks with it."""
+    """Refuse an adapter that a target has not; `what` asks with it."""
     if not name or name in able.adapters or able.adapters == ANY_ADAPTER:
         return
     if not able.adapters:

@@ -29,7 +29,7 @@ def check_count(option: str, value: object) -> None:
 
 
 def check_adapters(given: object) -> Mapping[str, str]:
-    """Adapters by name. Raises ParameterError for what is no mapping from names to paths."""
+    """Return the adapters by name. Raises ParameterError for what is no mapping from names to paths."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):

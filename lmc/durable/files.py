@@ -118,14 +118,14 @@ def write_all(file: BinaryIO, data: bytes) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """A directory in one that is there; the disk has its name. Raises OSError or ValueError."""
+    """Make a directory in one that is there; the disk has its name. Raises OSError or ValueError."""
     if not path.is_dir():
         path.mkdir(exist_ok=True)
         sync_directory(path.absolute().parent)
 
 
 def check_parent(path: Path) -> None:
-    """Raises JournalError where a journal's folder is not there: one that nobody made is mostly a misspelt one."""
+    """Raise JournalError where a journal's folder is not there: one that nobody made is mostly a misspelt one."""
     parent = path.parent
     with as_journal_error(path):
         if parent.exists():  # what is no folder is said by opening

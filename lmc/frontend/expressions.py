@@ -277,5 +277,5 @@ def typed(given: Mapping[str, Any]) -> Any:
 
 
 def adapter_of(expr: SelectExpr, defaults: SamplingParams) -> Any:
-    """The adapter that a select is asked with."""
+    """Return the adapter that a select is asked with."""
     return defaults.adapter if expr.adapter is None else expr.adapter

@@ -131,7 +131,7 @@ NO_OPTIONS = Options()
 
 
 def checked(given: Mapping[str, Any], known: Iterable[str], what: str) -> dict[str, Any]:
-    """Options that are kept for later calls, with the backend of a name. Raises what `Options.of` does."""
+    """Return the options that are kept for later calls, with the backend of a name. Raises what `Options.of` does."""
     found = Options.of(given, known, what)
     return {**given, "backend": found.backend} if "backend" in given else dict(given)
 

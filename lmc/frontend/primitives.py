@@ -78,7 +78,7 @@ def gen(
     adapter: str | None = None,
     **unknown: Never,
 ) -> GenExpr | SelectExpr:
-    """An answer of the model, stored under `name`.
+    """Request an answer of the model, stored under `name`.
 
     Where it ends, how it is sampled and which log-probabilities it has is said by the fields of `lmc.SamplingParams` (`max_tokens` and `min_tokens` limit new
     tokens); what is not given comes from the run (`fn.run(temperature=…)`). `dtype`, `regex`, `json_schema`, `ebnf`, `lark` and
@@ -206,7 +206,7 @@ def select(
     adapter: str | None = None,
     **unknown: Never,
 ) -> SelectExpr:
-    """The choice that the model finds most likely here, stored under `name`: by the log-probabilities of `choices`, as `choices_method` compares
+    """Request the choice that the model finds most likely here, stored under `name`: by the log-probabilities of `choices`, as `choices_method` compares
     them. `temperature` matters to APIs alone that give no log-probabilities, and generate the choice. `adapter`: as in `gen`. Raises `ParameterError`
     at its line for arguments that no run could accept, as `gen` does."""
     if unknown:
@@ -273,55 +273,55 @@ def _role(role: str, expr: Expr | str | Symbolic) -> Seq:
 
 @users_frames
 def system(expr: Expr | str = OMITTED) -> Seq:
-    """A system message whose content is `expr`, an expression or text; nothing: an empty one."""
+    """Make a system message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("system", expr)
 
 
 @users_frames
 def user(expr: Expr | str = OMITTED) -> Seq:
-    """A user message whose content is `expr`, an expression or text; nothing: an empty one."""
+    """Make a user message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("user", expr)
 
 
 @users_frames
 def assistant(expr: Expr | str = OMITTED) -> Seq:
-    """An assistant message whose content is `expr`, an expression or text; nothing: an empty one."""
+    """Make an assistant message whose content is `expr`, an expression or text; nothing: an empty one."""
     return _role("assistant", expr)
 
 
 def system_begin() -> RoleBegin:
-    """Opens a system message; `system_end()` closes it."""
+    """Open a system message; `system_end()` closes it."""
     return RoleBegin("system", caller_loc())
 
 
 def system_end() -> RoleEnd:
-    """Closes the open system message."""
+    """Close the open system message."""
     return RoleEnd("system", caller_loc())
 
 
 def user_begin() -> RoleBegin:
-    """Opens a user message; `user_end()` closes it."""
+    """Open a user message; `user_end()` closes it."""
     return RoleBegin("user", caller_loc())
 
 
 def user_end() -> RoleEnd:
-    """Closes the open user message."""
+    """Close the open user message."""
     return RoleEnd("user", caller_loc())
 
 
 def assistant_begin() -> RoleBegin:
-    """Opens an assistant message; `assistant_end()` closes it."""
+    """Open an assistant message; `assistant_end()` closes it."""
     return RoleBegin("assistant", caller_loc())
 
 
 def assistant_end() -> RoleEnd:
-    """Closes the open assistant message."""
+    """Close the open assistant message."""
     return RoleEnd("assistant", caller_loc())
 
 
 @users_frames
 def special(text: str) -> SpecialExpr:
-    """A special token of the model by its spelling, such as `"<|im_start|>"`. Plain text never becomes one."""
+    """Put a special token of the model into the prompt by its spelling, such as `"<|im_start|>"`. Plain text never becomes one."""
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ArgumentError(f"special() takes a constant spelling, not {an(type(text).__name__)}", loc=caller_loc())
     return SpecialExpr(text)
@@ -329,7 +329,7 @@ def special(text: str) -> SpecialExpr:
 
 @users_frames
 def image(source: Any, detail: str = "auto") -> ImageExpr:
-    """An image for a vision model.
+    """Put an image into the prompt, for a vision model.
 
     source  a path, the bytes of a PNG, JPEG, GIF or WebP file, a data URL, a PIL image, an array or tensor of pixels
             (uint8, or floats from 0 to 1; [height, width, 3] or channels first), or a web address, which an API
@@ -348,7 +348,7 @@ def image(source: Any, detail: str = "auto") -> ImageExpr:
 
 @users_frames
 def document(source: Any) -> ImageExpr:
-    """A PDF for an API that reads them: `lmc.OpenAI`, `lmc.Anthropic`, `lmc.LiteLLM`.
+    """Put a PDF into the prompt, for an API that reads them: `lmc.OpenAI`, `lmc.Anthropic`, `lmc.LiteLLM`.
 
     source  a path, the bytes of the file, a data URL, or a web address where the backend fetches it (Anthropic, OpenAI's Responses)
 
@@ -359,7 +359,7 @@ def document(source: Any) -> ImageExpr:
 
 @users_frames
 def video(path: Any, num_frames: int | None = None, fps: float | None = None) -> VideoExpr:
-    """A video, of which a model sees some frames: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision, LLaVA-NeXT-Video and SmolVLM on an engine.
+    """Put a video, of which a model sees frames, into the prompt: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, LLaVA-OneVision, LLaVA-NeXT-Video and SmolVLM on an engine.
 
     path        a path, the bytes of an MP4, WebM, AVI, GIF … file, or its data URL
     num_frames  so many frames, evenly spread over the video

@@ -82,7 +82,7 @@ def reply(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str,
 
 
 async def areply(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> ConversationReply:
-    """The same on an event loop."""
+    """Reply as `reply` does, on an event loop."""
     return _of(await _reply.arun(turns=list(turns), options=dict(options), backend=backend))
 
 
@@ -94,7 +94,7 @@ def stream(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str
 
 
 async def astream(backend: Any, turns: Sequence[ConversationTurn], options: Mapping[str, Any]) -> AsyncIterator[str | ConversationReply]:
-    """The same on an event loop."""
+    """Stream as `stream` does, on an event loop."""
     state = _reply.run(turns=list(turns), options=dict(options), backend=backend, stream=True)
     async for piece in state.text_async_iter(NAME):
         yield piece

@@ -157,7 +157,7 @@ class Chat(FunctionCallingLLM):
             yield (found := process_streaming_content_incremental(part, output_cls, found))
 
     async def astream_structured_predict(self, output_cls: Any, prompt: Any, llm_kwargs: Any = None, **prompt_args: Any) -> Any:
-        """The same on an event loop."""
+        """Stream as `stream_structured_predict` does, on an event loop."""
         messages = self._extend_messages(prompt.format_messages(llm=self, **prompt_args))
         parts = await self.astream_chat(messages, json_schema=output_cls.model_json_schema(), **(llm_kwargs or {}))
 

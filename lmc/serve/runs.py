@@ -51,7 +51,7 @@ class JournaledRuns:
         return Journal(self._directory / run)
 
     def begun(self, run: str) -> Journal:
-        """The same of a run that begins, or goes on; the folders that it is in are made."""
+        """Return the same of a run that begins, or goes on, and make the folders that it is in."""
         journal = self.journal(run)
         try:
             for folder in (self._directory.parent, self._directory):

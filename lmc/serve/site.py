@@ -65,7 +65,7 @@ def _page(name: str) -> bytes:
 
 
 def page(name: str) -> Callable[[EndpointCall], Awaitable[EndpointReply]]:
-    """The endpoint of a page."""
+    """Return the endpoint of a page."""
 
     async def shown(call: EndpointCall) -> EndpointReply:
         return EndpointReply(_page(name), content_type="text/html; charset=utf-8", headers={"cache-control": "no-store", "vary": "accept"})

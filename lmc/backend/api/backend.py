@@ -376,7 +376,7 @@ class ApiBackend(ABC):
         return f"; the server has {', '.join(map(repr, near))}" if near else f"; none of the server's {len(names)} models has a name like it"
 
     def spent_in_vain(self, work: Submission, result: weakref.ref[ApiResult], tally: AttemptUsage) -> None:
-        """An answer of a submission fails, and has cost something all the same."""
+        """Record that an answer of a submission has failed, and has cost something all the same."""
         charge(work.hints.owner, tally.usage)
         waiting = result()
         if waiting is not None:

@@ -31,13 +31,13 @@ def usage_of(body: Body) -> Usage | None:
 
 
 def check_whole(kind: str) -> None:
-    """Raises Malformed for an answer that a fault of the server has cut."""
+    """Raise Malformed for an answer that a fault of the server has cut."""
     if kind in ("error", "abort"):
         raise Malformed(f"the server ended the answer with {kind!r}")
 
 
 def check_no_error(body: Mapping[str, Any]) -> None:
-    """Raises Malformed for an error with a status of success, as gateways answer for the server behind them."""
+    """Raise Malformed for an error with a status of success, as gateways answer for the server behind them."""
     if error := body.get("error"):
         raise Malformed(f"the answer is an error: {error.get('message', error) if isinstance(error, dict) else error}")
 
@@ -91,7 +91,7 @@ def calls_of(calls: Any) -> list[Call]:
 
 
 def check_asked(calls: Sequence[Any], offered: bool) -> None:
-    """Raises Malformed for calls of tools in the answer to a request that offered none, whatever text is beside them."""
+    """Raise Malformed for calls of tools in the answer to a request that offered none, whatever text is beside them."""
     if calls and not offered:
         raise Malformed(f"the answer has a call of a tool ({calls[0].get('name')!r:.40}), and the request has no tools")
 
@@ -171,7 +171,7 @@ def is_object(schema: Any) -> bool:
 
 
 def in_object(schema: Any) -> Body:
-    """A schema as that of the property "answer" of an object. References to its root lead there; its definitions stay at the root."""
+    """Return a schema as that of the property "answer" of an object. References to its root lead there; its definitions stay at the root."""
     inner: Any = _led(schema)
     kept = {key: inner.pop(key) for key in _DEFINITIONS if key in inner} if isinstance(inner, dict) else {}
     return {"type": "object", "properties": {"answer": inner}, "required": ["answer"], "additionalProperties": False, **kept}
@@ -200,7 +200,7 @@ def _led(schema: Any) -> Any:
 
 
 def out_of_object(text: str) -> str:
-    """The answer in an object as `in_object` has it, as it is written there; of one that was cut, what came of it. Any other text as it is."""
+    """Return the answer in an object as `in_object` has it, as it is written there; of one that was cut, what came of it. Any other text as it is."""
     inner = _begun(text)
     if inner is None:
         return text

@@ -38,7 +38,7 @@ _MOST_SAID = 1 << 24  # bytes that are read of what a server says of itself
 
 
 def missing(what: str, package: str, extra: str, error: ImportError | None = None) -> MissingPackageError:
-    """The error of `what`, whose package is not installed, or lacks something itself."""
+    """Return the error of `what`, whose package is not installed, or lacks something itself."""
     broken = error is not None and error.name not in (None, package)
     return _missing(what, [package], extra, f"which cannot be imported ({error})" if broken else "")
 
@@ -132,7 +132,7 @@ def _is_within(host: str, networks: str) -> bool:
 
 
 def secrets_of_proxies() -> Iterator[str]:
-    """Passwords of the proxies that the environment names."""
+    """Return the passwords of the proxies that the environment names."""
     for url in getproxies().values():
         yield from secrets_of_url(url)
 
@@ -167,7 +167,7 @@ def client_of(library: Any, kind: str, **options: Any) -> Any:
 
 
 def with_shared_tls(sdk: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an SDK's client that has one TLS context with the others in this process: each would load all
+    """Return the options of an SDK's client that has one TLS context with the others in this process: each would load all
     certificates anew."""
     if options.get("http_client") is not None:
         return dict(options)

@@ -61,14 +61,14 @@ def _cut(rest: str) -> tuple[str, str]:
 
 
 def addressed(url: str) -> str:
-    """A URL that `check_url` takes, without its user and password."""
+    """Return a URL that `check_url` takes, without its user and password."""
     scheme, colon, rest = url.partition("://")
     authority, behind = _cut(rest)
     return f"{scheme}{colon}{authority.rpartition('@')[2]}{behind}"
 
 
 def shown(url: str) -> str:
-    """A URL, or what was given as one, as everybody may see it: no user, no password, no query. Where it cannot be told what its
+    """Return a URL, or what was given as one, as everybody may see it: no user, no password, no query. Where it cannot be told what its
     host is, nothing of it is shown but the scheme."""
     scheme, colon, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
     authority, behind = _cut(rest)
@@ -116,7 +116,7 @@ def without_escaped_keys(body: Any, secrets: Iterable[str]) -> Any:
 
 
 def secrets_of_url(url: str) -> Iterator[str]:
-    """The password of a URL, or the user without one, in the forms in which a server or a message may have it; and keys in its query."""
+    """Return the password of a URL, or the user without one, in the forms in which a server or a message may have it; and keys in its query."""
     try:
         parts = urlsplit(url)
         user, password = parts.username or "", parts.password or ""

@@ -67,7 +67,7 @@ def why_not(prompt: int, answer: int, body: Mapping[str, Any], sent: Mapping[str
 
 
 def most_prompt(sent: Mapping[str, Any]) -> int:
-    """Tokens that the prompts of a request can have."""
+    """Return the tokens that the prompts of a request can have."""
     tools: Any = sent.get("tools") or ()
     runs = any(
         isinstance(tool, dict) and tool.get("type", "function") not in ("function", "custom") for tool in tools
@@ -79,7 +79,7 @@ def most_prompt(sent: Mapping[str, Any]) -> int:
 
 
 def most_answer(sent: Mapping[str, Any], came: int, reasoned: int | None) -> int:
-    """Tokens that the answers to a request can have, of which `came` bytes came and, as the server says, `reasoned` tokens were reasoning."""
+    """Return the tokens that the answers to a request can have, of which `came` bytes came and, as the server says, `reasoned` tokens were reasoning."""
     sampling: Any = sent.get("sampling_params") or {}
     limits = [each[key] for each in (sent, sampling) if isinstance(each, dict) for key in _LIMITS if type(each.get(key)) is int]
     thinking: Any = sent.get("thinking")

@@ -83,7 +83,7 @@ class EventSource:
 
 
 def check_event(body: dict[str, Any], kind: bytes = b"") -> None:
-    """Raises Fault for an event that is an error, in a stream whose HTTP status was a success.
+    """Raise Fault for an event that is an error, in a stream whose HTTP status was a success.
 
     OpenAI's and Anthropic's have the type of the error, vLLM's its status, old ones of vLLM without a field around them,
     and some gateways a text. SGLang writes such events only for invalid requests: on a fault of its own the stream breaks

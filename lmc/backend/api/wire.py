@@ -139,7 +139,7 @@ def secrets_of(client: Any) -> Iterator[str]:
 
 
 def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an SDK's client whose base_url has no user and password: httpx logs the URLs of requests. Raises ParameterError for one that is none."""
+    """Return an SDK client's options with no user and password in base_url: httpx logs the URLs of requests. Raises ParameterError for one that is none."""
     found = dict(options)
     for name in ("base_url", "azure_endpoint"):
         url = found.get(name)

@@ -52,7 +52,7 @@ class Costs:
         return self.wait + self.some + self.row * sum(counts) + self.step * steps if any(counts) else 0.0
 
     def learn_step(self, answers: int, steps: int, seconds: float) -> None:
-        """A smaller model has taken so long for so many tokens of each of its drafts."""
+        """Record that a smaller model has taken so long for so many tokens of each of its drafts."""
         if plain := self._plain.get(answers):
             self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
 

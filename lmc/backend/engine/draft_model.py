@@ -97,12 +97,12 @@ class DraftModel:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything, as after a failed pass."""
+        """Forget everything, as after a failed pass."""
         self._pool, self._tree = SlotAllocator(self._slots), RadixCache()
         self._known: dict[Request, _Sequence] = {}
 
     def flush(self) -> None:
-        """Drops all KV that no running answer needs."""
+        """Drop all KV that no running answer needs."""
         self._retire(())
         self._pool.free(self._tree.clear())
 
@@ -227,19 +227,19 @@ class DraftModel:
         self._tree.unlock(known.node)
 
     def check(self) -> None:
-        """Raises AssertionError if a slot leaks or is owned twice."""
+        """Raise AssertionError if a slot leaks or is owned twice."""
         self._tree.check()
         self._pool.check([*(node.slots for node in self._tree.nodes()), *(known.held for known in self._known.values())])
 
 
 def slots_for(loaded: LoadedModel, pool: int) -> int:
-    """Tokens that the pool of a small model holds, beside an engine's pool of so many."""
+    """Return the tokens that the pool of a small model holds, beside an engine's pool of so many."""
     context = loaded.config.max_context
     return min(pool, max(context, min(_CONTEXTS * context, _MOST_SLOTS)))
 
 
 def check_vocabulary(name: str, words: TokenizerProtocol, other: str, others: TokenizerProtocol, embedded: int) -> None:
-    """Refuses a small model whose tokens are not those of the engine's. `embedded`: tokens that it knows."""
+    """Refuse a small model whose tokens are not those of the engine's. `embedded`: tokens that it knows."""
     n = words.vocab_size
     if embedded < n:
         raise ModelLoadError(f"draft_model {other}: it knows {embedded} tokens, and {name} has {n}; a draft model must have the model's vocabulary")

@@ -200,7 +200,7 @@ class RadixCache:
         return found
 
     def unlocked(self, node: Node) -> int:
-        """Tokens of the prefix that ends at `node` which may be evicted, until it is locked."""
+        """Return the tokens of the prefix that ends at `node` which may be evicted, until it is locked."""
         found = 0
         while node.parent is not None and not node.locks:
             found += len(node.ids)
@@ -253,7 +253,7 @@ class RadixCache:
         return self._evict(want, _NEVER)
 
     def evict_forgotten(self, want: int) -> np.ndarray:
-        """The same only of what `forget` has marked, and nobody has used since."""
+        """Evict only what `forget` has marked, and nobody has used since."""
         return self._evict(want, 0)
 
     def _evict(self, want: int, until: int) -> np.ndarray:

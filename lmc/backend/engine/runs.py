@@ -67,7 +67,7 @@ class Runs:
         self._needs, self._absences, self._load = other._needs, other._absences, other._load
 
     def learn_pass(self, rows: int, seconds: float, requests: int) -> None:
-        """A pass of so many rows has ended, in which so many requests ran."""
+        """Record that a pass of so many rows has ended, in which so many requests ran."""
         if self._load is not None:
             self._load.learn(rows, seconds, requests, self._now())
 
@@ -450,7 +450,7 @@ class Runs:
         return False
 
     def affordable(self, req: Request, need: int) -> list[Lease]:
-        """Leases of other runs that give so many slots, those that are used again last first,
+        """Return the leases of other runs that give so many slots, those that are used again last first,
         if what they have computed again costs less than what is gained; else none."""
         load = self._price
         if load is None or req.guess or (row := load.row) is None:

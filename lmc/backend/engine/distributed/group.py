@@ -79,7 +79,7 @@ class RankGroup:
         self.peers: PeerMemory | None = None
 
     def connect(self, met: Any, device: torch.device) -> None:
-        """Rendezvous with the other ranks over a store of torch.distributed that all of them have; each of them must be about
+        """Meet the other ranks over a store of torch.distributed that all of them have; each of them must be about
         to. Raises RuntimeError."""
         import torch.distributed as dist
 

@@ -65,7 +65,7 @@ class Adapters:
             self._factors[key] = [f and Factors(f.down.to(device, dtype), tuple(AdaptedRows(p.first, p.up.to(device, dtype)) for p in f.parts)) for f in every]
 
     def add(self, layer: int, matrix: str, x: Tensor, y: Tensor, rows: RowsByAdapter) -> Tensor:
-        """Adds to the product `y` [T, rows of the matrix] of `x` [T, in], in place, what the adapters of the rows do."""
+        """Add to the product `y` [T, rows of the matrix] of `x` [T, in], in place, what the adapters of the rows do."""
         every = self._factors.get((layer, matrix))
         for number, own in () if every is None else rows.groups:
             assert every is not None
@@ -84,7 +84,7 @@ class Adapters:
 
     @staticmethod
     def grouped(numbers: Tensor) -> RowsByAdapter:
-        """The rows of a pass, by their adapters [T] int64."""
+        """Return the rows of a pass, by their adapters [T] int64."""
         return RowsByAdapter.of(numbers)
 
     def stacked(self) -> Stacked:

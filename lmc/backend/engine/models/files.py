@@ -26,7 +26,7 @@ def other_files(path: Path) -> str:
 
 
 def json_of(path: Path) -> dict[str, Any]:
-    """The object that a file of JSON holds. Raises ModelLoadError."""
+    """Return the object that a file of JSON holds. Raises ModelLoadError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -84,7 +84,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def safetensors_of(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Raises ModelLoadError."""
+    """Return the tensors of a file. Raises ModelLoadError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -49,7 +49,7 @@ class Fixed:
 
 @torch.inference_mode()
 def agreeing(multiply: Linear, columns: int, most: int = SIZES[-1]) -> tuple[int, ...]:
-    """Numbers of rows up to `most` with which a row has the same bits, wherever it stands; (1,) if there are no two."""
+    """Return the numbers of rows up to `most` with which a row has the same bits, wherever it stands; (1,) if there are no two."""
     rows = torch.randn(most, columns, generator=torch.Generator().manual_seed(0))
     for largest in reversed([size for size in SIZES if size <= most]):
         expected = multiply(rows[:largest].clone())

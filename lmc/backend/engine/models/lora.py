@@ -47,7 +47,7 @@ _OF_MODULE = {part: (matrix, i) for matrix, parts in PARTS.items() for i, part i
 
 
 def load(paths: Mapping[str, str], loaded: LoadedModel) -> None:
-    """Gives a model adapters: of each name, a directory as PEFT writes it. Raises ModelLoadError that names the file and what is wrong."""
+    """Give a model adapters: of each name, a directory as PEFT writes it. Raises ModelLoadError that names the file and what is wrong."""
     model = loaded.model
     if not isinstance(model, LlamaModel):
         raise ModelLoadError(f"{loaded.name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
@@ -62,7 +62,7 @@ def load(paths: Mapping[str, str], loaded: LoadedModel) -> None:
 
 
 def read(path: Path, config: ModelConfig) -> Adapter:
-    """An adapter's files, in float32 and in the layout of the merged matrices."""
+    """Return an adapter's files, in float32 and in the layout of the merged matrices."""
     if not path.is_dir():
         raise ModelLoadError(f"{path}: no such directory; an adapter is a directory with {_CONFIG} and {_WEIGHTS}, as PEFT's save_pretrained writes it")
     if not (path / _CONFIG).is_file():
