@@ -76,8 +76,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     R  its return type
     """
 
-    _namespace: Mapping[str, Any] = {}
-    """The globals that its name is one of; of a nested function or a method, nothing."""
+    _is_global = False
+    """Whether its name is one of its module's; not of a nested function or a method, nor of one that was told of."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             )
         self._takes(signature)
         if getattr(func, "__qualname__", "") == self.name:
-            self._namespace = getattr(func, "__globals__", {})
+            self._is_global = hasattr(func, "__globals__")  # no attribute holds the module: decorators copy all that there are
         self.is_async = aio.is_async(func)
         """Whether it is `async def`: run it by `run` where no event loop is running, else by `await … .arun(…)`."""
 
@@ -154,7 +154,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         Raises ArgumentError that names the program."""
         given = {**self.bound, **kwargs} if self.bound else dict(kwargs)
         self.check_names(given)
-        if (named := self._namespace.get(self.name)) is not self:
+        if self._is_global and (named := self.func.__globals__.get(self.name)) is not self:
             self._check_current(named)
         if not args and self._plain and len(given) == len(self.params):  # all by name, like items of batches: nothing to bind
             by_name = {self._first: None, **{name: given[name] for name in self.params}}
@@ -175,7 +175,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         code, old = (getattr(fn, "__code__", None) for fn in (getattr(newer, "func", None), self.func))
         if not isinstance(newer, Function) or code is old or getattr(code, "co_name", None) != self.name:  # the same code: programs made in a loop
             return
-        self._namespace = {}
+        self._is_global = False
         warn(f"{self.described} was defined again (at {newer.loc}), and this is the old one: import or compile it again, unless that is what you mean")
 
     def check_names(self, given: Mapping[str, Any]) -> None:

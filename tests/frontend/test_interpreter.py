@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import pickle
 import sys
 import threading
@@ -818,3 +819,14 @@ def test_usage_counts_the_whole_run() -> None:
     forks += "6" + gen("y")
     assert forks[0].usage == Usage(prompt_tokens=8, completion_tokens=2, cached_tokens=7, calls=1, passes=2)
     assert s.usage == Usage(prompt_tokens=5 + 8 + 8, completion_tokens=6, cached_tokens=14, calls=3, passes=6)
+
+
+@function
+def of_this_module(s: Any) -> None:
+    s += gen("x")
+
+
+def test_no_attribute_of_a_program_holds_its_module() -> None:
+    """Decorators that are classes copy all attributes, and each evaluation would go through all that the module holds."""
+    copied = functools.update_wrapper(Mock(), of_this_module)  # type: ignore[arg-type]
+    assert copied.__wrapped__ is of_this_module and not any(held is globals() for held in vars(copied).values())
