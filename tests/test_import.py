@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import lmc
+from tests.searching import apart
 
 HEAVY = (
     "torch", "transformers", "triton", "xgrammar", "networkx", "typer", "rich", "numpy", "lark", "interegular", "jinja2", "tqdm",
@@ -22,6 +23,7 @@ def in_fresh_python(code: str) -> str:
                           cwd=Path(lmc.__file__).parent.parent).stdout
 
 
+@apart
 def test_it_runs_from_a_zip_archive(tmp_path):
     package = Path(lmc.__file__).parent
     with zipfile.ZipFile(tmp_path / "lmc.zip", "w") as archive:

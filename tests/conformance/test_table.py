@@ -16,7 +16,7 @@ from tests.searching import some
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-@some("name", TABLE, 8)
+@some("name", TABLE, 10)
 def test_means_the_same(name: str, tmp_path: Path):
     compiled = TABLE[name].check()
     check_ways(TABLE[name], compiled, tmp_path)
@@ -29,7 +29,7 @@ RAISE = {
 """Those that are about what they raise."""
 
 
-@some("name", [name for name in TABLE if name not in RAISE], 12)
+@some("name", [name for name in TABLE if name not in RAISE], 15)
 def test_ends_and_nothing_certain_is_wasted(name: str):
     """A program that raises on whatever it is run on shows no more than its first lines."""
     ended = 0
