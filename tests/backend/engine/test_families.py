@@ -1,4 +1,4 @@
-"""Families of models that see, beside LLaVA 1.5 (test_vision.py), give transformers' greedy tokens, whatever is cached, cut or evicted."""
+"""Families of models that see give transformers' greedy tokens, whatever is cached, cut or evicted."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, PROMPTS, TOKENS, A, B, Pair, prompt  # noqa: E402
 
 FAMILIES = {
+    "llava": (seeing.llava, {"text": "mistral"}),
+    "llava_siglip": (seeing.llava, {"text": "qwen2", "tower": "siglip", "strategy": "full"}),
     "qwen2_vl": (seeing.qwen, {"kind": "qwen2_vl"}),
     "qwen2_5_vl": (seeing.qwen, {"kind": "qwen2_5_vl"}),
     "smolvlm": (seeing.idefics, {}),
