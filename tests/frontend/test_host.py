@@ -28,10 +28,6 @@ def _forget() -> None:
     EFFECTS.clear()
 
 
-def plan(program: Any) -> str:
-    return lmc.compile(program, backend=Mock()).dump_ir()
-
-
 # -- pure
 
 
@@ -82,98 +78,6 @@ def test_a_pure_call_on_a_constant_raises_where_the_program_gets_there():
         s += lmc.gen("x", max_tokens=4)
 
     conform(wrong, ITEMS)
-
-
-# -- unordered
-
-
-class Meeting:
-    """A tool whose calls return once `count` of them are there at once."""
-
-    def __init__(self, count: int) -> None:
-        self._barrier = threading.Barrier(count)
-
-    def __call__(self, q: Any) -> str:
-        try:
-            self._barrier.wait(PATIENCE)
-        except threading.BrokenBarrierError:
-            raise AssertionError(f"only {self._barrier.n_waiting} calls were there at once") from None
-        return f"<{q}>"
-
-
-def test_ordered_calls_wait_for_unordered_ones():
-    seen: list[str] = []
-
-    @lmc.host(ordered=False)
-    def slow(q: str) -> None:
-        time.sleep(0.01)
-        seen.append("slow")
-
-    @lmc.function
-    def both(s: Any, q: str) -> Any:
-        slow(q)
-        seen.append("ordered")
-        s += q
-
-    lmc.compile(both, backend=Mock())(q="a")
-    assert seen == ["slow", "ordered"]
-
-
-@lmc.host(ordered=False)
-def fetch(q: str, what: Any = ()) -> str:
-    effect("fetch", q)
-    if "bad" in q:
-        raise LookupError(f"no {q}")
-    return f"<{q}>"
-
-
-@lmc.host(ordered=False)
-def store(q: str) -> str:
-    effect("store", q)
-    return f"[{q}]"
-
-
-def test_an_unordered_call_that_fails_raises_at_its_place():
-    @lmc.function
-    def agent(s: Any, q: str) -> Any:
-        out = []
-        for name in (q, "bad" + q, q + "!"):
-            try:
-                out.append(fetch(name))
-            except LookupError as error:
-                out.append(str(error))
-        s += " ".join(out) + lmc.gen("x", max_tokens=4)
-        return tuple(out)
-
-    fast = lmc.compile(agent)
-    for item in ITEMS:
-        expected, done = agent.run(**item, backend=Mock(), seed=1), sorted(EFFECTS)
-        for _ in range(2):
-            EFFECTS.clear()
-            state = fast(**item, backend=Mock(), seed=1)
-            assert (state.ret_value, state.text(), sorted(EFFECTS)) == (expected.ret_value, expected.text(), done)
-        EFFECTS.clear()
-
-
-def test_an_unordered_call_made_ahead_answers_only_the_same_call():
-    """`int` fails, so the program never gets to `fetch`; the handler's hook call of the same number is another one."""
-
-    @lmc.function
-    def agent(s: Any, q: str) -> Any:
-        s += q + lmc.gen("n", max_tokens=2)
-        try:
-            int(s["n"] + "x")
-            got = fetch(q)
-        except ValueError:
-            store(q)
-            store(q + "2")
-            got = fetch(q + "3") + store(q + "4")
-        s += got
-
-    fast = lmc.compile(agent)
-    for _ in range(2):
-        slow, quick = agent.run(q="a", backend=Mock(), seed=1), fast(q="a", backend=Mock(), seed=1)
-        assert slow.text() == quick.text()
 
 
 # -- time-outs
@@ -279,6 +183,20 @@ def test_calls_see_the_context_variables_of_the_run(promise: dict[str, Any]):
         assert [s.text() for s in fast.batch([{"q": "1"}, {"q": "2"}])] == ["me1", "me2"]
     finally:
         WHO.reset(token)
+
+
+class Meeting:
+    """A tool whose calls return once `count` of them are there at once."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
+
+    def __call__(self, q: Any) -> str:
+        try:
+            self._barrier.wait(PATIENCE)
+        except threading.BrokenBarrierError:
+            raise AssertionError(f"only {self._barrier.n_waiting} calls were there at once") from None
+        return f"<{q}>"
 
 
 def test_a_slow_tool_of_256_programs_is_called_by_all_of_them_at_once():
