@@ -22,10 +22,7 @@ def test_means_the_same(name: str, tmp_path: Path):
     check_ways(TABLE[name], compiled, tmp_path)
 
 
-RAISE = {
-    *tagged("errors"), "raises_what_is_awaited", "is_cancelled_by_its_own_tool", "forgets_to_await", "forgets_to_await_later",
-    "spoilt_by_an_own_object_that_raises",
-}  # fmt: skip
+RAISE = {*tagged("errors"), "is_cancelled_by_its_own_tool", "forgets_to_await_later", "spoilt_by_an_own_object_that_raises"}
 """Those that are about what they raise."""
 
 

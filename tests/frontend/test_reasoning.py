@@ -195,7 +195,7 @@ def thinks(prompt, ask):
 
 
 @pytest.mark.parametrize("program", (in_a_chat, in_forks, appended_forks, samples, branches), ids=lambda p: p.name)
-def test_it_is_captured(program):
+def test_it_means_the_same_in_each_way(program):
     conform(program, [{"q": "France"}, {"q": "Why"}], backend=lambda: Mock(answers=thinks))
 
 

@@ -186,10 +186,6 @@ def seen_of(result) -> object:
     return out.texts, told, out.usage.forced_tokens
 
 
-def error_of(result) -> str | None:
-    return None if result.error is None else str(result.error)
-
-
 def test_an_automaton_is_followed_by_the_device():
     """Nobody waits between two tokens."""
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)

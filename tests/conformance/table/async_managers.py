@@ -60,15 +60,6 @@ async def inside_of_each_other(s: Any, q: str) -> Any:
 
 
 @case()
-async def handled_by_the_manager(s: Any, q: str) -> Any:
-    async with Session(q):
-        s += lmc.gen("a", max_tokens=2)
-        raise KeyError(s["a"])
-    s += "after"
-    return await Session("end").get(q)
-
-
-@case()
 async def left_by_break_and_return(s: Any, q: str) -> Any:
     try:
         for i in range(3):

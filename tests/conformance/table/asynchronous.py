@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import json
 from collections.abc import AsyncIterator
@@ -32,20 +31,6 @@ async def numbers(n: int) -> AsyncIterator[int]:
         await asyncio.sleep(0)
         effect("number", i)
         yield i
-
-
-async def pairs(n: int) -> AsyncIterator[tuple[str, int]]:
-    for i in range(n):
-        yield f"p{i}", i
-
-
-@contextlib.asynccontextmanager
-async def session(name: str) -> AsyncIterator[str]:
-    effect("open", name)
-    try:
-        yield f"session {name}"
-    finally:
-        effect("close", name)
 
 
 def plain(q: str) -> str:
@@ -85,40 +70,11 @@ async def turn(s: Any, text: str) -> str:
 
 
 @case()
-async def helpers_are_traced_through(s: Any, q: str) -> Any:
-    first = await turn(s, q)
-    forks = s.fork(2)
-    rest = [await turn(f, str(i)) for i, f in enumerate(forks)]
-    return first, rest
-
-
-@case()
-async def gathers_tools(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=4)
-    found = await asyncio.gather(search(q), search(s["a"]), asyncio.sleep(0, "slept"))
-    s += " ".join(found)
-    return found
-
-
-@case()
 async def tasks_of_tools(s: Any, q: str) -> Any:
     task = asyncio.create_task(search(q))
     s += lmc.gen("a", max_tokens=4)
     s += await task
     return await asyncio.wait_for(search(s["a"]), timeout=60)
-
-
-@case()
-async def async_for(s: Any, q: str) -> Any:
-    total = 0
-    async for i in numbers(3):
-        s += f"{q}{i} "
-        total += i
-    async for name, i in pairs(2):
-        s += f"{name}={i}"
-    else:
-        s += "."
-    return total
 
 
 @case()
@@ -132,18 +88,6 @@ async def async_comprehensions(s: Any, q: str) -> Any:
 async def named(n: int) -> AsyncIterator[str]:
     for i in range(n):
         yield "n" * i
-
-
-async def asked(s: Any, n: int) -> AsyncIterator[str]:
-    for i in range(n):
-        s += f"{i}:" + lmc.gen("x", max_tokens=3)
-        yield s["x"]
-
-
-@case()
-async def async_generator_of_the_program(s: Any, q: str) -> Any:
-    s += q
-    return [x async for x in asked(s, 2)]
 
 
 @lmc.function
@@ -164,20 +108,6 @@ async def awaited_sub_programs(s: Any, q: str) -> Any:
     other = inner_sync(tip=q)
     s += child["x"] + other["x"]
     return child.ret_value, other.ret_value
-
-
-@case()
-async def nested_async_function(s: Any, q: str) -> Any:
-    log = []
-
-    async def ask(text: str) -> None:
-        nonlocal s
-        s += text + lmc.gen("x", max_tokens=4)
-        log.append(await search(s["x"]))
-
-    await ask(q)
-    await ask("again")
-    return log
 
 
 class Tools:
@@ -239,23 +169,10 @@ async def judges(s: Any, name: str) -> str:
     return s["v"].strip().upper()
 
 
-async def branches(s: Any, n: int) -> str:
-    s += f"{n}" + lmc.gen("v", max_tokens=4)
-    loaded = json.loads(f"[{n}]")
-    if "a" in s["v"]:
-        s += " more" + lmc.gen("w", max_tokens=3)
-        effect("more", n, s["w"])
-    return f"{s['v']}{loaded}"
-
-
 async def counts(s: Any, seen: list[str]) -> int:
     s += lmc.gen("n", max_tokens=3)
     seen.append(s["n"])
     return len(json.loads(f"[{len(seen)}, 2]"))
-
-
-async def nothing_to_ask(q: str) -> None:
-    pass
 
 
 @case()
@@ -319,13 +236,6 @@ async def fails_while_gathering(s: Any, q: str) -> Any:
 
 
 @case()
-async def raises_what_is_awaited(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=4)
-    await search(q)
-    await broken(s["a"])
-
-
-@case()
 async def catches_what_is_awaited(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=4)
     try:
@@ -336,22 +246,6 @@ async def catches_what_is_awaited(s: Any, q: str) -> Any:
     finally:
         effect("finally")
     return await search("after")
-
-
-@case()
-async def gather_raises(s: Any, q: str) -> Any:
-    s += q
-    found = await asyncio.gather(search(q), broken(q), return_exceptions=True)
-    s += lmc.gen("a", max_tokens=3)
-    return found[0], str(found[1])
-
-
-@case()
-async def gather_of_helpers(s: Any, q: str) -> Any:
-    """Tasks of the program itself: their order is asyncio's."""
-    s += q
-    forks = s.fork(3)
-    return await asyncio.gather(*[turn(f, str(i)) for i, f in enumerate(forks)])
 
 
 async def notes(s: Any, q: str) -> str:
@@ -370,33 +264,11 @@ async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
 
 
 @case()
-async def gather_of_helpers_that_branch(s: Any, q: str) -> Any:
-    s += q
-    found = await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(4))])
-    return found, await search("x")
-
-
-@case()
-async def gathers_inside_of_try(s: Any, q: str) -> Any:
-    s += q
-    try:
-        return await asyncio.gather(*[branches(f, i) for i, f in enumerate(s.fork(3))])
-    except ValueError:
-        return await search("x")
-
-
-@case()
 async def gathers_and_awaits_later(s: Any, q: str) -> Any:
     s += q + await search(q)
     later = asyncio.gather(judges(s, "a"), judges(s, "b"))
     s += "before"
     return await search(s.text()), await later
-
-
-@case()
-async def gathers_helpers_and_tools(s: Any, q: str) -> Any:
-    s += q
-    return await asyncio.gather(judges(s, q), search(q), nothing_to_ask(q))
 
 
 @case()
@@ -416,15 +288,6 @@ async def helpers_that_wait_for_each_other(s: Any, q: str) -> Any:
         return "second"
 
     return await asyncio.wait_for(asyncio.gather(first(), second()), 60)
-
-
-@case()
-async def host_async_with(s: Any, q: str) -> Any:
-    s += lmc.gen("a", max_tokens=3)
-    async with session(q) as name:
-        s += name + await search(q)
-        s += lmc.gen("b", max_tokens=3)
-    return s["b"]
 
 
 @case()
@@ -471,11 +334,6 @@ async def is_cancelled_by_its_own_tool(s: Any, q: str) -> Any:
         task.cancel("by the program")
         await task
     return s["a"]
-
-
-@case()
-async def forgets_to_await(s: Any, q: str) -> Any:
-    inner.run(tip=q)
 
 
 @case()

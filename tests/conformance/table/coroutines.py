@@ -69,17 +69,6 @@ async def async_generators(s, q):
 
 
 @case(backend=by_name)
-async def task_group_or_gather(s, q):
-    async def gathered(texts):
-        return [x.ret_value for x in await asyncio.gather(*(achild.arun(t) for t in texts))]
-
-    first = await gathered([q, q + "2"])
-    second = await gathered([f"{a}!" for a in first])
-    s += f"{first}{second}" + gen("z", max_tokens=2)
-    return second
-
-
-@case(backend=by_name)
 async def workers_of_a_queue(s, q):
     todo: asyncio.Queue[int] = asyncio.Queue()
     forks, done = s.fork(4), dict[int, str]()

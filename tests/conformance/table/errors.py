@@ -113,24 +113,6 @@ def bare_raise(s: Any, q: str) -> Any:
     return s["y"]
 
 
-@case(backend=by_name)
-def tool_that_raises(s, q):
-    def tool(x):
-        effect("tool", x)
-        if int(x) % 2:
-            raise RuntimeError(f"odd {x}")
-        return int(x)
-
-    total, errors = 0, []
-    for i in range(4):
-        try:
-            total += tool(ask(s, f"{q}{i}", "n"))
-        except RuntimeError as e:
-            errors.append(str(e))
-            s += f" failed: {e}"
-    return total, errors
-
-
 class TooShort(ValueError):
     def __init__(self, text: str, least: int) -> None:
         super().__init__(f"{text!r} is shorter than {least}")
@@ -156,15 +138,6 @@ def retries(s, q):
             return got, attempt
         finally:
             effect("tried", attempt)
-
-
-@case(backend=by_name)
-def raises_in_the_end(s, q):
-    total = 0
-    for i in range(4):
-        value = ask(s, f"{q}{i}", "bad")
-        total += int(value)
-    return total
 
 
 @case(backend=by_name)
