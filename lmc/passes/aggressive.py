@@ -28,18 +28,23 @@ that differs from the graph's, or in which it cannot be determined where an argu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from lmc.ir.analysis import ctx_children
 from lmc.ir.builder import Rewriter, rewrite, with_operands
 from lmc.ir.core import Graph, Op, Operand, Value
+from lmc.ir.ops import address, trait
 from lmc.passes.base import Pass, PassContext, register
 from lmc.segments import Mark, Special
 
 Paragraph = tuple[Operand, ...]
 """Operands between newlines, including the final newline."""
+Place = tuple[Any, tuple[str, int] | None]
+"""Address and line of a request."""
+Pieces = tuple[Any, ...]
+"""A text in parts; arguments are None."""
 
 
 @register
@@ -71,6 +76,21 @@ class Aggressive(Pass):
             return (with_operands(op, (op.operands[0], *moved)),)
 
         return rewrite(graph, rule)
+
+    def moves(self, graph: Graph) -> Mapping[Place, tuple[Pieces, Pieces, Pieces]]:
+        """Return by request the text that its prompt begins with, as it is in a graph and as this pass orders it, and the pieces between it and the
+        first request."""
+        first = first_texts(graph)
+        found: dict[Place, tuple[Pieces, Pieces, Pieces]] = {}
+        for op in graph.ops():
+            if trait(op) != "samples" or (behind := _behind(graph, op, first)) is None:
+                continue
+            text, rest = behind
+            written = text.operands[1:]
+            sent, _ = self.moved(written, last=first[text.results[0]])
+            if sent != written:
+                found[address(op), None if op.loc is None else (op.loc.file, op.loc.line)] = _pieces(written), _pieces(sent), rest
+        return found
 
     def moved(self, parts: Sequence[Operand], last: bool) -> tuple[tuple[Operand, ...], str]:
         """Return the operands with movable paragraphs moved, and why the rest stays. `last`: the model answers right
@@ -155,6 +175,55 @@ def first_texts(graph: Graph) -> Mapping[Value, bool]:
                 behind = children[text.results[0]]
                 found[text.results[0]] = bool(behind) and all(b.kind != "append" for b in behind)
     return found
+
+
+def _pieces(operands: Sequence[Operand]) -> Pieces:
+    return tuple(None if isinstance(x, Value) else x for x in operands)
+
+
+def _behind(graph: Graph, ask: Op, first: Mapping[Value, bool]) -> tuple[Op, tuple[Any, ...]] | None:
+    """Return the first text of the prompt that a request extends, and the pieces between it and the first request; None if there are several."""
+    pieces: list[Any] = []
+    node: Operand = ask.operands[0]
+    while isinstance(node, Value):
+        made = graph.producer.get(node)
+        if made is None:  # text added by arms or turns is not known here
+            texts = set(_texts(graph, node, first, set()))
+            if len(texts) != 1 or (text := texts.pop()) is None:
+                return None
+            return graph.producer[text], (None, *reversed(pieces))
+        if trait(made) == "samples":  # it matters if that answer is known from a journal
+            return _behind(graph, made, first)
+        if made.kind != "append":
+            return None
+        if node in first:
+            return made, tuple(reversed(pieces))
+        pieces += reversed(_pieces(made.operands[1:]))
+        node = made.operands[0]
+    return None
+
+
+def _texts(graph: Graph, node: Operand, first: Mapping[Value, bool], seen: set[Operand]) -> Iterator[Value | None]:
+    """Return the first texts that a prompt may begin with; None for another beginning, or one with an answer after it."""
+    while isinstance(node, Value) and node not in seen:
+        seen.add(node)
+        if node in first:
+            yield node
+            return
+        made = graph.producer.get(node)
+        if made is None:
+            for feeding in graph.feeds.get(node, ()):
+                yield from _texts(graph, feeding, first, seen)
+            if not graph.feeds.get(node):
+                yield None
+            return
+        if made.kind == "append":
+            node = made.operands[0]
+        elif trait(made) == "samples":  # after an answer the prompt has a handle, and nothing moves: it may begin with any text
+            return
+        else:
+            yield None
+            return
 
 
 def _message(parts: Sequence[Operand]) -> tuple[int, int]:

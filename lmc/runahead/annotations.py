@@ -20,9 +20,10 @@ from lmc.errors import Loc
 from lmc.ir.core import Graph, Op, Operand, Symbol, Value
 from lmc.ir.ops import IMAGES, trait
 from lmc.ir.ops import address as address_of
+from lmc.passes.aggressive import Place
 from lmc.passes.base import CHARACTERS, Measure
 from lmc.passes.predict import growth
-from lmc.runahead.moving import Move, Place
+from lmc.runahead.moving import Move
 from lmc.runahead.records import GraphAddress
 from lmc.runahead.text import Piece, divided, encoded, flat, is_literal, pattern, without
 from lmc.segments import Image

@@ -16,11 +16,11 @@ from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing import graph_of
 from lmc.ir.core import Graph
-from lmc.passes.aggressive import Aggressive
+from lmc.passes.aggressive import Aggressive, Place
 from lmc.passes.base import Pass, Target
 from lmc.passes.manager import PassManager, Planned, pipeline_for
 from lmc.runahead.annotations import Annotations, annotate
-from lmc.runahead.moving import Move, Place, moves
+from lmc.runahead.moving import Move
 
 _log = logging.getLogger("lmc.ahead")
 
@@ -103,7 +103,8 @@ class Planner:
         passes = self.pipeline(target)
         for at, rewrite in enumerate(passes):
             if isinstance(rewrite, Aggressive):
-                return moves(PassManager(passes[:at]).plan(self.graph(), target).graph, rewrite)
+                before = PassManager(passes[:at]).plan(self.graph(), target).graph
+                return {place: Move.of(*pieces) for place, pieces in rewrite.moves(before).items()}
         return {}
 
     def pipeline(self, target: Target) -> tuple[Pass, ...]:
