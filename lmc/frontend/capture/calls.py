@@ -139,7 +139,6 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
     """Call a function of the program's; for a program, `program` is its state."""
     code = fn.code
     frame = Frame(ev, bind(fn, args, kwargs), fn.outer, code, fn.module)
-    frame.first = args[0] if args else None
     for name in code.writes_globals:
         ev.snapshot.changed.add((id(fn.module), name))
     frame.live = ev.frames.get(code.place)

@@ -117,7 +117,7 @@ class Frame:
     goes_on    in a comprehension: whether to go on behind an element of which it is undecided whether it belongs to it
     """
 
-    __slots__ = ("cells", "code", "ev", "first", "generator", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
+    __slots__ = ("cells", "code", "ev", "generator", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -126,7 +126,6 @@ class Frame:
         self.undecided: Any = False
         self.live: Any = None
         self.is_program = False
-        self.first: Any = None  # argument, for `super()`
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
         self.generator: Any = None  # of a generator function, its running body
         self.goes_on: Callable[[], bool] | None = None
@@ -134,7 +133,7 @@ class Frame:
     def inner(self) -> Frame:
         """Return the frame of a comprehension in this one."""
         frame = Frame(self.ev, {}, self, self.code, self.module)
-        frame.loops, frame.first = self.loops, self.first
+        frame.loops = self.loops
         return frame
 
     @property

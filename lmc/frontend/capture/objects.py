@@ -146,7 +146,7 @@ def _of_super(ev: Evaluator, x: Super, name: str) -> Any:
 def super_of(frame: Frame) -> Any:
     """Evaluate `super()` in a method, which has its class in a cell."""
     try:
-        return Super(frame.outer_value("__class__"), frame.first)
+        return Super(frame.outer_value("__class__"), next(iter(frame.function.vars.values()), None))
     except Raised:
         return Unknown(None)
 

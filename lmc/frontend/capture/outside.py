@@ -45,12 +45,23 @@ LARGEST = 20_000
 
 
 def is_quiet(kind: type) -> bool:
-    """Return whether a type may be compared, hashed, inspected and operated on: its metaclass is not the user's."""
-    return type.__getattribute__(type(kind), "__module__").partition(".")[0] in _METACLASSES
+    """Return whether a type may be compared and inspected: its metaclass defines nothing that this would run."""
+    meta = type(kind)
+    if meta is type or meta is ABCMeta or meta is EnumMeta:
+        return True
+    return type(meta) is type and all(_defined(meta, name) is getattr(type, name) for name in ("__getattribute__", "__hash__", "__eq__"))
 
 
-_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
-"""Packages of the metaclasses whose code is known."""
+def _defined(meta: type, name: str) -> Any:
+    return next(vars(base)[name] for base in meta.__mro__ if name in vars(base))
+
+
+def _is_known_class(x: Any, meta: type) -> bool:
+    """Return whether an object is a class that may also be operated on: its metaclass is no user's."""
+    return issubclass(meta, type) and is_quiet(x) and meta.__module__.partition(".")[0] in _OF_METACLASSES
+
+
+_OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
 
 
 class OutsideSnapshot:
@@ -150,7 +161,7 @@ class Outside:
             return self._container(dict(os.environ), dict)
         if type(kind) is EnumMeta and is_plain_enum(kind):
             ATOMS.add(kind)
-        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
+        if _is_opaque(kind) or kind in ATOMS or _is_known_class(x, kind) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
             return x  # reading a module of another class may do anything, such as import it
         held = self.snapshot.parts(x)
         if held is None:
@@ -291,12 +302,11 @@ def _is_hook(cls: type, name: str) -> bool:
     held = getattr(vars(cls)[name], "__func__", vars(cls)[name])  # of a class method, as `_missing_` is
     if name != "_missing_" and (not (name.startswith("__") and name.endswith("__")) or name == "__class__"):
         return False
-    return is_users(held.__code__.co_filename) if isinstance(held, types.FunctionType) else callable(held) and type(held) not in _OF_ENUM
+    if isinstance(held, types.FunctionType):
+        return is_users(held.__code__.co_filename)
+    return callable(held) and (type(held) is types.MethodType or type(held).__module__ != "builtins")
 
 
-_OF_ENUM = frozenset(
-    {type, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType, staticmethod, classmethod}
-)
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 """Modules whose objects a program may pass on: programs and backends."""

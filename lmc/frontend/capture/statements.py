@@ -93,16 +93,9 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
 
 
 def _delete(node: ast.Delete, scope: Scope) -> Eval:
-    steps = [_removal(t, scope) for t in node.targets]
-    return lambda frame: [step(frame) for step in steps] and None
-
-
-def _removal(node: ast.expr, scope: Scope) -> Callable[[Frame], None]:
-    if isinstance(node, ast.Subscript):
-        value, at = expression(node.value, scope), expression(node.slice, scope)
-        return lambda frame: op.delete_item(frame.ev, value(frame), at(frame))
-    bind = target(node, scope)  # what is deleted is unknown
-    return lambda frame: bind(frame, Unknown(None))
+    """Compile a `del` of items; names and attributes that are deleted are not read again."""
+    items = [(expression(t.value, scope), expression(t.slice, scope)) for t in node.targets if isinstance(t, ast.Subscript)]
+    return lambda frame: [op.delete_item(frame.ev, x(frame), at(frame)) for x, at in items] and None
 
 
 # -- branches and loops ----------------------------------------------------------------------------------------------

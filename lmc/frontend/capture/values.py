@@ -108,9 +108,6 @@ class Partial:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call([*args], kwargs)
 
-    def __deepcopy__(self, _: Any) -> Partial:
-        return self
-
 
 class LazyItems:
     """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand.

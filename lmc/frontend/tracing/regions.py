@@ -16,8 +16,7 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, LoopStatement, Signal
-from lmc.frontend.capture.heap import Heap
+from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, Domain, Heap, LoopStatement, Signal
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import Object
 from lmc.frontend.emitter import Scoped
@@ -203,7 +202,7 @@ class GraphDomain(Domain):
             if evaluation.outcome.paused:
                 raise
         except (Undecided, Abandoned) as undecided:
-            if isinstance(undecided, Abandoned) and evaluation.may_skip(frame, frame):
+            if isinstance(undecided, Abandoned) and evaluation.may_skip(frame.function, frame.function):
                 raise
             evaluation.havoc(frame, arm.effects, undecided.deps)
             ended.value = Unknown(undecided.deps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmc.frontend.capture.heap import Heap
+from lmc.frontend.capture.domain import Heap
 from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.unknown import MISSING, Unknown
 from lmc.frontend.emitter import Scoped

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lmc
-from lmc.frontend.capture.domain import Domain
-from lmc.frontend.capture.heap import Heap
+from lmc.frontend.capture.domain import Domain, Heap
 from lmc.frontend.capture.unknown import Unknown
 from tests.frontend.capture.recording import evaluate
 
