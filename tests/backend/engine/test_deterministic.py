@@ -205,7 +205,7 @@ def test_attention_of_a_row_is_the_same_however_it_comes(heads, kv_heads, dim):
 
 
 def test_a_context_is_filled_up_by_its_length_alone():
-    assert [length_of(n) for n in (1, 64, 65, 257, 512, 513, 1024, 1025, 1500)] == [64, 64, 128, 320, 512, 640, 1024, 1280, 1536]
+    assert [length_of(n) for n in (1, 16, 17, 257, 512, 513, 1024, 1025, 1500)] == [16, 16, 32, 272, 512, 640, 1024, 1280, 1536]
     assert all(n <= length_of(n) <= 1.25 * n for n in range(256, 3000))
 
 

@@ -155,16 +155,18 @@ def test_keys_and_values_in_one_tensor_give_the_same_logits(qk_norm):
 
 
 @pytest.mark.skipif(not can_pack_half(), reason="needs FBGEMM's kernels")
-@pytest.mark.parametrize("how", ["plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window", "deterministic"])
+@pytest.mark.parametrize("how", [
+    "plain", "4 bits", "q and k normed", "a bias", "a bias in 4 bits", "without positions", "a window", "deterministic", "deterministic, KV heads for all",
+])  # fmt: skip
 def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
-    kind = "qwen2" if "bias" in how else "qwen3" if "normed" in how else "llama"
+    kind, kv_heads = "qwen2" if "bias" in how else "qwen3" if "normed" in how else "llama", 6 if "KV heads" in how else 2
     config = configs.ModelConfig(
-        kind, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=96, max_context=200,
+        kind, num_layers=2, num_heads=6, num_kv_heads=kv_heads, head_dim=16, hidden_size=64, intermediate_size=96, vocab_size=96, max_context=200,
         qk_norm="normed" in how, qkv_bias="bias" in how, nope_layers=(1,) if "positions" in how else (), sliding_window=9 if "window" in how else None,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     fused = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes(config).items()}
-    options = {"wrap": _fixed(config), "plan": FixedAttention(6, 2, 16)} if how == "deterministic" else {"pack_four": "4 bits" in how}
+    options = {"wrap": _fixed(config), "plan": FixedAttention(6, kv_heads, 16)} if "deterministic" in how else {"pack_four": "4 bits" in how}
     model = build(fused, config, pack_half=True, **options)
     assert model.lone is not None
     first, *others = (
@@ -173,7 +175,7 @@ def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
     )  # fmt: skip
     found = []
     for _ in range(2):
-        pool = KVPool.of([LayerShape(2, 16, 16)] * 2, 200, torch.float32)
+        pool = KVPool.of([LayerShape(kv_heads, 16, 16)] * 2, 200, torch.float32)
         found.append([model.forward(one, pool) for one in (first, *others)] + list(pool.tensors()))
         model.lone = None
     assert all(map(torch.equal, *found))

@@ -1,13 +1,14 @@
 """Attention whose bits do not depend on what else is in a pass, nor on how a prompt was cut or cached.
 
-A row reads its context from the first token on, filled up to a length that its position alone decides; what fills it up is masked. Rows of one span that have
-the same length are read together in tiles. So the kernel sees few shapes, and of the heights of tiles those alone are used that give a row the same bits, which
-is tried once (cf. models/fixed.py). Prefixes that several rows share are read by each: to merge partial results would round otherwise.
+A row reads its context from the first token on, filled up to a length that its position alone decides; what fills it up is masked. Rows of one span are read
+in tiles of the same length, lone rows of the same length in one call. So the kernel sees few shapes, and of the heights of tiles those alone are used that
+give a row the same bits, which is tried once (cf. models/fixed.py). Prefixes that several rows share are read by each: to merge partial results would round
+otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -18,7 +19,7 @@ from lmc.backend.engine.attention.base import Span
 from lmc.backend.engine.attention.torch_ref import Tall, additive, gathered, partial
 from lmc.backend.engine.kv_fp8 import Stored
 
-_STEPS = ((512, 64), (1024, 128))  # of lengths up to the first; of longer ones half a block
+_STEPS = ((512, 16), (1024, 128))  # of lengths up to the first; of longer ones half a block
 _BLOCK = 512  # keys that torch's kernel reads at once
 _TALL = 16  # rows of a tile of a prompt
 _HEIGHTS = (1, 2, 4, 8, _TALL)
@@ -31,54 +32,83 @@ def length_of(context: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Tiles:
-    """Tiles of one length over contexts of their own, or all over one.
+class _Lone:
+    """Rows of one length, each over a context of its own, in tiles that repeat it.
 
-    rows    [n · height] of the pass; some only fill a tile up
-    slots   [n or 1, length]
-    mask    [n, 1, height · group, length] float, 0 or -inf
-    wanted  indices in `rows` of those that do not, and these rows
+    where   the rows of the pass
+    slots   [n, length]
+    mask    [n, 1, 1, length] float, 0 or -inf
+    height  of a tile
     """
 
-    rows: Tensor
+    where: slice | Tensor
     slots: Tensor
     mask: Tensor
-    wanted: tuple[Tensor, Tensor]
+    height: int
     scratch: dict[str, Tensor] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, rows: Tensor, slots: Tensor, mask: Tensor, known: Tensor) -> _Tiles:
-        """Return tiles of rows [n, height], of which those are wanted that are `known` [n, height]."""
-        return cls(rows.flatten(), slots, mask, (known.flatten().nonzero()[:, 0], rows[known]))
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
+        """Return [n, num_heads, head_dim] of q of the whole pass."""
+        (n, length), (_, heads, dim), kv_heads = self.slots.shape, q.shape, keys.shape[1]
+        tall = q[self.where].view(n, kv_heads, 1, -1, dim).expand(-1, -1, self.height, -1, -1).reshape(n, kv_heads, -1, dim).contiguous()
+        k, v = (
+            gathered(store, self.slots.flatten(), self.scratch, name).view(n, length, kv_heads, dim).transpose(1, 2)
+            for store, name in ((keys, "k"), (values, "v"))
+        )
+        return partial(tall, k, v, mask=self.mask)[0][:, :, : heads // kv_heads].reshape(n, heads, dim)
 
-    def attend(self, q: Tensor, keys: Stored, values: Stored, out: Tensor) -> None:
-        n, heads, dim, kv_heads = len(self.mask), q.shape[1], q.shape[2], keys.shape[1]
-        height, slots = len(self.rows) // n, self.slots.flatten()
-        tall = q.index_select(0, self.rows).view(n, height, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim)
-        stores = (gathered(keys, slots, self.scratch, "k"), gathered(values, slots, self.scratch, "v"))
-        k, v = (store.view(len(self.slots), -1, kv_heads, dim).transpose(1, 2).expand(n, -1, -1, -1) for store in stores)
-        found, _ = partial(tall, k, v, mask=self.mask)
-        found = found.reshape(n, kv_heads, height, -1, dim).transpose(1, 2).reshape(n * height, heads, dim)
-        wanted, rows = self.wanted
-        out.index_copy_(0, rows, found.index_select(0, wanted))
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Rows of one span, in tiles over the beginning of its context.
+
+    where   the rows of the pass
+    filled  [n · _TALL], of these; some only fill a tile up
+    wanted  [rows] of `filled`, those that do not
+    slots   [longest]
+    parts   masks of some tiles each, [tiles, 1, _TALL · group, length] float, 0 or -inf
+    """
+
+    where: slice
+    filled: Tensor
+    wanted: Tensor
+    slots: Tensor
+    parts: tuple[Tensor, ...]
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+
+    def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
+        """Return [rows, num_heads, head_dim] of q of the whole pass."""
+        heads, dim, kv_heads, n = q.shape[1], q.shape[2], keys.shape[1], len(self.filled) // _TALL
+        tall = q[self.where].index_select(0, self.filled).view(n, _TALL, kv_heads, -1, dim).transpose(1, 2).reshape(n, kv_heads, -1, dim).contiguous()
+        k, v = (gathered(store, self.slots, self.scratch, name).transpose(0, 1)[None] for store, name in ((keys, "k"), (values, "v")))
+        found: list[Tensor] = []
+        for some, mask in zip(tall.split([len(mask) for mask in self.parts]), self.parts, strict=True):
+            seen = (store[:, :, : mask.shape[-1]].expand(len(mask), -1, -1, -1) for store in (k, v))
+            found.append(partial(some, *seen, mask=mask)[0])
+        rows = torch.cat(found).view(n, kv_heads, _TALL, -1, dim).transpose(1, 2).reshape(n * _TALL, heads, dim)
+        return rows.index_select(0, self.wanted)
 
 
 @dataclass(frozen=True)
 class FixedPlan:
     """One pass."""
 
-    tiles: tuple[_Tiles, ...]
+    tiles: tuple[_Lone | _Prompt, ...]
 
     def tall(self) -> Tall | None:
         """Return the pass of a single row as one query; None if there are more."""
-        tile = self.tiles[0]
-        alone = len(self.tiles) == 1 and len(tile.wanted[1]) == 1
-        return Tall(0, 0, tile.slots[0], tile.mask, len(tile.rows)) if alone else None
+        match self.tiles:
+            case (_Lone(slots=slots) as lone,) if len(slots) == 1:
+                return Tall(0, 0, slots[0], lone.mask, lone.height)
+            case _:
+                return None
 
     def attend(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
+        if len(self.tiles) == 1 and isinstance(self.tiles[0].where, slice):  # all rows, in their order
+            return self.tiles[0].attend(q, keys, values)
         out = torch.empty_like(q)
         for tiles in self.tiles:
-            tiles.attend(q, keys, values, out)
+            out[tiles.where] = tiles.attend(q, keys, values)
         return out
 
 
@@ -90,36 +120,14 @@ class FixedAttention:
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._group = num_heads // num_kv_heads
-        self.low = _TALL
         self.low = self._lowest(num_heads, num_kv_heads, head_dim)
 
     def __call__(self, spans: Sequence[Span], window: int | None = None) -> FixedPlan:
         assert window is None, "refused where it is loaded"
-        tiles = [tile for span in spans if span.length > 1 for tile in self._prompt(span)]
+        tiles: list[_Lone | _Prompt] = [_prompt(span, self._group) for span in spans if span.length > 1]
         lone = sorted((length_of(len(s.slots)), i, s) for i, s in enumerate(spans) if s.length == 1)
-        tiles += [self._lone([s for *_, s in some], length) for length, some in groupby(lone, lambda each: each[0])]
+        tiles += [_lone([s for *_, s in some], length, self.low) for length, some in groupby(lone, lambda each: each[0])]
         return FixedPlan(tuple(tiles))
-
-    def _lone(self, spans: Sequence[Span], length: int) -> _Tiles:
-        rows = torch.tensor([[span.start] * self.low for span in spans])
-        seen = torch.tensor([len(span.slots) for span in spans])
-        known = torch.zeros(rows.shape, dtype=torch.bool)
-        known[:, 0] = True
-        return _Tiles.of(rows, torch.stack([_filled(span.slots, length) for span in spans]), self._mask(seen[:, None].expand(-1, self.low), length), known)
-
-    def _prompt(self, span: Span) -> Iterator[_Tiles]:
-        before = len(span.slots) - span.length
-        for length, some in groupby(range(span.length), lambda i: length_of(before + i + 1)):
-            own = torch.tensor(list(some))
-            n = -(-len(own) // _TALL)
-            places = torch.cat((own, own[-1:].expand(n * _TALL - len(own)))).view(n, _TALL)
-            known = (torch.arange(n * _TALL) < len(own)).view(n, _TALL)
-            yield _Tiles.of(span.start + places, _filled(span.slots[:length], length)[None], self._mask(before + places + 1, length), known)
-
-    def _mask(self, seen: Tensor, length: int) -> Tensor:
-        """Of rows that see so many tokens, [n, height]."""
-        mask = torch.arange(length) < seen[..., None]
-        return additive(mask.repeat_interleave(self._group, 1))[:, None]
 
     # -- which heights agree ---------------------------------------------------------------------------------------
 
@@ -131,16 +139,47 @@ class FixedAttention:
         longest = _STEPS[-1][0]
         q, keys, values = (torch.randn(n, h, dim, generator=generator) for n, h in ((_TALL, heads), (longest, kv_heads), (longest, kv_heads)))
         lengths = sorted({length_of(n) for n in range(1, longest + 1)})
+        slots, seen = torch.arange(longest), {length: length - 7 - torch.arange(_TALL) % 9 for length in lengths}
 
-        def found(length: int, rows: Tensor) -> Tensor:
-            out, known = torch.zeros_like(q), torch.ones_like(rows, dtype=torch.bool)
-            known[:, 1:] = len(rows) == 1  # one tile of all rows, or as many of one each
-            _Tiles.of(rows, torch.arange(length)[None], self._mask(length - 7 - rows, length), known).attend(q, keys, values, out)
-            return out
+        def lone(length: int, height: int) -> Tensor:
+            """All rows, as many tiles."""
+            return _Lone(slice(None), slots[:length].expand(_TALL, -1), _mask(seen[length], length)[:, None, None], height).attend(q, keys, values)
 
         every = torch.arange(_TALL)
-        expected = {length: found(length, every[None]) for length in lengths}
-        return next((h for h in _HEIGHTS[:-1] if all(torch.equal(found(n, every[:, None].expand(-1, h)), expected[n]) for n in lengths)), _TALL)
+        expected = {n: _Prompt(slice(None), every, every, slots[:n], (_tall_mask(seen[n][None], n, self._group),)).attend(q, keys, values) for n in lengths}
+        return next((h for h in _HEIGHTS[:-1] if all(torch.equal(lone(n, h), expected[n]) for n in lengths)), _TALL)
+
+
+def _lone(spans: Sequence[Span], length: int, height: int) -> _Lone:
+    seen = torch.tensor([len(span.slots) for span in spans])
+    slots = torch.stack([_filled(span.slots, length) for span in spans])
+    return _Lone(_rows([span.start for span in spans]), slots, _mask(seen, length)[:, None, None], height)
+
+
+def _prompt(span: Span, group: int) -> _Prompt:
+    before, filled, wanted, parts = len(span.slots) - span.length, list[Tensor](), list[Tensor](), list[Tensor]()
+    for length, some in groupby(range(span.length), lambda i: length_of(before + i + 1)):
+        own = torch.tensor(list(some))
+        n = -(-len(own) // _TALL)
+        wanted.append(sum(map(len, filled)) + torch.arange(len(own)))
+        filled.append(torch.cat((own, own[-1:].expand(n * _TALL - len(own)))))
+        parts.append(_tall_mask(before + filled[-1].view(n, _TALL) + 1, length, group))
+    where = slice(span.start, span.start + span.length)
+    return _Prompt(where, torch.cat(filled), torch.cat(wanted), _filled(span.slots, length_of(len(span.slots))), tuple(parts))
+
+
+def _rows(rows: list[int]) -> slice | Tensor:
+    return slice(rows[0], rows[-1] + 1) if rows == [*range(rows[0], rows[-1] + 1)] else torch.tensor(rows)
+
+
+def _mask(seen: Tensor, length: int) -> Tensor:
+    """Of rows that see so many tokens, [n] → [n, length]."""
+    return additive(torch.arange(length) < seen[:, None])
+
+
+def _tall_mask(seen: Tensor, length: int, group: int) -> Tensor:
+    """Of tiles whose rows see so many tokens, [n, height] → [n, 1, height · group, length]."""
+    return _mask(seen.flatten(), length).view(len(seen), -1, length).repeat_interleave(group, 1)[:, None]
 
 
 def _filled(slots: Tensor, length: int) -> Tensor:

@@ -97,7 +97,8 @@ def _layers(
         else:
             k = stores[i][:, :kv_heads].index_select(0, gathered).transpose(0, 1)[None]
             v = stores[i][:, kv_heads:].index_select(0, gathered).transpose(0, 1)[None]
-        tall = qk[:, :heads].view(rows, kv_heads, groups, dim).transpose(0, 1).expand(-1, height, -1, -1).reshape(1, kv_heads, height * groups, dim)
+        tall = qk[:, :heads].view(rows, kv_heads, groups, dim).transpose(0, 1).expand(-1, height, -1, -1)
+        tall = tall.reshape(1, kv_heads, height * groups, dim).contiguous()  # a row that repeats itself by strides has other bits
         attended = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(tall, k, v, 0.0, False, attn_mask=mask)[0]
         attended = attended.view(kv_heads, height, groups, dim)[:, :rows].transpose(0, 1).reshape(rows, -1)
         x += _times(attended, halves, packed, scales, biases, at + 1)
