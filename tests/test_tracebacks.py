@@ -97,7 +97,11 @@ def test_an_interrupted_wait_shows_where_the_user_was():
         s += lmc.gen("x", max_tokens=4)
         return s["x"]
 
-    for call in (lambda: lmc.compile(interrupts).batch([{}], backend=lmc.Mock(latency=30)), lambda: interrupts.run_batch([{}], backend=lmc.Mock(latency=30))):
+    for call in (
+        lambda: lmc.compile(interrupts).batch([{}], backend=lmc.Mock(latency=30)),
+        lambda: interrupts.run_batch([{}], backend=lmc.Mock(latency=30)),
+        lambda: list(lmc.compile(interrupts).stream(backend=lmc.Mock(latency=30)).text_iter("x")),
+    ):
         with pytest.raises(KeyboardInterrupt) as caught:
             call()
         assert HERE not in "".join(traceback.format_exception(caught.value))

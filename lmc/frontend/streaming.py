@@ -16,6 +16,7 @@ from lmc.backend.results import Result
 from lmc.frontend.emitter import Ctx, Emitter, Scoped, Stored, Taken
 from lmc.prompt import Excerpt, Piece, Prompt
 from lmc.segments import Given, Image, Mark, plain
+from lmc.tracebacks import users_frames
 from lmc.waiting import Signal
 
 
@@ -234,6 +235,7 @@ def text_iter(state: StateView, name: str | None) -> Iterator[str]:
     return _pieces(state, name)
 
 
+@users_frames
 def _pieces(state: StateView, name: str | None) -> Iterator[str]:
     changed = Signal()
     cursor = _Cursor(state, name, changed.set)
