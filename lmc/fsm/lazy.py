@@ -471,17 +471,18 @@ class LazyDFA:
         return sorted(found, key=_text_of) if len(found) >= _SEVERAL else ()
 
     def parts(self, state: int) -> Sequence[int]:
-        """Return states whose texts are together those of one that many characters may follow, in several ways; () where there are none,
-        or its tokens are sooner found at once. A token is legal from a state if it is from one of its parts."""
+        """Return two states whose texts are together those of one that many characters may follow: one within names and strings of any
+        others, no state within which is made, and one of all else; () where there are none, or its tokens are sooner found at once. A
+        token is legal from a state if it is from one of its parts."""
         content = self._contents[state]
         if isinstance(content, _Inner) or not 1 < len(content) <= _MOST_PARTS:
             return ()
         if self.literal(state) is not None or self.names(state) or self.string(state) is not None or not any(map(self._is_wide, content)):
             return ()
-        parts: dict[object, list[Term]] = {}
+        parts: dict[bool, list[Term]] = {}
         for term in content:
-            known = ((string := self._terms.string(term)) is not None and string.but) or self._named_in(term) is not None
-            parts.setdefault(None if known else self._terms.origin(term), []).append(term)
+            is_known = ((string := self._terms.string(term)) is not None and bool(string.but)) or self._named_in(term) is not None
+            parts.setdefault(is_known, []).append(term)
         if len(parts) == 1:
             return ()
         with self._lock:

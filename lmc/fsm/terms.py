@@ -520,11 +520,6 @@ class Terms:
             return frame.node.names.literal[:most]
         return frame.node.literal[:most] if isinstance(frame.node, WordRange) else ""
 
-    def origin(self, term: Term) -> object:
-        """Return what is equal for terms that are in one place of a tree, in several styles."""
-        node: Any = None if term.frame is None else term.frame.node
-        return (id(node.node), node.index) if type(node) is _Tail else id(node)
-
     def names(self, term: Term) -> Sequence[str]:
         """Return what is left of the names of several members of an object, each with what surely follows it, where a term begins with
         these."""
