@@ -6,7 +6,9 @@ otherwise under `x-lmc`.
 
 from __future__ import annotations
 
+import itertools
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -15,7 +17,7 @@ from typing import Any
 from lmc.fsm.json_shapes import wrong
 from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
 from lmc.fsm.json_text import one_of, seq, string, text
-from lmc.fsm.nodes import EMPTY, Node, NodeGraph
+from lmc.fsm.nodes import EMPTY, Concat, Node, NodeGraph
 from lmc.fsm.regex import parse
 
 WHITESPACE = ("model", "compact", "any")
@@ -90,23 +92,33 @@ class Layout:
         return self.value(value) if key is None else self.member(string(key), self.value(value))
 
     def _beginnings(self, sequences: Sequence[Sequence[tuple[str | None, Any]]]) -> Node:
-        """Return a graph with a state for each beginning of some of the sequences; their parts: keys, of objects, and values."""
-        edges: list[tuple[int, Node, int]] = []
-        states: dict[tuple[int, str], int] = {}
+        """Return a graph with a state for each beginning of several of the sequences, and one behind the first part of each that no other
+        one has: what follows that is one text. Their parts: keys, of objects, and values."""
         made: dict[tuple[bool, str], Node] = {}
+
+        def part(index: int, at: int) -> Node:
+            if (node := made.get((index > 0, written[at][index]))) is None:
+                node = self._part(*parts[at][index])
+                node = made[index > 0, written[at][index]] = seq(self.item, node) if index else node
+            return node
+
+        written, parts = zip(*sorted([(list(map(repr, parts)), parts) for parts in sequences], key=operator.itemgetter(0)))
+        shared = [0, *itertools.starmap(_shared, itertools.pairwise(written)), 0]
+        edges: list[tuple[int, Node, int]] = []
         final: set[int] = set()
-        for parts in sequences:
-            at = 0
-            for part in parts:
-                written = repr(part)
-                if (to := states.get((at, written))) is None:
-                    to = states[at, written] = len(states) + 1
-                    if (node := made.get((at > 0, written))) is None:
-                        node = self._part(*part)
-                        node = made[at > 0, written] = seq(self.item, node) if at else node
-                    edges.append((at, node, to))
-                at = to
-            final.add(at)
+        states = itertools.count(1)
+        path: list[int] = []
+        for at, texts in enumerate(written):
+            del path[shared[at] :]
+            alone = min(max(shared[at], shared[at + 1]) + 1, len(texts))
+            for index in range(len(path), alone):
+                edges.append((path[-1] if path else 0, part(index, at), to := next(states)))
+                path.append(to)
+            if rest := [part(index, at) for index in range(alone, len(texts))]:
+                edges.append((path[-1], Concat(tuple(rest)) if len(rest) > 1 else rest[0], to := next(states)))
+                final.add(to)
+            else:
+                final.add(path[-1])
         return NodeGraph(tuple(edges), frozenset(final))
 
     def value(self, value: Any) -> Node:
@@ -154,3 +166,8 @@ def one_line(source: str) -> str:
         return source
     options = {k: v for k, v in given.items() if k != "whitespace"}
     return json.dumps({**schema, OPTIONS: {**options, "separators": [", ", ": "]}}, ensure_ascii=False)
+
+
+def _shared(first: Sequence[str], second: Sequence[str]) -> int:
+    """Return how many parts two sequences share from the beginning."""
+    return next((at for at, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
