@@ -12,7 +12,7 @@ from lmc.durable.checks import of_ask, of_text, since_last
 from lmc.durable.groups import Ask, Record, output_of, record_of
 from lmc.durable.journal import MANY, JournalFile
 from lmc.durable.records import Known
-from lmc.errors import BudgetExceeded, CancelledError, Interrupted, JournalError, Loc, RunTimeout
+from lmc.errors import BudgetExceeded, CancelledError, InDoubtEffect, Interrupted, JournalError, Loc, RunTimeout
 from lmc.prompt import Prompt
 from lmc.segments import Gen, Given, Select
 
@@ -22,6 +22,7 @@ class Answers:
 
     resumed  whether the journal has records of an earlier execution
     broken   why the run is not the journal's: it does nothing more, however the program handles the error
+    doubt    which call is in doubt, in a program that does not know of doubts: whatever catches the error, nothing more is requested or called
     """
 
     def __init__(self, journal: JournalFile, item: int) -> None:
@@ -29,6 +30,7 @@ class Answers:
         self.resumed = len(journal.contents.records.get(item, ())) > 1  # the first record marks the beginning
         self._known: Known | None = None
         self.broken: JournalError | Interrupted | None = None
+        self.doubt: InDoubtEffect | None = None
         self._asked: list[Result] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
@@ -63,6 +65,7 @@ class Answers:
                 return self._answered(before, found, result)
             if any(place in self.known.answers and place not in self.known.unexpected for place in places):
                 raise self.differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
+            self.begin_more()
         # an earlier failure has no handle that a backend could see
         after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)
         assert after.result is not None
@@ -141,6 +144,11 @@ class Answers:
             raise self.broken
         if self.journal.left:
             raise CancelledError("the run was cancelled")
+
+    def begin_more(self) -> None:
+        """Raise again that a call is in doubt, before anything is begun that the journal does not have."""
+        if self.doubt is not None:
+            raise InDoubtEffect(self.doubt.message, loc=self.doubt.loc)
 
     def differs(self, what: str, loc: Loc | None) -> JournalError:
         """Return the error to raise where the program diverges from its journal; it ends the run."""

@@ -58,9 +58,10 @@ class JournaledCalls(Answers):
 
     thread    that of its program, whose calls come in its order
     diverges  whether it is replayed with other answers than its journal's
+    handles_doubts  whether the program names InDoubtEffect; another one would catch it with all errors, and call the tool again
     """
 
-    diverges = False
+    diverges = handles_doubts = False
 
     def __init__(self, journal: JournalFile, item: int) -> None:
         super().__init__(journal, item)
@@ -105,11 +106,11 @@ class JournaledCalls(Answers):
                 return outcome
             if known.doubtful and not is_idempotent(fn) and not self.may_begin_again((*args, *kwargs.values())):
                 if not isinstance(fn, HostFunction) or fn.check is None:
-                    return False, self.in_doubt(known, loc)
+                    return False, self.stops_at(self.in_doubt(known, loc))
                 try:
                     happened = answer_of(fn.asked(args, kwargs), name)
                 except Exception as error:
-                    return False, self.unchecked(known, error, loc)
+                    return False, self.stops_at(self.unchecked(known, error, loc))
                 if happened is not None:
                     outcome = True, happened.result
                     self.write_outcome(number, fn, name, args, reached, outcome, loc)
@@ -191,6 +192,7 @@ class JournaledCalls(Answers):
 
     def intend(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
         """Write the intent of a new effect; return its number."""
+        super().begin_more()
         with self.effects.lock:
             instead = next((e for e in self.effects.ordered.values() if e.call.stream == call.stream), None) if call.ordered and not self.diverges else None
             if instead is not None:
@@ -241,6 +243,16 @@ class JournaledCalls(Answers):
             "mark it @lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called",
             loc=loc,
         )
+
+    def stops_at(self, doubt: InDoubtEffect) -> InDoubtEffect:
+        """Return the error for a program that comes to a call in doubt, which begins nothing more."""
+        if not (self.handles_doubts or self.diverges):
+            self.doubt = self.doubt or doubt
+        return doubt
+
+    def begin_more(self) -> None:
+        if not (in_event_loop() and asyncio.current_task() in self.effects.tasks):  # which is ended by those who wait for the other one
+            super().begin_more()
 
     def may_begin_again(self, given: Iterable[Any]) -> bool:
         """Return whether awaiting these runs only idempotent functions."""

@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lmc.errors import InDoubtEffect
 from lmc.frontend.host import HostFunction
 
 _DEPTH = 6
@@ -158,6 +159,13 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
         elif value is not None and _names(value, seen):
             return True
     return any(_names(x, seen) for x in inside(fn) if isinstance(x, types.FunctionType | type) or is_language(x))
+
+
+def names_doubt(fn: types.FunctionType) -> bool:
+    """Return whether a function's code names InDoubtEffect, by whatever name, also in a tuple of exceptions."""
+    names = _names_in(fn.__code__)
+    found = [fn.__globals__.get(name) for name in names]
+    return InDoubtEffect.__name__ in names or any(x is InDoubtEffect or (type(x) is tuple and any(y is InDoubtEffect for y in x)) for x in found)
 
 
 @functools.lru_cache(maxsize=4096)

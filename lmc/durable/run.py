@@ -102,12 +102,14 @@ class RunJournal(JournaledCalls):
         if known is not None and known.doubtful and not idempotent:
             if host is None or host.check is None:
                 drop(awaitable)
-                raise self.in_doubt(known, loc)
+                doubt = self.in_doubt(known, loc)
+                raise doubt if coming is not None else self.stops_at(doubt)  # a task's is raised where it is awaited
             try:
                 happened = await aanswer_of(host.asked(call[1], given), name)
             except Exception as error:
                 drop(awaitable)
-                raise self.unchecked(known, error, loc) from error
+                doubt = self.unchecked(known, error, loc)
+                raise (doubt if coming is not None else self.stops_at(doubt)) from error
             if happened is not None:
                 drop(awaitable)
                 self.write_outcome(number, inner, name, (), None, (True, happened.result), loc)
@@ -248,7 +250,7 @@ class RunJournal(JournaledCalls):
         self.settle(error)
         if self._effects is not None:
             self._intend_all()  # tasks that were not awaited may still begin
-        error = self.broken or error
+        error = self.broken or error or self.doubt
         if error is not None and self._effects is not None:
             self._effects.tasks.forget_stopped()
         if error is not None and not isinstance(error, Interrupted):

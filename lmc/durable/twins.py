@@ -15,7 +15,7 @@ from lmc.durable.computing import ComputingSearch
 from lmc.durable.effects import called_by_python, computes
 from lmc.durable.instrument import instrument, is_instrumented, twin
 from lmc.durable.library import KEPT, MANAGERS
-from lmc.durable.reaches import contents, from_library
+from lmc.durable.reaches import contents, from_library, names_doubt
 from lmc.durable.run import RunJournal
 from lmc.errors import JournalError
 
@@ -37,6 +37,7 @@ def own(journal: RunJournal, callee: Callee, fn: Any) -> Any:
 
 def twin_of(journal: RunJournal, fn: Any) -> types.FunctionType:
     """Return a function of the program's own with its calls recorded."""
+    journal.handles_doubts = journal.handles_doubts or names_doubt(fn)
     return fn if is_instrumented(fn.__code__) else twin(fn, journal.deciding)
 
 

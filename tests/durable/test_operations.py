@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import json
 import logging
 import os
@@ -117,7 +119,7 @@ def note(event: dict[str, str]) -> None:
 def transacts(s: Any, q: str) -> Any:
     try:
         s += charge(q) + lmc.gen("a", max_tokens=3)
-    except BaseException:
+    except lmc.InDoubtEffect:
         note({"status": "rollback"})
         s += "failed:" + lmc.gen("why", max_tokens=3)
         note({"status": s["why"]})
@@ -127,6 +129,64 @@ def transacts(s: Any, q: str) -> Any:
     finally:
         charge("close")
     return charge(s["a"])
+
+
+def tried(fn: Any) -> Any:
+    @functools.wraps(fn)
+    def inner(*args: Any) -> Any:
+        for attempt in range(3):
+            try:
+                return fn(*args)
+            except Exception:
+                if attempt == 2:
+                    raise
+
+    return inner
+
+
+@tried
+def pays(s: Any, q: str) -> str:
+    s += q + lmc.gen("a", max_tokens=3)
+    return charge(q)
+
+
+@lmc.function
+def tries_again(s: Any, q: str) -> Any:
+    return pays(s, q)
+
+
+@lmc.function
+def tells_the_model(s: Any, q: str) -> Any:
+    for _ in range(3):
+        s += lmc.gen("a", max_tokens=3)
+        try:
+            s += charge(q)
+            break
+        except Exception as error:
+            s += f"failed: {error}"
+    return s["a"]
+
+
+@lmc.function
+def goes_on_without(s: Any, q: str) -> Any:
+    with contextlib.suppress(Exception):
+        return charge(q)
+
+
+@pytest.mark.parametrize("program", [tries_again, tells_the_model, goes_on_without])
+def test_catching_all_errors_is_not_to_handle_a_doubt(program: Any, tmp_path: Path) -> None:
+    """A decorator that retries called the tool again, and an agent went on, telling the model."""
+    path, expected = tmp_path / "j", program.run("x", backend=lmc.Mock(), seed=1).ret_value
+    program.run("x", backend=lmc.Mock(), seed=1, journal=path)
+    lay(path, next(data for data in prefixes(path) if b'["record",0,["i",' in data))
+    CALLS.clear()
+    for way in (program.run, lmc.compile(program)):
+        mock = lmc.Mock()
+        with pytest.raises(lmc.InDoubtEffect, match="lmc journal resolve or retry"):
+            way("x", backend=mock, journal=path)
+        assert not CALLS and not mock.call_log
+    lmc.Journal(path).resolve("charged x")
+    assert program.run("x", backend=lmc.Mock(), journal=path).ret_value == expected and not CALLS
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -15,7 +15,7 @@ import pytest
 import lmc
 from lmc.durable import journal, records, viewer
 from tests.backend.gated import InTurn
-from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere, seen
+from tests.durable.resuming import CALLS, journal_of, lay, prefixes, resumes_anywhere, seen
 from tests.searching import TIMES, some
 
 
@@ -414,11 +414,10 @@ def test_a_call_that_was_not_made_is_its_tasks_own_when_it_is_made(tmp_path: Pat
     """Not one with equal arguments, which another task made meanwhile: that one would be made twice, and this one never."""
     path, expected = tmp_path / "j", seen(pays_in_tasks.run(backend=lmc.Mock(), seed=1))
     pays_in_tasks.run(backend=lmc.Mock(), seed=1, journal=path)
-    lay(path, next(data for data in prefixes(path) if b'"i"' in data))
-    for _ in range(2):
-        CALLS.clear()
-        with pytest.raises(lmc.InDoubtEffect):
-            pays_in_tasks.run(backend=lmc.Mock(), journal=path)
+    contents = records.read(path)
+    lay(path, journal_of(contents.header, [(0, record) for record in contents.records[0] if record[0] != "e" and record[:2] != ["r", 0]]))
+    with pytest.raises(lmc.InDoubtEffect):
+        pays_in_tasks.run(backend=lmc.Mock(), journal=path)
     lmc.Journal(path).retry()
     CALLS.clear()
     assert (seen(pays_in_tasks.run(backend=lmc.Mock(), journal=path)), CALLS) == (expected, [("pay", "ann")])
