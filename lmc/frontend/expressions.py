@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -20,7 +21,7 @@ from lmc.tracebacks import users_frames
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_NOT_THE_USERS = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
+_not_the_users = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
 
@@ -29,13 +30,23 @@ place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=No
 """Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
 
 
+def pass_over(*packages: str) -> None:
+    """Let messages name the line that called these packages, which call lmc for the user, also from threads of pools, where no line did. `packages`: their
+    names, beside the first one's folder."""
+    from concurrent.futures import thread
+
+    global _not_the_users
+    beside = os.path.dirname(os.path.dirname(os.path.abspath(sys.modules[packages[0]].__file__ or "")))
+    _not_the_users = (*_not_the_users, *(os.path.join(beside, package) for package in packages), thread.__file__, threading.__file__)
+
+
 def caller_loc() -> Loc | None:
     """Return the innermost location outside of lmc on the stack: the user's line and column."""
     evaluated = place.get()
     if evaluated is not None:
         return evaluated()
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame is not None and frame.f_code.co_filename.startswith(_not_the_users):
         frame = frame.f_back
     if frame is None:
         return None

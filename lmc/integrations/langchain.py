@@ -17,6 +17,7 @@ from pydantic import ConfigDict
 from lmc.chat import conversation
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
+from lmc.frontend.expressions import pass_over
 from lmc.frontend.options import backend_of
 from lmc.integrations.conversing import (
     WRITTEN,
@@ -32,6 +33,8 @@ from lmc.integrations.conversing import (
     stream,
 )
 from lmc.segments import Special
+
+pass_over("langchain_core", "langchain", "langgraph")
 
 
 class Chat(BaseChatModel):

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field
 
 from lmc.config import default_backend
 from lmc.errors import ArgumentError
+from lmc.frontend.expressions import pass_over
 from lmc.frontend.options import backend_of
 from lmc.integrations.conversing import (
     WRITTEN,
@@ -42,6 +43,8 @@ _ROLES = {
     MessageRole.SYSTEM: "system", MessageRole.DEVELOPER: "system", MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant", MessageRole.MODEL: "assistant",
     MessageRole.CHATBOT: "assistant",
 }  # fmt: skip
+
+pass_over("llama_index_instrumentation", "llama_index", "workflows")
 
 
 class Chat(FunctionCallingLLM):

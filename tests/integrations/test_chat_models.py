@@ -39,6 +39,15 @@ class TestLangChain:
         assert [m.content for m in chat.batch([talk, "one"])] == ["to 2", "to 1"]
         assert asyncio.run(chat.ainvoke("one")).content == "to 1"
 
+    def test_an_error_names_the_line_that_called_it_and_in_a_pool_none(self):
+        chat = lmc.langchain.Chat(backend=lmc.Mock(), max_tokens=3).with_structured_output(Place)
+        with pytest.raises(lmc.IncompleteAnswer) as raised:
+            chat.invoke("?")
+        assert raised.value.loc.file == __file__
+        with pytest.raises(lmc.IncompleteAnswer) as raised:
+            chat.batch(["?", "!"])
+        assert raised.value.loc is None
+
     def test_it_streams(self):
         chat = lmc.langchain.Chat(backend=lmc.Mock(["a long answer"], latency=0.2), max_tokens=20)
         pieces = list(chat.stream("?"))
@@ -178,6 +187,14 @@ class TestLlamaIndex:
     @pytest.fixture(autouse=True)
     def there(self):
         pytest.importorskip("llama_index.core")
+
+    def test_an_error_names_the_line_that_called_it(self):
+        from llama_index.core import PromptTemplate
+
+        llm = lmc.llama_index.Chat(backend=lmc.Mock(), max_tokens=3)
+        with pytest.raises(lmc.IncompleteAnswer) as raised:
+            llm.structured_predict(Place, PromptTemplate("{text}"), text="?", llm_kwargs={"tool_required": True})
+        assert raised.value.loc.file == __file__
 
     def test_a_backend_may_be_named(self):
         assert lmc.llama_index.Chat(backend="mock", max_tokens=9).complete("Porto?").text
