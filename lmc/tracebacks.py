@@ -18,14 +18,18 @@ import reprlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from lmc.config import settings
-from lmc.errors import LmcError
+from lmc.errors import LmcError, Loc
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
+"""Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -142,7 +146,10 @@ def _is_library(file: str) -> bool:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread."""
+    """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread, or within an evaluation of their program."""
+    if (evaluated := place.get()) is not None:
+        loc = evaluated()
+        return warnings.warn_explicit(message, category, loc.file, loc.line)
     frame, depth = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and ((file := frame.f_code.co_filename).startswith(_PACKAGE) or _is_library(file)):
         frame, depth = frame.f_back, depth + 1

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from types import CodeType
@@ -17,17 +16,13 @@ from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, Pro
 from lmc.frontend.reasoning import ReasoningFormat
 from lmc.frontend.values import Symbolic
 from lmc.segments import ChoicesMethod, SamplingParams
-from lmc.tracebacks import users_frames
+from lmc.tracebacks import place, users_frames
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _not_the_users = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
-
-
-place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
-"""Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
 
 
 def pass_over(*packages: str) -> None:

@@ -97,7 +97,7 @@ def number() -> int:
 def patterns(s, q):
     s += q + lmc.gen("a", max_tokens=3)
     found = [re.findall(s["a"][:0] + "[[b]" + q, "bb")]
-    s += "b" + lmc.gen("b", max_tokens=3)
+    s += "b<|im_end|>" + lmc.gen("b", max_tokens=3)
     s["b"]
     found.append(re.compile("[[c]" + q).findall("c"))
     found.append(re.sub("x", "y", q, 1, re.IGNORECASE))  # which Python 3.13 warns of

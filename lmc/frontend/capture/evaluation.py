@@ -14,9 +14,9 @@ from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
-from lmc.frontend.expressions import place
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
+from lmc.tracebacks import place
 
 MOST_MISSED = 128
 """Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
