@@ -124,14 +124,22 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 
 
 def _compare(node: ast.Compare, scope: Scope) -> Eval:
-    """Compile a comparison; one of several is the conjunction of pairs, whose middle operands are evaluated twice."""
-    if len(node.ops) > 1:
-        if any(isinstance(part, ast.Call | ast.Await | ast.NamedExpr) for middle in node.comparators[:-1] for part in ast.walk(middle)):
-            raise NotUnderstood(f"comparisons of a call's result at {scope.loc(node)}")
-        pairs = zip([node.left, *node.comparators], node.ops, node.comparators)
-        return _boolean(ast.copy_location(ast.BoolOp(ast.And(), [ast.copy_location(ast.Compare(a, [o], [b]), a) for a, o, b in pairs]), node), scope)
-    name, fn = op.COMPARE[type(node.ops[0])]
-    return _of_two(expression(node.left, scope), expression(node.comparators[0], scope), scope.loc(node), lambda ev, a, b: op.compare(ev, name, fn, a, b))
+    """Compile comparisons; a chain ends at the first that is not known to be true."""
+    first, loc = expression(node.left, scope), scope.loc(node)
+    rest = [(*op.COMPARE[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
+
+    def run(frame: Frame) -> Any:
+        ev, left, found = frame.ev, first(frame), None
+        for name, fn, right in rest:
+            x = right(frame)
+            ev.loc = loc
+            found = op.compare(ev, name, fn, left, x)
+            if len(rest) > 1 and op.truth(ev, found) is not True:
+                break
+            left = x
+        return found
+
+    return run
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:

@@ -227,3 +227,35 @@ def test_items_that_ask_nothing_are_not_gone_through_in_vain():
     for explores in (False, True):
         _, outcome = evaluate(program, options={"explores": explores})
         assert outcome.steps < 8500  # only `sorted`, and what has keys, lists its items before it compares them
+
+
+def test_a_loop_over_items_of_an_answer_makes_no_requests_by_what_it_goes_over():
+    def run():
+        for t in ITEMS:
+            for word in str(scored(t)).split():
+                word.upper()
+
+    assert seen(asked_by(run)) == ALL
+
+
+def test_adding_to_a_long_list_takes_no_more_steps_than_to_a_short_one():
+    @lmc.function
+    def program(s):
+        found = []
+        for i in range(4000):
+            found.append(i)
+        return score(str(len(found)))
+
+    asked, outcome = evaluate(program)
+    assert asked[0].prompt == "4000" and outcome.steps < 10_000
+
+
+@lmc.function
+def compares_in_a_chain(s, q):
+    score(f"{0 < len(q) < 9 <= 9} {'a' <= q < 'abc' <= 1}")
+    score(f"{'0' < score('between').ret_value < '9'}")
+
+
+def test_a_chain_of_comparisons_evaluates_what_is_between_once():
+    asked, outcome = evaluate(compares_in_a_chain, q="abc")
+    assert [a.prompt for a in asked] == ["True False", "between", None] and outcome.raised is None
