@@ -17,7 +17,8 @@ import os
 import reprlib
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -147,6 +148,8 @@ def _is_library(file: str) -> bool:
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread, or within an evaluation of their program."""
+    if (held := _held.get()) is not None:
+        return held.append((message, category))
     if (evaluated := place.get()) is not None:
         loc = evaluated()
         return warnings.warn_explicit(message, category, loc.file, loc.line)
@@ -154,6 +157,20 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and ((file := frame.f_code.co_filename).startswith(_PACKAGE) or _is_library(file)):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, category, stacklevel=depth)
+
+
+_held: ContextVar[list[tuple[str, type[Warning]]] | None] = ContextVar("lmc_held_warnings", default=None)
+
+
+@contextmanager
+def held_warnings() -> Generator[list[tuple[str, type[Warning]]]]:
+    """Collect the warnings of lmc's that are raised here in the block, for `warn` to raise them where they belong."""
+    found: list[tuple[str, type[Warning]]] = []
+    token = _held.set(found)
+    try:
+        yield found
+    finally:
+        _held.reset(token)
 
 
 # -- notes -----------------------------------------------------------------------------------------------------------

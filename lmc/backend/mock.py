@@ -151,6 +151,10 @@ class Mock:
         for segment in seen:
             kind = segment.__class__
             asks += kind is Gen or kind is Select
+            if kind is Text:  # now: an answer before it may arrive on another thread
+                for part in segment.parts:  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType, reportUnknownMemberType]
+                    if isinstance(part, str) and "<|" in part:
+                        self._warn(part)
             if kind is Gen and segment.constraint is not None:  # pyright: ignore[reportAttributeAccessIssue]
                 check_constraint(segment.constraint, segment)  # pyright: ignore
         if hints is not None and hints.group is not None:
@@ -324,10 +328,6 @@ class Mock:
             tokens = "".join(map(part_tokens, parts))
         else:
             tokens = tokens_of(text)
-        if "<|" in text:
-            for part in parts:
-                if isinstance(part, str) and "<|" in part:
-                    self._warn(part)
         return MockNode(node, tokens, text)
 
     def _warn(self, text: str) -> None:

@@ -34,6 +34,7 @@ from lmc.runahead.records import Address, GraphAddress, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
+from lmc.tracebacks import held_warnings, warn
 from lmc.waiting import Signal, idle
 
 
@@ -64,13 +65,15 @@ class Source(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Guess:
-    """A request made ahead of Python. `reached` is the latest evaluation that made it; `in_arm`: in an arm of an undecided branch."""
+    """A request made ahead of Python. `reached` is the latest evaluation that made it; `in_arm`: in an arm of an undecided branch; `warnings`: to be raised
+    where Python makes it."""
 
     address: Address
     before: Prompt
     ask: Gen | Select
     after: Prompt
     reached: int
+    warnings: Sequence[tuple[str, type[Warning]]]
     in_arm: bool = False
     used: bool = False
     dropped: bool = False
@@ -181,6 +184,8 @@ class Ledger:
                 self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
             else:
                 after = Prompt(before, (), guess.result, guess.after.handle, ())
+                for message, category in guess.warnings:
+                    warn(message, category)
             assert after.result is not None
             if self._prefilled:
                 self._needed_no_more(before)
@@ -292,12 +297,13 @@ class Ledger:
             if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
-                after = self.plan.submit(annotation, before, ask, run, ahead=True)
+                with held_warnings() as held:
+                    after = self.plan.submit(annotation, before, ask, run, ahead=True)
             except LmcError as error:  # raised where Python makes the request, if it does
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
-            guess = Guess(address, before, ask, after, self.evaluations, in_arm)
+            guess = Guess(address, before, ask, after, self.evaluations, held, in_arm)
             self.guesses.setdefault(address, []).append(guess)
             self._by_size.setdefault(_size(before), []).append(guess)
             self.made_ahead += 1
