@@ -69,8 +69,10 @@ def contents_digest(x: Any) -> int:
 
 def data_or_class(x: Any) -> Any:
     """Return a value as data; for non-data, its class."""
+    if type(x) in (set, frozenset) and all(type(item) in _ATOMS for item in x):
+        return sorted(map(repr, x))  # their order is per process
     try:
-        return codec.encode(x) if type(x) not in (set, frozenset) else sorted(map(repr, x))  # set order is per process
+        return codec.encode(x)
     except codec.NotData:
         return {codec.TAG: ["object", class_of(x)]}
 

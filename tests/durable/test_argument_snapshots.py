@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import lmc
 from lmc.durable import mutations
+from lmc.durable.call_records import contents_digest
 from lmc.durable.snapshots import CallSnapshot
 from tests.durable.resuming import CALLS, resumes_anywhere, seen
 
@@ -127,3 +129,23 @@ def test_texts_and_numbers_in_arguments_are_not_looked_at_one_by_one(held: Calla
         return looks[0]
 
     assert looked(10) == looked(1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagged:
+    tags: frozenset[int]
+
+
+def test_a_set_is_the_same_in_whatever_order_its_items_are() -> None:
+    """Also one within it, which a text of the items shows in the order that it has in this process."""
+    one, other = ({Tagged(frozenset(tags)), Tagged(frozenset())} for tags in ([0, 8], [8, 0]))
+    assert sorted(map(repr, one)) != sorted(map(repr, other))
+    assert contents_digest(one) == contents_digest(other) != contents_digest({Tagged(frozenset())})
+
+
+def test_items_of_a_set_show_themselves_to_nobody() -> None:
+    class Shy:
+        def __repr__(self) -> str:
+            raise AssertionError("shown")
+
+    assert contents_digest({Shy()}) == contents_digest({Shy()})
