@@ -108,7 +108,7 @@ def test_an_interrupted_wait_shows_where_the_user_was():
 
 
 def test_a_fault_of_lmc_keeps_its_frames(monkeypatch):
-    monkeypatch.setattr("lmc.frontend.interpreter.LiveEmitter", None)
+    monkeypatch.setattr("lmc.frontend.beginning.LiveEmitter", None)
     error, found = frames(lambda: fails.run(x=1, backend=MOCK))
     assert isinstance(error, TypeError) and any(f.filename.startswith(HERE) for f in found)
 

@@ -18,12 +18,13 @@ from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, Protocol, cast, overload
 
-from lmc.backend.base import Backend, ProgramRun
+from lmc.backend.base import Backend
 from lmc.config import compiler, default_backend
 from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend import aio
-from lmc.frontend.active import ACTIVE, next_call
+from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import PendingBatch, failure_of, in_flight
+from lmc.frontend.beginning import run_of, state_of_run, states_of_batch
 from lmc.frontend.digest import source_digest
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
@@ -45,24 +46,18 @@ from lmc.frontend.typed import Call, P, R, S, awaits_state, gives_state
 from lmc.observing import observer
 from lmc.parameters import suggestion
 from lmc.prompt import Prompt
-from lmc.segments import SamplingParams, derive_seed
 from lmc.tracebacks import note_item, users_frames, warn
 from lmc.waiting import running
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
-    from lmc.durable.journal import JournalFile
-    from lmc.durable.run import RunJournal
     from lmc.frontend.typed import RunOptions
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "GatheredAnswers", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
     "Scoped", "State", "StateGroup", "Stored", "UnknownVariable", "fresh_seed", "function",
 ]  # fmt: skip
-
-
-_NO_DEFAULTS = SamplingParams()
 
 
 # -- programs --------------------------------------------------------------------------------------------------------
@@ -140,12 +135,6 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     @functools.cached_property
     def _own_digest(self) -> str:
         return source_digest(self.func)
-
-    @functools.cached_property
-    def _known_as(self) -> str:
-        """Return its identity for backends, which learn from its runs."""
-        own = vars(self)
-        return f"{own.get('__module__')}:{own.get('__qualname__', self.name)}"
 
     # -- arguments
 
@@ -288,7 +277,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return compiler()(self) if self._without_options is None else self._without_options._compiled
 
     def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
-        state = self._state(options)
+        state = state_of_run(self, options)
         return self._stream(state, bound) if options.stream else self._finished(state, bound)
 
     def _finished(self, state: State, bound: inspect.BoundArguments) -> State:
@@ -316,7 +305,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _backend(self, options: Options) -> Backend:
         """Return the backend of a run with these options: a sub-program's is its caller's, any other's the default."""
         caller = ACTIVE.get()
-        return options.backend or (_run_of(caller).backend if caller is not None else default_backend())
+        return options.backend or (run_of(caller).backend if caller is not None else default_backend())
 
     def _ends(self, state: State, error: BaseException | None) -> None:
         """End a run. Raises the journal's error, if it ended with one."""
@@ -326,7 +315,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _ended(self, state: State, error: BaseException | None) -> BaseException | None:
         """End a run; return its error, which of a journaled run may be the journal's."""
-        journal = _run_of(state).journal
+        journal = run_of(state).journal
         return error if journal is None or state.stream else journal.ended(error)
 
     @awaits_state
@@ -344,7 +333,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             return await self._arun(bound, options)
 
     async def _arun(self, bound: inspect.BoundArguments, options: Options) -> State:
-        state = self._state(options)
+        state = state_of_run(self, options)
         if options.stream:
             return self._stream(state, bound)
         return await self._afinished(state, bound)
@@ -370,71 +359,12 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         def __call__(self, *args: Any, **kwargs: Any) -> State:
             return self.run(*args, **kwargs)
 
-    def _state(self, options: Options, item: int = 0) -> State:
-        """Make the state of a run with these options; a sub-program's when a program is running here."""
-        caller = ACTIVE.get()
-        if caller is not None and options.desk is not None:
-            raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
-        own = None if isinstance(options.journal, str) else options.journal
-        if caller is None or options.seed is not None:
-            if caller is not None and own is None and (journal := _run_of(caller).journal) is not None:
-                journal.refuse_batch()
-            inherited = _run_of(caller).defaults if caller else _NO_DEFAULTS
-            backend = options.backend or (_run_of(caller).backend if caller else default_backend())
-            limits = options.limits(backend, _run_of(caller).limits if caller else None)
-            journal = own and _journal_of_run(own, item)
-            ledger = None if caller is None or options.begin or options.batch else _run_of(caller).ledger
-            run = Run(
-                backend,
-                options.defaults(inherited),
-                fresh_seed(backend, options.seed),
-                item,
-                limits,
-                self.num_api_spec_tokens or 0,
-                options.stream,
-                journal,
-                ledger,
-                options.begin,
-                self._whole(options, caller),
-            )
-            return self._counted(caller, State(LiveEmitter(run), name=self.name))
-        outer = _run_of(caller)
-        backend = options.backend or outer.backend
-        limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-        run = Run(
-            backend,
-            options.defaults(outer.defaults),
-            outer.seed,
-            outer.item,
-            limits,
-            self.num_api_spec_tokens or 0,
-            watched,
-            outer.journal,
-            outer.ledger,
-            None if outer.ledger else options.begin,
-            outer.whole,
-        )
-        return self._counted(caller, State(LiveEmitter(run), stream=next_call(caller), name=self.name))
-
-    def _whole(self, options: Options, caller: State | None) -> ProgramRun | None:
-        """Return the run as backends identify it: a sub-program belongs to its caller's."""
-        if caller is not None:
-            return _run_of(caller).whole
-        if options.desk is not None and not getattr(backend := options.backend or default_backend(), "has_batches", False):
-            raise ParameterError(f"deadline=: {backend.capabilities.name} has no batch API; leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=caller_loc())
-        return ProgramRun(self._known_as, options.batch, options.priority, options.account, options.desk)
-
-    def _counted(self, caller: State | None, state: State) -> State:
-        if caller is not None:
-            caller.asked.append(state.asked)
-        return state
-
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:
         """Run an async program on the running loop, without blocking it while it reads an answer."""
         from lmc.frontend.suspending import prepare, suspendable  # imports greenlets, which only async programs need
 
         prepare()
-        run = _run_of(state)
+        run = run_of(state)
         limits = None if run.journal is not None else run.limits  # a journaled run's calls are timed one by one
         with _running(self, state, bound), self._recorded(state) as func:
             running: Any = suspendable(func(state, *bound.args[1:], **bound.kwargs))
@@ -462,7 +392,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _recorded(self, state: State) -> AbstractContextManager[Callable[..., Any]]:
         """Return the function to run with `state`: the user's own, or in a journaled run the same with its calls
         recorded."""
-        run = _run_of(state)
+        run = run_of(state)
         if run.journal is None:
             return contextlib.nullcontext(self.func)
         from lmc.durable.recorder import recording
@@ -583,31 +513,11 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
         fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items], Function)
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
-        return PendingBatch(self, items, self._batch_maker(numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
+        return PendingBatch(self, items, states_of_batch(self, numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 
     def _journaled_batch(self, items: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, given: Mapping[str, Any]) -> Iterator[State]:
         with self._journaled(options, items, numbers, batch=True) as options:
             yield from self._batch(items, numbers, options, given)
-
-    def _batch_maker(self, numbers: Sequence[int], options: Options) -> Callable[[int], State]:
-        """Return the function that makes the state of an item when it begins, by its index in `numbers`."""
-        caller = ACTIVE.get()
-        if options.seed is None and caller is not None:  # one sub-program call, each item a run of its own
-            run = _run_of(caller)
-            seed = derive_seed(run.seed, run.item, next_call(caller), 0)
-        else:
-            seed = fresh_seed(options.backend or (_run_of(caller).backend if caller else default_backend()), options.seed)
-        options = replace(options, seed=seed, batch=object())
-        first = [self._state(options, numbers[0])]  # now, so that wrong options raise before anything runs
-        run = _run_of(first[0])
-        if caller is not None or run.limits is not None:
-            return lambda place: first.pop() if place == 0 else self._state(options, numbers[place])
-        if (journal := run.journal) is not None:  # the record of each run is read before any resumes
-            journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
-            return lambda place: State(
-                LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=self._whole(options, None))), name=self.name
-            )
-        return lambda place: State(LiveEmitter(run._replace(item=numbers[place], whole=self._whole(options, None))), name=self.name)
 
     def __reduce__(self) -> str:
         """Pickle by name, as Python's functions are: another process finds it in its module."""
@@ -641,10 +551,10 @@ Function.run_batch.__signature__ = signature("batch", {*BATCH_OPTIONS, "generato
 def _running(function: Function, state: State, bound: inspect.BoundArguments) -> Generator[None]:
     """Begin the run of a program; its state is the one that sub-programs inherit from."""
     own = None
-    if (begin := _run_of(state).begin) is not None:
+    if (begin := run_of(state).begin) is not None:
         begin(state, bound)
-        own = _run_of(state).ledger
-    if (limits := _run_of(state).limits) is not None:
+        own = run_of(state).ledger
+    if (limits := run_of(state).limits) is not None:
         limits.begin()
     token = ACTIVE.set(state)
     try:
@@ -654,14 +564,14 @@ def _running(function: Function, state: State, bound: inspect.BoundArguments) ->
         ACTIVE.reset(token)
         if own is not None:
             own.close()
-        if (whole := _run_of(state).whole) is not None and ACTIVE.get() is None:
+        if (whole := run_of(state).whole) is not None and ACTIVE.get() is None:
             whole.end()
 
 
 @contextlib.contextmanager
 def _counted_by(state: State) -> Generator[None]:
     """Count, in the block, a program that is no item of a batch: with a deadline, its waits count."""
-    whole = _run_of(state).whole
+    whole = run_of(state).whole
     if whole is None or whole.desk is None or ACTIVE.get() is not None:
         yield
         return
@@ -672,20 +582,9 @@ def _counted_by(state: State) -> Generator[None]:
 _NOBODY = contextlib.nullcontext()
 
 
-def _journal_of_run(journal: JournalFile, item: int) -> RunJournal:
-    from lmc.durable.run import RunJournal
-
-    return RunJournal(journal, item)
-
-
 def _cancel(state: State) -> None:
     if isinstance(state.emitter, LiveEmitter):
         state.emitter.cancel()
-
-
-def _run_of(state: State) -> Run:
-    assert isinstance(state.emitter, LiveEmitter), "states that run are live"
-    return state.emitter.run
 
 
 @users_frames

@@ -18,6 +18,7 @@ import lmc
 from lmc.backend.mock import Mock
 from lmc.frontend import flights
 from lmc.frontend.batches import PendingBatch
+from lmc.frontend.beginning import states_of_batch
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 from tests.searching import some
@@ -224,13 +225,12 @@ def test_with_one_thread_a_plain_program_runs_on_the_callers():
 
 def test_items_that_have_not_begun_are_arguments_only(monkeypatch: pytest.MonkeyPatch):
     made, began = list[int](), list[int]()
-    real = lmc.frontend.interpreter.Function._batch_maker  # type: ignore[attr-defined]
 
-    def counting(self: Any, *args: Any) -> Any:
-        make = real(self, *args)
+    def counting(*args: Any) -> Any:
+        make = states_of_batch(*args)
         return lambda place: made.append(place) or make(place)
 
-    monkeypatch.setattr(lmc.frontend.interpreter.Function, "_batch_maker", counting)  # type: ignore[attr-defined]
+    monkeypatch.setattr("lmc.frontend.interpreter.states_of_batch", counting)
 
     @lmc.function
     def program(s: Any, i: int) -> None:
@@ -288,7 +288,7 @@ def test_what_may_be_done_ahead_is_done_while_all_wait():
             backend.open()
 
     bound = [program.arguments((), {"i": i}) for i in range(6)]
-    maker = program._batch_maker(range(6), lmc.frontend.options.Options.of({"backend": backend, "seed": 1}))  # type: ignore[attr-defined]
+    maker = states_of_batch(program, range(6), lmc.frontend.options.Options.of({"backend": backend, "seed": 1}))  # type: ignore[attr-defined]
     assert len(list(PendingBatch(program, bound, maker, limit=2, ahead=before).in_order())) == 6
     assert ahead == [(place, place, 2) for place in range(2, 6)]
 
@@ -303,7 +303,7 @@ def test_completed_gives_each_as_soon_as_it_is_done():
 
     def batch() -> PendingBatch:
         bound = [program.arguments((), {"i": i}) for i in range(3)]
-        return PendingBatch(program, bound, program._batch_maker(range(3), lmc.frontend.options.Options.of({"backend": Mock()})))  # type: ignore[attr-defined]
+        return PendingBatch(program, bound, states_of_batch(program, range(3), lmc.frontend.options.Options.of({"backend": Mock()})))  # type: ignore[attr-defined]
 
     events[2].set()
     found = list[int]()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import lmc
-from lmc.frontend import interpreter
+from lmc.frontend import beginning
 from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import OutsideSnapshot
@@ -43,7 +43,7 @@ def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = N
             found.answers[address] = None if result.error is not None else result.output().value
             return after, result
 
-    before, interpreter.LiveEmitter = interpreter.LiveEmitter, Writing  # type: ignore[misc]
+    before, beginning.LiveEmitter = beginning.LiveEmitter, Writing  # type: ignore[misc]
     try:
         options = {"backend": lmc.Mock(answers) if answers is not None else lmc.Mock(), "seed": 7, **options}
         state = program.run(**arguments, **options)
@@ -51,7 +51,7 @@ def run_python(program: Function, arguments: Mapping[str, Any], answers: Any = N
     except (Exception, asyncio.CancelledError) as error:
         found.error = error
     finally:
-        interpreter.LiveEmitter = before  # type: ignore[misc]
+        beginning.LiveEmitter = before  # type: ignore[misc]
     return found
 
 
