@@ -42,7 +42,7 @@ from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.host_tier import Mover
+    from lmc.backend.engine.mover import Mover
     from lmc.backend.engine.whole_template import WholeTemplate
 
 

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lmc.backend.engine.drafted import drafted
 from lmc.backend.engine.forward_batch import Draft, ModelPass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
-from lmc.backend.engine.request import Request, RequestKind, drafted
+from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.token_ids import PICTURE
 from lmc.backend.engine.waiting import WaitingQueue

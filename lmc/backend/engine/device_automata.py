@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from lmc.backend.engine.drafted import Sampled
 from lmc.backend.engine.masking import is_constrained, legal_bits
-from lmc.backend.engine.request import Request, Sampled
+from lmc.backend.engine.request import Request
 from lmc.backend.engine.transfer import to_device
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import TokenAutomaton

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from lmc.backend.engine.drafted import Drafted, DraftedAnswer, Sampled
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
-from lmc.backend.engine.request import NOBODY, Drafted, DraftedAnswer, Request, Sampled
+from lmc.backend.engine.request import NOBODY, Request
 from lmc.errors import ConstraintError, ModelLoadError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.request import Drafted, Request, Sampled
+from lmc.backend.engine.drafted import Drafted, Sampled
+from lmc.backend.engine.request import Request
 
 
 class Rows(NamedTuple):

@@ -16,12 +16,12 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
+from lmc.backend.engine.mover import Copy, CopyRates, Mover
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.reservations import Reservations
@@ -34,76 +34,6 @@ _AHEAD = 4  # room is wanted for as much again as is used, and at least for a 1/
 _SELDOM = 16  # if fewer than 1/n of requests without a run go on from an earlier one, only each n-th is saved
 _MANY = 64  # such requests before that is known, and half of those that count
 _REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
-
-
-class Copy(Protocol):
-    """A copy that was begun. `seconds`: how long it took, once it is done."""
-
-    @property
-    def seconds(self) -> float: ...
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None: ...
-
-
-class Mover(Protocol):
-    """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
-
-    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
-    grows        more of them will come soon
-    token_bytes  of one token's KV
-    """
-
-    token_bytes: int
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def grows(self) -> bool: ...
-
-    @property
-    def ready(self) -> int: ...
-
-    def want(self, slots: int) -> None:
-        """Make so many host slots available, as far as there is memory; beside passes, so it takes a while."""
-        ...
-
-    def out(self, device: np.ndarray, host: np.ndarray) -> Copy: ...
-
-    def back(self, host: np.ndarray, device: np.ndarray) -> Copy: ...
-
-    def settle(self) -> None:
-        """Wait for the copies begun."""
-        ...
-
-    def close(self) -> None:
-        """Wait for them, and free all memory; nothing is copied any longer."""
-        ...
-
-
-class CopyRates:
-    """Comparison of copying and recomputation: tokens per second of either, as measured."""
-
-    def __init__(self) -> None:
-        self.prefill = self.copy = 0.0  # 0: not known yet
-
-    def learn_pass(self, rows: int, seconds: float) -> None:
-        if rows >= 64 and seconds > 0:  # smaller passes are bound by reading the weights
-            self.prefill = _smoothed(self.prefill, rows / seconds)
-
-    def learn_copy(self, tokens: int, seconds: float) -> None:
-        if tokens >= 64 and seconds > 0:
-            self.copy = _smoothed(self.copy, tokens / seconds)
-
-    @property
-    def favour_copies(self) -> bool:
-        return not (self.prefill and self.copy) or self.copy > self.prefill
-
-
-def _smoothed(before: float, now: float) -> float:
-    return now if not before else before + (now - before) / 8
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.constraint import Matcher
-from lmc.backend.engine.request import Sampled
+from lmc.backend.engine.drafted import Sampled
 from lmc.backend.engine.token_ids import BROKEN, STUCK
 from lmc.errors import ConstraintError
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from lmc.backend.engine.request import Drafted, Request, Sampled
+from lmc.backend.engine.drafted import Drafted, Sampled
+from lmc.backend.engine.request import Request
 from lmc.backend.engine.token_ids import PENDING
 from lmc.backend.engine.transfer import to_device
 from lmc.segments import SamplingParams

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from lmc.backend.engine.device_automata import DeviceAutomata, Kernels
+from lmc.backend.engine.drafted import Sampled
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.masking import Closing, few_of, greediest, is_constrained, mask, step_of
 from lmc.backend.engine.penalties import Penalties, penalise
-from lmc.backend.engine.request import Sampled
 from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob
 from lmc.backend.engine.transfer import to_device, to_host
 from lmc.fsm.tokens import FEW

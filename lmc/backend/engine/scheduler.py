@@ -25,8 +25,8 @@ from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
 from lmc.backend.engine.forward_batch import ModelPass, PassCounts
-from lmc.backend.engine.host_tier import CopyRates, Mover
 from lmc.backend.engine.lengths import AnswerLengths
+from lmc.backend.engine.mover import CopyRates, Mover
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Request, RequestKind

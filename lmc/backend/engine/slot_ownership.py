@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from lmc.backend.engine.host_tier import CopyRates, HostTier, Mover
+from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import AnswerLengths
+from lmc.backend.engine.mover import CopyRates, Mover
 from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Request, RequestKind

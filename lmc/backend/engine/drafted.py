@@ -1,0 +1,78 @@
+"""Answers as if tokens of their drafts were drawn already: what a sampler draws the next tokens by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from lmc.backend.engine.request import Request
+from lmc.segments import SamplingParams
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.constraint import Matcher
+
+
+class DraftedAnswer(NamedTuple):
+    """The part of an answer that a sampler needs."""
+
+    matcher: Matcher | None
+    stop_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """An answer assuming that the tokens of its draft, up to `length`, are drawn: the next one is sampled by it."""
+
+    request: Request
+    length: int
+    answer: DraftedAnswer
+    runs_free: bool = False
+    awaited: bool = False
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def seed(self) -> int:
+        return self.request.seed
+
+    @property
+    def prompt_len(self) -> int:
+        return self.request.prompt_len
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.request.ids
+
+    @property
+    def order(self) -> int:
+        return self.request.order
+
+    @property
+    def script(self) -> np.ndarray | None:
+        return self.request.script
+
+    @property
+    def done(self) -> bool:
+        return self.request.done
+
+
+Sampled = Request | Drafted
+"""Requests whose next token is drawn."""
+
+
+def drafted(req: Request, draft: np.ndarray) -> list[Drafted]:
+    """Return the answer after the first, the first two, … tokens of a draft, which follow its own in `ids`."""
+    answer = req.answer
+    assert answer is not None
+    found: list[Drafted] = []
+    matcher = answer.matcher
+    for i, token in enumerate(draft.tolist()):
+        if matcher is not None:
+            matcher = matcher.fork()
+            matcher.accept(token)
+        found.append(Drafted(req, req.length + i + 1, DraftedAnswer(matcher, answer.stop_ids)))
+    return found
