@@ -114,26 +114,26 @@ class Hints(NamedTuple):
     order    place in the plan's visit: the batch item, then depth first over its prompts
     group    siblings of one prompt, submitted one right after the other, have equal groups; None alone
     members  how many they are
-    way      which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
+    sample_index  which of the group's equal requests this is, and of how many: they differ in their seeds only and are one
              n-way sample, each with a seed of its own
     reserve  most tokens that the answer can have by its constraint, its end included; None where that is not known
     growth   tokens by which the run's prompts grow at most behind this answer; None where that is not known
     constants  texts of the program that may come later: what it appends, compares answers with, or offers as choices. An answer that
              anticipates them may be drafted from them
-    more     further submissions follow at once: what begins now would begin without them
+    has_more  further submissions follow at once: what begins now would begin without them
     beyond   what the request may cover besides this answer (targets with `lookahead`)
     watched  somebody reads the answer while it grows
     namespace  cached KV is shared within one only: a cache salt. "" is that of the handle it goes on from
-    guess    asked ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
-             was not used; `handle.needed()`, where a handle has it, says that it is no guess any more
-    spare    a prefill that may not be needed: only where rows of a pass are nearly free
+    guess    requested ahead of a decision: in rows that others leave, and the first to give up its place. If its handle is cancelled, it
+             was not used; `handle.needed()`, where a handle has it, says that it is no guess any longer
+    low_priority  a prefill that may not be needed: only where rows of a pass are nearly free
     run      its program run; None: it is independent
     priority its share under competition, if it is independent (ProgramRun)
     account  owner of that share
     shared   prefixes of the prompt shared with later requests: whole messages (-1: all of them), and the number of
              requests. For prompts of messages; unlisted prefixes are unknown
     trace    headers with which an HTTP server continues the trace of the request
-    adapter  of a prefill: the adapter that what follows is asked with
+    adapter  of a prefill: the adapter that what follows is requested with
     """
 
     pin: bool = False

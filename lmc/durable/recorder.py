@@ -153,7 +153,7 @@ class Recorder:
         if task is not None:
             return task
         if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
-            return self._handed_language(fn, args, kwargs)
+            return self._passed_language(fn, args, kwargs)
         if kind is CallKind.MAKES_COROUTINE or attribute(fn, "__self__") in self.journal.effects.tasks:
             with beyond_hooks():
                 result = fn(*args, **kwargs)
@@ -212,7 +212,7 @@ class Recorder:
             self.journal.effects.keep(result)
         return result
 
-    def _handed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _passed_language(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call that is passed a state or a function of the program: of one more of the program's own functions,
         or of a library's, which is made again."""
         function = attribute(fn, "__func__", fn)

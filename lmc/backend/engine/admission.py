@@ -133,7 +133,7 @@ class Admission:
         if leader is not None:
             if req.is_twin_of(leader) and builder.begins(leader):
                 return self._join(req, leader)
-            leader.spare &= req.spare  # a request needs it
+            leader.low_priority &= req.low_priority  # a request needs it
             leader.guess &= req.guess
             planned = builder.planned(leader)
             if start.at == planned < min(leader.head_len, req.head_len) and leader.ids[start.at] == req.ids[start.at]:

@@ -73,7 +73,7 @@ class BatchBuilder:
     def room_of(self, req: Request) -> int:
         """Return the rows left for a request: low-priority ones get the free rows of a pass that others run in
         anyway."""
-        room = min(self.room, FREE_ROWS - self.work.rows) if req.spare else self.room
+        room = min(self.room, FREE_ROWS - self.work.rows) if req.low_priority else self.room
         return min(room, self._allowed.get(req, room)) if self._allowed else room
 
     def planned(self, req: Request) -> int:

@@ -94,7 +94,7 @@ class Request:
     near: int | None = None  # tokens beyond which the model turns the positions of all of a sequence otherwise (longrope)
     gen: Hashable = None  # what its answer is one of many to
     group: Group | None = None
-    spare: bool = False  # PREFILL: in rows that are nearly free, until a request needs it
+    low_priority: bool = False  # PREFILL: in rows that are nearly free, until a request needs it
     passing: bool = False  # PREFILL: not pinned when done, and dropped if there is no room
     run: ProgramRun | None = None  # its run
     growth: int | None = None  # most tokens by which the run grows after the answer, if planned

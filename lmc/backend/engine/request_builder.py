@@ -183,7 +183,7 @@ class RequestBuilder:
 
     # -- prefill -----------------------------------------------------------------------------------------------
 
-    def prefill(self, place: PromptPosition, order: Order, spare: bool, adapter: str = "") -> Request | None:
+    def prefill(self, place: PromptPosition, order: Order, low_priority: bool, adapter: str = "") -> Request | None:
         """Build a prefill of the prompt except its last tokens, which the following text may still change."""
         prompt = self.ids(place)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
@@ -192,8 +192,8 @@ class RequestBuilder:
         if not len(stable):
             return None
         return Request(
-            RequestKind.PREFILL, stable, on_done=lambda _: None, priority=order, spare=spare, passing=spare, behind=place.node(adapter), near=self.near,
-            pictures=pictures, adapter=self._numbers[adapter],
+            RequestKind.PREFILL, stable, on_done=lambda _: None, priority=order, low_priority=low_priority, passing=low_priority,
+            behind=place.node(adapter), near=self.near, pictures=pictures, adapter=self._numbers[adapter],
         )  # fmt: skip
 
     # -- pictures ----------------------------------------------------------------------------------------------

@@ -211,31 +211,31 @@ class WaitingQueue:
         if req.preempted:
             return (req.guess, False, False, -1, req.priority, req.order)
         if self.is_starved(req):
-            return (req.guess, False, req.spare, 0, (), req.order)
+            return (req.guess, False, req.low_priority, 0, (), req.order)
         return self._order(req)
 
     def _orders(self) -> dict[str, Callable[[Request], tuple[Any, ...]]]:
         return {
             "program": lambda req: self._by_prefix(req) if not (self._held_back or self.shortest_first) else self._where_short(req),
             "lpm": lambda req: self._by_prefix(req),
-            "fcfs": lambda req: (req.guess, True, req.spare, req.order),
-            "random": lambda req: (req.guess, True, req.spare, self._random.random()),
+            "fcfs": lambda req: (req.guess, True, req.low_priority, req.order),
+            "random": lambda req: (req.guess, True, req.low_priority, self._random.random()),
         }
 
     def _by_prefix(self, req: Request) -> tuple[Any, ...]:
         """Return the sort key by longest cached prefix, then the plan's order, then arrival."""
-        return (req.guess, True, req.spare, -self.cached(req).end, req.priority, req.order)
+        return (req.guess, True, req.low_priority, -self.cached(req).end, req.priority, req.order)
 
     def first_needed(self) -> Request | None:
         """Return one of the first that wait and are not guesses."""
-        return next((req for req in islice(self._requests, _LOOKED_AT) if not req.spare), None)
+        return next((req for req in islice(self._requests, _LOOKED_AT) if not req.low_priority), None)
 
     def _where_short(self, req: Request) -> tuple[Any, ...]:
         """Return the sort key: if runs wait for memory, requests of open runs first; if prompts wait for rows, the
         shortest first."""
         is_new = bool(self._held_back) and not req.is_of_open_run
         cached = self.cached(req).end
-        return (req.guess, True, req.spare, is_new, req.head_len - cached if self.shortest_first else 0, -cached, req.priority, req.order)
+        return (req.guess, True, req.low_priority, is_new, req.head_len - cached if self.shortest_first else 0, -cached, req.priority, req.order)
 
     def cached(self, req: Request) -> Node:
         """Return the node where the longest cached prefix of a waiting request's head ends."""
@@ -266,7 +266,7 @@ class WaitingQueue:
         found = 0
         for req in islice(self._requests, _LOOKED_AT):
             rows = req.head_len - self.cached(req).end
-            if rows < than and not req.spare and req.party != party and self._held.reservations.unreserved >= self._held.reservations.at_first(req):
+            if rows < than and not req.low_priority and req.party != party and self._held.reservations.unreserved >= self._held.reservations.at_first(req):
                 found += rows
                 if found >= most:
                     return most
