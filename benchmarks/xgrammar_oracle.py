@@ -7,13 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lmc.errors import ConstraintError
 from lmc.fsm.charset import Ranges
-from lmc.fsm.dfa import sets
 from lmc.fsm.nodes import Chars, Concat, Node, Repeat, Union
 from lmc.fsm.regex import parse_part
-
-_MOST_RANGES = 300  # of a class; those under (?u) have up to 700, for which xgrammar would take minutes
 
 
 class Oracle:
@@ -56,17 +52,8 @@ class OracleMatcher:
 
 
 def normalise_regex(pattern: str) -> str:
-    """The same language (that of `re.fullmatch(pattern, text, re.ASCII)`) in the syntax that xgrammar reads rightly.
-
-    Raises ConstraintError for what `lmc.fsm.regex.parse_part` refuses, and for Unicode classes.
-    """
-    tree = parse_part(pattern)
-    if any(len(s.ranges) > _MOST_RANGES for s in sets((tree,))):
-        raise ConstraintError(
-            f"regex {pattern!r} has Unicode classes (?u) and needs too large an automaton: "
-            f"write + or * and a max_tokens instead of a large repeat, list the ranges that you need, or leave (?u) out"
-        )
-    return _written(tree)
+    """The same language (that of `re.fullmatch(pattern, text, re.ASCII)`) in the syntax that xgrammar reads rightly."""
+    return _written(parse_part(pattern))
 
 
 def _written(tree: Node) -> str:
