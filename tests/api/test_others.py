@@ -175,7 +175,7 @@ def test_faults_of_litellm(litellm):
 
 
 def test_missing_packages_are_named(monkeypatch):
-    for package, extra, make in (("anthropic", "anthropic", lmc.Anthropic), ("google.auth", "vertexai", lmc.VertexAI), ("litellm", "litellm", lmc.LiteLLM)):
+    for package, extra, make in (("google.auth", "vertexai", lmc.VertexAI), ("litellm", "litellm", lmc.LiteLLM)):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(lmc.ProgramError, match=rf"needs {package.replace('.', '-')}, which is not installed: pip install .*\[{extra}\]"):
             make("m")

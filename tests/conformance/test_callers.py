@@ -242,13 +242,6 @@ def test_a_file_edited_after_import_is_not_what_runs(way: Any, module: Any, pref
     assert state.ret_value == (1, f"<{state['x']}1>1") and state.text().startswith("<a1>a1")
 
 
-def test_a_journaled_run_refuses_an_edited_file(module: Any, tmp_path: Path):
-    found, write = module
-    write(2, "# a line more\n")
-    with pytest.raises(lmc.errors.LmcError, match=r"@lmc\.host"):
-        found.program.run(q="a", backend=Mock(), journal=tmp_path / "journal").text()
-
-
 @NOT_JOURNALED
 @pytest.mark.filterwarnings("ignore:.* was defined again")
 def test_reload_runs_the_new_code_and_keeps_the_old(way: Any, module: Any):

@@ -1,4 +1,4 @@
-"""Streams of compiled runs: what the interpreter's stream shows, piece by piece in the program's order, while the graph runs."""
+"""Streams of compiled runs: what the interpreter's stream shows, piece by piece in the program's order, while it runs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def streamed(program: Any, compiled: bool, **options: Any) -> lmc.State:
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_text_after_a_failing_tool_is_not_shown(compiled: bool) -> None:
-    """The graph could append ahead of the tool; nobody sees it."""
+    """What is asked ahead of the tool, nobody sees."""
 
     def fails() -> None:
         raise LookupError("mine")
