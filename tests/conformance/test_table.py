@@ -51,10 +51,3 @@ def test_ends_and_nothing_certain_is_wasted(name: str):
             finally:
                 backend.close()
     assert ended
-
-
-@pytest.mark.parametrize("name", tagged("libraries"))
-def test_what_a_library_makes_is_new_in_each_run(name: str):
-    program = TABLE[name].program
-    fast, want = lmc.compile(program), program.run(q="a", seed=7, backend=Mock()).ret_value
-    assert [fast(q="a", seed=7, backend=Mock()).ret_value for _ in range(2)] == [want, want]

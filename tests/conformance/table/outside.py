@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter
 from typing import Any
 
 from lmc import gen
@@ -81,35 +81,8 @@ def collects(make: Any, is_new: Any, add: Any) -> Any:
     return program
 
 
-class Seen:
-    def __init__(self) -> None:
-        self.items: list[str] = []
-
-    def __contains__(self, x: str) -> bool:
-        return x in self.items
-
-    def __iter__(self) -> Any:
-        return iter(self.items)
-
-    def __ior__(self, more: Any) -> Seen:
-        self.items.extend(m for m in more if m not in self.items)
-        return self
-
-
-def set_or(seen: Any, x: str, i: int) -> None:
-    seen |= {x}
-
-
-def dict_or(seen: Any, x: str, i: int) -> None:
-    seen |= {x: i}
-
-
 def store(seen: Any, x: str, i: int) -> None:
     seen[x] = i
-
-
-def count(seen: Any, x: str, i: int) -> None:
-    seen[x] += 1
 
 
 def not_in(x: str, seen: Any) -> bool:
@@ -118,28 +91,8 @@ def not_in(x: str, seen: Any) -> bool:
 
 SEEN: dict[str, Any] = {
     "set.add": (set, not_in, lambda seen, x, i: seen.add(x)),
-    "set |=": (set, not_in, set_or),
-    "set.update": (set, not_in, lambda seen, x, i: seen.update([x])),
     "dict[]": (dict, not_in, store),
-    "dict |=": (dict, not_in, dict_or),
-    "dict.setdefault": (dict, lambda x, seen: seen.get(x) is None, lambda seen, x, i: seen.setdefault(x, str(i))),
-    "list.append": (list, not_in, lambda seen, x, i: seen.append(x)),
-    "deque.appendleft": (deque, not_in, lambda seen, x, i: seen.appendleft(x)),
-    "Counter": (Counter, lambda x, seen: seen[x] < 2, count),
-    "defaultdict": (lambda: defaultdict(int), not_in, count),
-    "OrderedDict": (OrderedDict, not_in, store),
-    "own class |=": (Seen, not_in, set_or),
 }
-
-
-@case()
-def seen_rebound_by_or(s, q):
-    seen = set()
-    for i in range(3):
-        new = [x for x in found(s, q) if x not in seen]
-        seen |= {*new}
-        s += f"{len(new)}{i}"
-    return sorted(seen)
 
 
 @case()

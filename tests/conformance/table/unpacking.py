@@ -8,37 +8,6 @@ from typing import Any
 from lmc import gen
 from tests.conformance.harness import case, effect, scripted
 
-PAIRS = scripted(x="[[1, [2, 3]], [4, [5, 6]]]")
-
-
-def rows(text: str) -> Any:
-    """An iterator: it can be gone through once."""
-    effect("rows")
-    return (iter(row) for row in json.loads(text))
-
-
-@case(backend=PAIRS)
-def in_a_loop_over_zip(s, q):
-    s += q + gen("x")
-    for f, (a, (b, c)) in zip(s.fork(2), json.loads(s["x"])):
-        f += f"{a} {b} {c}" + gen("y", max_tokens=2)
-        s += f["y"]
-
-
-@case(backend=PAIRS, journal="refused")
-def of_iterators(s, q):
-    s += q + gen("x")
-    for i, (a, rest) in enumerate(rows(s["x"])):
-        s += f"{i} {a} {rest}" + gen("y", max_tokens=2)
-
-
-@case(backend=PAIRS, journal="refused")
-def in_an_assignment(s, q):
-    s += q + gen("x")
-    n, (a, *more), (first, _) = 7, iter(json.loads(s["x"])), rows(s["x"])
-    s += f"{n} {a} {more} {next(first)}" + gen("y", max_tokens=2)
-    return more
-
 
 @case([{"q": "a"}], backend=scripted(x="[]"))
 @case([{"q": "a"}], backend=scripted(x="[[1, 2], 5]"))
@@ -48,18 +17,6 @@ def that_do_not_fit(s, q):
     for i, (a, b) in enumerate(json.loads(s["x"])):
         effect("fits", i)
         s += f"{a} {b}"
-
-
-@case(journal="refused")
-def what_is_no_mapping(s, q):
-    found = []
-    for make in (lambda: rows("[]"), lambda: [("a", 1)], lambda: q.split(), lambda: {"k": q}):
-        try:
-            found.append({**make(), "m": q})
-        except TypeError as error:
-            found.append(str(error))
-    s += q + gen("x", max_tokens=2)
-    return found
 
 
 @case([{"q": "a"}, {"q": "b"}], backend=scripted(x='{"a": 1, "b": [2]}'))
@@ -101,29 +58,6 @@ def counted(n: int) -> Any:
 def bad(x: Any) -> Any:
     effect("bad", x)
     return 5
-
-
-@case([{"q": "a"}, {"q": "b"}], journal=False)  # whose `print` is named otherwise in the last message
-def refused(s, q):
-    s += q + gen("x", max_tokens=2)
-    said = []
-
-    def says(call):
-        try:
-            said.append(call())
-        except TypeError as error:
-            said.append(str(error))
-
-    says(lambda: effect_of(**5))
-    says(lambda: SHELF.method(*5))
-    says(lambda: SHELF.method(1, *5))
-    says(lambda: effect_of(**{"a": 1}, **{"a": q}))
-    says(lambda: effect_of(a=1, **{"a": 2}))
-    says(lambda: effect_of(**{1: 2}))
-    says(lambda: effect_of(**None, **bad(q)))
-    says(lambda: (lambda **k: k)(**()))
-    says(lambda: print(*len))
-    return said
 
 
 @case([{"q": "a", "which": which} for which in range(4)])
