@@ -22,12 +22,16 @@ _ITEMS, _FOUND = ".0", ".found"
 
 
 class Comprehended:
-    """A comprehension, compiled: its outermost iterable, and its loop, in whose middle is `leaf`. `site`: the loop as a graph shows it."""
+    """A comprehension, compiled: its outermost iterable, and its loop, which adds elements to a `kind` by `method` (None: yields them).
+    `site`: the loop as a graph shows it."""
 
-    def __init__(self, node: Any, scope: Scope, kind: type[Any] | None, element: ast.expr, leaf: ast.expr) -> None:
+    def __init__(self, node: Any, scope: Scope, kind: type[Any] | None, method: str = "") -> None:
         loops: list[ast.comprehension] = node.generators
         bound = {x.id for loop in loops for x in ast.walk(loop.target) if isinstance(x, ast.Name)}
         inner, loc = Scope(Comprehension({*bound, _ITEMS, _FOUND}), scope, scope.file, class_name=scope.class_name), scope.loc(node)
+        element, given = (node.key, ast.Dict([node.key], [node.value])) if kind is dict else (node.elt, node.elt)
+        add = ast.Attribute(ast.Name(_FOUND, ast.Load()), method, ast.Load())
+        leaf = ast.Yield(element) if kind is None else ast.Call(add, [given], [])
         body: ast.stmt = _Append(leaf) if kind is list else ast.Expr(leaf)
         for loop in reversed(loops):
             for test in reversed(loop.ifs):
@@ -71,22 +75,17 @@ def _append(node: Any, scope: Scope) -> Eval:
     return run
 
 
-def _collecting(node: Any, scope: Scope, kind: type[Any], method: str) -> Comprehended:
-    element, given = (node.key, ast.Dict([node.key], [node.value])) if kind is dict else (node.elt, node.elt)
-    return Comprehended(node, scope, kind, element, ast.Call(ast.Attribute(ast.Name(_FOUND, ast.Load()), method, ast.Load()), [given], []))
-
-
 def _comprehension(kind: type[Any], method: str) -> Callable[[Any, Scope], Eval]:
     def compiled(node: Any, scope: Scope) -> Eval:
-        made = _collecting(node, scope, kind, method)
+        made = Comprehended(node, scope, kind, method)
         return lambda frame: made.collected(frame, made.first(frame), kind)
 
     return compiled
 
 
 def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
-    lazy = Comprehended(node, scope, None, node.elt, ast.Yield(node.elt))
-    whole = cache(lambda: _collecting(node, scope, list, "append"))
+    lazy = Comprehended(node, scope, None)
+    whole = cache(lambda: Comprehended(node, scope, list, "append"))
 
     def run(frame: Frame) -> LazyItems:
         items = lazy.first(frame)

@@ -160,8 +160,6 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
             x.attributes[name] = Unknown(None)
     elif type(x) is Closure:
         x.attributes[name] = value
-    elif type(x) is State and name == "ret_value":
-        x.ret_value = value
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):

@@ -41,7 +41,6 @@ PURE_METHODS: Mapping[type, frozenset[str]] = {
     int: frozenset({"bit_length", "bit_count", "is_integer", "to_bytes", "conjugate"}),
     float: frozenset({"is_integer", "hex", "as_integer_ratio"}),
     bool: frozenset({"bit_length"}),
-    complex: frozenset({"conjugate"}),
     range: frozenset({"index", "count"}),
     re.Match: frozenset({"group", "groups", "groupdict", "start", "end", "span", "expand"}),
     re.Pattern: frozenset({"match", "search", "findall", "fullmatch", "split", "sub", "subn", "finditer"}),
@@ -147,13 +146,13 @@ def callback(ev: Evaluator, fn: Any) -> Any:
 
 _TAKING: Mapping[Any, str] = {
     list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
-    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "r", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
+    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "a", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
     itertools.takewhile: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv",
     itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av",
     itertools.accumulate: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
     min: "u|x", max: "u|x", iter: "i|fx",
 }  # fmt: skip
-"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, r sequences, m mappings or iterables,
+"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, m mappings or iterables,
 f and d functions, v known values, x
 anything; the last letter stands for all arguments that follow, and those behind | hold for several arguments."""
 
@@ -193,7 +192,7 @@ def _mapping(ev: Evaluator, x: Any) -> Any:
 
 _TAKEN: Mapping[str, Callable[[Evaluator, Any], Any]] = {
     "i": lambda ev, x: op.iterate(ev, x), "a": op.all_of, "u": op.each_of, "m": _mapping, "f": callback, "x": lambda _, x: x,
-    "r": op.all_of, "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
+    "d": lambda ev, x: x if isinstance(x, type) else callback(ev, x), "v": lambda ev, x: _known(ev, x),
 }  # fmt: skip
 
 
@@ -298,11 +297,6 @@ def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return found if isinstance(found, Unknown) and type(args[0]) is not Object else found is not MISSING
 
 
-def deep_copy(ev: Evaluator, x: Any) -> Any:
-    """A copy of a value of the evaluation and all that it holds; unknown things stay as they are."""
-    return Unknown(None) if op.need(ev, x) is None and not isinstance(x, Unknown) else op.native(copy.deepcopy, x)
-
-
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
@@ -356,7 +350,8 @@ _SHORT: Mapping[Any, Rule] = {
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.deepcopy: lambda ev, args, kwargs: deep_copy(ev, args[0]),
+    copy.deepcopy: lambda ev, args, kwargs: (
+        Unknown(None) if op.need(ev, args[0]) is None and not isinstance(args[0], Unknown) else op.native(copy.deepcopy, args[0])),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
