@@ -16,6 +16,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
+from lmc.frontend.capture.generators import GeneratorBody
 from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, is_plain, is_plain_enum
@@ -143,10 +144,7 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
         ev.snapshot.changed.add((id(fn.module), name))
     frame.live = ev.frames.get(code.place)
     if code.is_generator:
-        from lmc.frontend.capture.generators import GeneratorBody  # imports greenlets
-
         frame.generator = GeneratorBody(frame, code.body)
-        ev.generators.append(frame.generator)
         return LazyItems(ev, frame.generator, of=(frame, code.effects))
     if code.is_async and program is None:
         return Coroutine(lambda: ev.run_frame(frame), fn.name)

@@ -130,11 +130,9 @@ class Frame:
         self.generator: Any = None  # of a generator function, its running body
         self.goes_on: Callable[[], bool] | None = None
 
-    def inner(self) -> Frame:
+    def inner(self, vars: dict[str, Any]) -> Frame:
         """Return the frame of a comprehension in this one."""
-        frame = Frame(self.ev, {}, self, self.code, self.module)
-        frame.loops = self.loops
-        return frame
+        return Frame(self.ev, vars, self, self.code, self.module)
 
     @property
     def function(self) -> Frame:

@@ -41,16 +41,11 @@ class Comprehended:
         self.first, self.loop, done = expression(loops[0].iter, scope), block([body], inner), effects([body])
         self.site = LoopStatement(loc, target(loops[0].target, inner), Arm(expression(element, inner), done, loc), Arm(lambda _: None, NO_EFFECTS, loc), done)
 
-    def frame(self, frame: Frame, items: Any) -> Frame:
-        inner = frame.inner()
-        inner.vars[_ITEMS] = items
-        return inner
-
     def collected(self, frame: Frame, items: Any, kind: type[Any]) -> Any:
         """Return all elements; Unknown if it is undecided which they are: what may make requests is evaluated to the end."""
-        ev, inner = frame.ev, self.frame(frame, items)
+        ev, found = frame.ev, kind()
+        inner = frame.inner({_ITEMS: items, _FOUND: found})
         inner.goes_on = lambda: ev.domain.skips and (ev.may_ask(inner, self.site.effects) or ev.may_ask_in([items]))
-        found = inner.vars[_FOUND] = kind()
         try:
             if isinstance(items, Unknown):
                 raise Undecided(items.deps)
@@ -89,7 +84,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> LazyItems:
         items = lazy.first(frame)
-        inner = lazy.frame(frame, items)
+        inner = frame.inner({_ITEMS: items})
         body = inner.generator = GeneratorBody(inner, lazy.loop)
         return LazyItems(frame.ev, body, of=(frame, lazy.site.effects), sources=[items], whole=lambda: whole().collected(frame, items, list))
 

@@ -17,8 +17,13 @@ class GeneratorBody:
 
     def __init__(self, frame: Frame, body: Eval) -> None:
         self._frame, self._body = frame, body
-        self._steps = greenlet(self._run)
-        self._steps.gr_context = copy_context()
+        self._steps: greenlet | None = None  # once its first item is taken
+
+    def _begin(self) -> greenlet:
+        steps = self._steps = greenlet(self._run)
+        steps.gr_context = copy_context()
+        self._frame.ev.generators.append(self)
+        return steps
 
     def _run(self) -> None:
         try:
@@ -36,11 +41,11 @@ class GeneratorBody:
         return self
 
     def __next__(self) -> Any:
-        if self._steps.dead:
-            raise StopIteration
-        self._steps.parent = getcurrent()
-        x = self._steps.switch()
-        if self._steps.dead:
+        steps, x = self._begin() if self._steps is None else self._steps, None
+        if not steps.dead:
+            steps.parent = getcurrent()
+            x = steps.switch()
+        if steps.dead:
             raise StopIteration
         return x
 

@@ -396,7 +396,7 @@ class GraphDomain(Domain):
         found: list[Any] = []
 
         def turn(over: Operand) -> Signal:
-            inner = frame.inner()
+            inner = frame.inner({})
             assert site.bind is not None, "a comprehension binds its items"
             site.bind(inner, Unknown(items.deps, self.emitter.unknown("an item", [over], loc=site.loc)))
             found.append(site.body.run(inner))

@@ -259,3 +259,19 @@ def compares_in_a_chain(s, q):
 def test_a_chain_of_comparisons_evaluates_what_is_between_once():
     asked, outcome = evaluate(compares_in_a_chain, q="abc")
     assert [a.prompt for a in asked] == ["True False", "between", None] and outcome.raised is None
+
+
+@lmc.function
+def leaves_a_loop_within_which_a_generator_waits(s, q):
+    for t in ITEMS:
+        words = (w for w in q.split() for _ in "ab")
+        first = next(words)
+        if score(t).ret_value == first:
+            break
+        score(f"{t} {first}")
+    score("then")
+
+
+def test_a_generator_expression_that_waits_is_no_loop_to_leave():
+    asked, _ = evaluate(leaves_a_loop_within_which_a_generator_waits, q="x y")
+    assert [(a.prompt, a.certain) for a in asked] == [("a", True), *((p, False) for t in ITEMS for p in (t, f"{t} x") if p != "a"), ("then", False)]
