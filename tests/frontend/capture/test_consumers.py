@@ -252,8 +252,8 @@ def test_adding_to_a_long_list_takes_no_more_steps_than_to_a_short_one():
 
 @lmc.function
 def compares_in_a_chain(s, q):
-    score(f"{0 < len(q) < 9 <= 9} {'a' <= q < 'abc' <= 1}")
-    score(f"{'0' < score('between').ret_value < '9'}")
+    score(f"{0 < len(q) < 9 <= 9} {'a' <= q < 'abc' <= 'b'}")
+    score(f"{0 < score('between').ret_value < 9}")
 
 
 def test_a_chain_of_comparisons_evaluates_what_is_between_once():
