@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 journal = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="""List, show, answer, export and compact the journals of durable runs.
+    help="""List, show, resolve, export and compact the journals of durable runs.
 
     \b
     Examples:
@@ -270,14 +270,14 @@ def _as_json(run: RunStatus) -> dict[str, Any]:
 def _parsed(opened: Journal, answer: str, item: int | None, effect: int | None) -> Any:
     """Return the value of an answer on the command line: text, or JSON if the question has a schema."""
     asked = [w for w in opened.waiting() if w.question and item in (None, w.item) and effect in (None, w.number)]
-    return _json("--answer", answer) if len(asked) == 1 and asked[0].schema else answer
+    return _json("--answer", answer, f"; the question takes JSON that matches {asked[0].schema}") if len(asked) == 1 and asked[0].schema else answer
 
 
-def _json(option: str, text: str) -> Any:
+def _json(option: str, text: str, wanted: str = "") -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise UsageError(f"{option} {text!r:.60} is not JSON: {error}") from None
+        raise UsageError(f"{option} {text!r:.60} is not JSON: {error}{wanted}") from None
 
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

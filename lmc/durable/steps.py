@@ -132,7 +132,8 @@ def _listed(contents: Contents, item: int) -> Story:
             steps.append(RunStep(number, "ask", _place(entry), "", "", f"failed: {_failure(entry[3])}"))
         else:
             steps.append(_answered(number, _place(entry), output_of(entry)))
-    end = "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
+    waiting = bool(steps) and steps[-1].result == _WAITS
+    end = _WAITS if known.end is None and waiting else "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, shown_arguments(known.arguments))
 
 
@@ -154,10 +155,13 @@ def _answered(number: int, name: str, output: Output) -> RunStep:
     return RunStep(number, "ask", name, "", "", "\n".join(output.texts), tokens)
 
 
+_WAITS = "waits for a person's answer"
+
+
 def outcome_of(effect: Effect) -> str:
     match effect.outcome:
         case None if effect.question is not None:
-            return "waits for a person's answer"
+            return _WAITS
         case None if not effect.begun:
             return f"failed {effect.failed} times, and not made again yet"
         case None:

@@ -272,7 +272,9 @@ def test_a_program_of_the_command_line_asks_and_goes_on(tmp_path: Path, monkeypa
     for _ in range(2):
         assert isinstance(CliRunner().invoke(app, words).exception, lmc.Interrupted)
     assert "effect 0 asks: To ann?" in command("list", ".")
-    assert "is not JSON" in str(CliRunner().invoke(app, ["journal", "resolve", "runs/deep/ann", "--answer", "yes"]).exception)
+    assert "run 0 of mail(to='ann') on mock: waits for a person's answer\n" in command("show", "runs/deep/ann")
+    said = str(CliRunner().invoke(app, ["journal", "resolve", "runs/deep/ann", "--answer", "yes"]).exception)
+    assert "is not JSON" in said and said.endswith('; the question takes JSON that matches {"type": "boolean"}')
     command("resolve", "runs/deep/ann", "--answer", "true")
     found = CliRunner().invoke(app, words)
     assert (found.exit_code, found.output.strip()) == (0, "true")
