@@ -194,7 +194,7 @@ class _Elsewhere(BaseRoute):
         async def refused(call: EndpointCall) -> EndpointReply:
             methods = {method for route in self.routes if route.matches(scope)[0] is not Match.NONE for method in route.methods or ()}
             status, why = (405, "method not allowed") if methods else (404, f"not found{self._meant(scope['path'])}")
-            message = f"{scope['method']} {scope['path']}: {why}; GET /openapi.json says what there is"
+            message = f"{scope['method']} {scope['path']}: {why}{'' if why.endswith('?') else ';'} GET /openapi.json says what there is"
             raise ApiError(status, message, headers={"Allow": ", ".join(sorted(methods))} if methods else None)
 
         await self.gate(refused)(scope, receive, send)

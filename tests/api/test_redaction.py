@@ -206,6 +206,18 @@ def test_a_password_that_is_not_encoded_says_so():
             lmc.VLLM(url)
 
 
+@pytest.mark.parametrize("behind", ["\r", "\n", " ", "”"], ids=["cr", "lf", "space", "quote"])
+@pytest.mark.parametrize("make, variable", [(lmc.OpenAI, "OPENAI_API_KEY"), (lmc.Anthropic, "ANTHROPIC_API_KEY")], ids=["openai", "anthropic"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(make, variable, behind, monkeypatch):
+    """As a file with Windows line ends gives it. It was in the message of each failed request, escaped."""
+    key = "".join(HALVES) + behind
+    monkeypatch.setenv(variable, key)
+    for options in ({}, {"api_key": key}):
+        with pytest.raises(ParameterError, match=f"api_key=… or {variable} has characters that no HTTP header may have") as raised:
+            make("m", **options)
+        assert not any(half in str(raised.value) for half in HALVES)
+
+
 def test_the_environments_url_of_anthropic_is_asked_without_its_password(monkeypatch, heard):
     pytest.importorskip("anthropic")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://tom:{HALVES[0]}@127.0.0.1:9")

@@ -319,7 +319,7 @@ def test_a_path_that_is_not_there_names_the_one_that_is(path, meant):
     async def work(client):
         return (await client.post(path, json={})).json()["error"]["message"]
 
-    assert talk(work) == f"POST {path}: not found{meant}; GET /openapi.json says what there is"
+    assert talk(work) == f"POST {path}: not found{meant or ';'} GET /openapi.json says what there is"
 
 
 def test_a_fault_of_the_backend_is_a_500_that_names_it_and_says_nothing_of_ours():

@@ -21,6 +21,7 @@ from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
 from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
 from lmc.backend.api.place import PromptNode
+from lmc.backend.api.redaction import check_key
 from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.sse import events
@@ -279,6 +280,8 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise ParameterError(f"Anthropic(…): {error}") from None
     if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
         raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
+    for key, variable in (("api_key", "ANTHROPIC_API_KEY"), ("auth_token", "ANTHROPIC_AUTH_TOKEN")):
+        check_key(getattr(tried, key, None), f"{key}=… or {variable}")
     if "http_client" not in options:
         bounded(tried._client)
     return lambda: tried  # it opens nothing before its first use

@@ -15,7 +15,7 @@ from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Receiv
 from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.network import check_client_options, http_errors, missing
 from lmc.backend.api.rates import retry_after
-from lmc.backend.api.redaction import secrets_of_headers, secrets_of_url
+from lmc.backend.api.redaction import check_key, secrets_of_headers, secrets_of_url
 from lmc.backend.api.wire import lowered
 from lmc.backend.usage import Prices
 from lmc.errors import ParameterError, UnsupportedOpError
@@ -61,6 +61,7 @@ class LiteLLM(Completions):
         **options: Any,
     ) -> None:
         check_client_options(type(self).__name__, options)
+        check_key(options.get("api_key"))
         if cache not in ("auto", "5m", "1h", "off"):
             raise ParameterError(f"cache={cache!r}: 'auto', '5m', '1h' or 'off'")
         claude, gemini = "claude" in model_name, "gemini" in model_name

@@ -17,7 +17,7 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
-from lmc.backend.api.redaction import check_url, shown
+from lmc.backend.api.redaction import check_key, check_url, shown
 from lmc.backend.api.sse import events
 from lmc.backend.api.wire import bounded, listed_models, lowered, no_stream, parsed, refused, secrets_of, with_userinfo_in_header
 from lmc.backend.usage import Prices
@@ -151,6 +151,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
     """Return a factory of the client on the loop; that the SDK is installed and takes the options is checked before."""
     check_client_options("OpenAI", options)
     if client is not None:
+        check_key(client.api_key)
         return lambda: client.with_options(max_retries=0)
     try:
         import openai
@@ -169,6 +170,7 @@ def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float
         if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
             raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None
         raise ParameterError(f"OpenAI(…): {error}") from None
+    check_key(made.api_key, "api_key=… or OPENAI_API_KEY")
     if "http_client" not in given:
         bounded(made._client)
     return lambda: made  # it opens nothing before its first use

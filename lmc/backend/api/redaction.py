@@ -45,6 +45,14 @@ def check_url(url: str, what: str, like: str = "http://host:port") -> None:
         raise ParameterError(f"{where} is not a URL such as {like}")
 
 
+def check_key(key: object, what: str = "api_key") -> None:
+    """Raise ParameterError if a key cannot stand in a header, before it gets into a message in which, escaped, it would not be recognized."""
+    if isinstance(key, str) and not (key.isascii() and key.isprintable() and key == key.strip()):  # a line break would end the header
+        raise ParameterError(
+            f"{what} has characters that no HTTP header may have, such as a line break at its end (of a file with Windows line ends?); give the key alone"
+        )
+
+
 def _reachable(url: str) -> bool:
     """Return whether a URL has a host, and a valid port if it has any."""
     try:

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from lmc.backend.api.exchange import Fault
 from lmc.backend.api.network import PROXY_KEY, Access, exchanged, tls
-from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_headers, shown
+from lmc.backend.api.redaction import addressed, authorization, check_key, check_url, redacted, secrets_of_headers, shown
 from lmc.backend.api.wire import parsed, refused
 from lmc.errors import BackendError, ParameterError
 from lmc.tracebacks import warn
@@ -125,8 +125,7 @@ _CLIENTS = {"vllm": ("a vLLM server", "lmc.VLLM"), "sglang": ("an SGLang server"
 
 def access_of(api_key: str | None, verify: bool | str | None) -> Access:
     """Return what requests need. Raises ParameterError for a key or a file that cannot be used."""
-    if api_key and not (api_key.isascii() and api_key.isprintable()):  # a line break would end the header
-        raise ParameterError("api_key has characters that no HTTP header may have, such as a line break at its end; give the key alone")
+    check_key(api_key)
     verify = True if verify is None else verify
     tls(verify)
     return Access({"authorization": f"Bearer {api_key}"} if api_key else {}, verify)
