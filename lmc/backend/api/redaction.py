@@ -89,7 +89,8 @@ def shown(url: str) -> str:
 def redacted(text: str, secrets: Iterable[str]) -> str:
     """Return a text without these secrets, and without users and passwords of URLs."""
     text = _USERINFO.sub("", text)
-    for secret in sorted({s for s in secrets if len(s) >= _SHORTEST and s.lower() not in _NO_SECRETS}, key=len, reverse=True):
+    spelled = {s for secret in secrets for s in (secret, secret.strip())}  # a line break at its end is escaped where a library quotes it
+    for secret in sorted({s for s in spelled if len(s) >= _SHORTEST and s.lower() not in _NO_SECRETS}, key=len, reverse=True):
         if len(secret) >= _LONG:
             text = text.replace(secret, REDACTED)
         else:
