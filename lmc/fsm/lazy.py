@@ -215,20 +215,19 @@ class LazyDFA:
                     return self.beyond(state, len(rest.decode())), len(text)
             elif names := self.names(state):
                 return self._along_names(names, text, at)
-        if chars := len(text) - at - len(text[at:].lstrip(self._turning(state))):
+        if (turning := self._turnings.get(state)) is None:
+            turning = self._turnings[state] = self._find_turning(self._contents[state])
+        if turning and (chars := len(text) - at - len(text[at:].lstrip(turning))):
             return self._turned_by(state, chars), at + chars
         return self.rows[self.place(state) + text[at]], at + 1
 
-    def _turning(self, state: int) -> bytes:
+    def _find_turning(self, content: _Set | _Inner) -> bytes:
         """Return the ASCII characters that do nothing but to count in a state: text of these needs no states within it."""
-        if (found := self._turnings.get(state)) is None:
-            content = self._contents[state]
-            classes = self._terms.turning(content[0]) if not isinstance(content, _Inner) and len(content) == 1 else ()
-            found = self._turnings[state] = bytes([char for low, high, c in self._shapes.segments if c in classes for char in range(low, min(high, 0x7F) + 1)])
-        return found
+        classes = () if isinstance(content, _Inner) or len(content) != 1 else self._terms.turning(content[0])
+        return bytes([char for low, high, c in self._shapes.segments if c in classes for char in range(low, min(high, 0x7F) + 1)]) if classes else b""
 
     def _turned_by(self, state: int, chars: int) -> int:
-        """Return the state behind so many characters of `_turning`."""
+        """Return the state behind so many characters of `_find_turning`."""
         content = self._contents[state]
         assert not isinstance(content, _Inner)
         with self._lock:

@@ -149,7 +149,7 @@ class Terms:
             for frame in reversed(frames):
                 term = self.push(frame, term)
             found.append(term)
-        return _in_order(set(found))
+        return tuple(sorted(set(found), key=_number_of))
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
@@ -904,7 +904,7 @@ class Terms:
             found = {term for same in by_kind.values() for term in (same if not 1 < len(same) <= _MANY else self._joined_kind(same))}
         if free := {term.rest for term in found if term.is_free}:  # what is within a string of any characters, behind which is the same
             found = [term for term in found if free.isdisjoint(self._inside(term))]
-        return _in_order(found)
+        return tuple(sorted(found, key=_number_of))
 
     def _inside(self, term: Term) -> Sequence[Term]:
         """Return what may be behind characters of a string that a term begins with: its texts are some such characters and then a text of
@@ -1067,10 +1067,6 @@ def _are_plain(ranges: Ranges) -> bool:
     """Return whether characters are many, ASCII, and written in a JSON string as they are."""
     is_plain = ranges[0][0] >= 0x20 and ranges[-1][1] < 0x80 and not any(low <= char <= high for low, high in ranges for char in b'"\\')
     return is_plain and sum([high - low + 1 for low, high in ranges]) >= _WIDE
-
-
-def _in_order(terms: Iterable[Term]) -> tuple[Term, ...]:
-    return tuple(sorted(terms, key=_number_of))
 
 
 _number_of = attrgetter("number")
