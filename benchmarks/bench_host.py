@@ -214,7 +214,7 @@ def bench_pass(words: tokenizers.Tokenizer, batches: Sequence[int], reps: int) -
             for owner, name, of in (
                 (host.scheduler, "schedule", "schedule"),
                 (host.scheduler, "commit", "commit"),
-                (host.core, "_deliver", "deliver"),
+                (host.core.delivery, "deliver", "deliver"),
             ):
                 with host.timed(owner, name) as found:
                     for _ in range(_PASSES // 4):
@@ -231,7 +231,7 @@ def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
     host, n = Host(words), 160
     ask = Gen(SamplingParams(max_new_tokens=192, temperature=0.0), Constraint("regex", CHARACTER))
     whole: list[float] = []
-    parts: dict[str, list[float]] = {"schedule": [], "deliver": [], "commit": [], "_emit_deltas": []}
+    parts: dict[str, list[float]] = {"schedule": [], "deliver": [], "commit": [], "emit_deltas": []}
     for rep in range(2 * reps + 1):
         prompts = [text(Random(f"{rep} {i}"), 60) for i in range(n)]
         handles = [host.engine.submit(None, [Text((prompt,)), ask]) for prompt in prompts]
@@ -245,9 +245,9 @@ def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
         else:
             with (
                 host.timed(host.scheduler, "schedule") as schedule,
-                host.timed(host.core, "_deliver") as deliver,
+                host.timed(host.core.delivery, "deliver") as deliver,
                 host.timed(host.scheduler, "commit") as commit,
-                host.timed(host.core, "_emit_deltas") as speak,
+                host.timed(host.core.delivery, "emit_deltas") as speak,
             ):
                 host.drain()
             passes = host.core.counters().passes - passes
@@ -256,7 +256,7 @@ def bench_json(words: tokenizers.Tokenizer, reps: int) -> list[Row]:
         assert all(handle.results[0].error is None for handle in handles)
     waits = [a + b for a, b in zip(parts["schedule"], parts["deliver"], strict=True)]
     rows = [row("json", f"batch {n}", "all", whole), row("json", f"batch {n}", "the device waits", waits)]
-    return rows + [row("json", f"batch {n}", name.strip("_"), found) for name, found in parts.items()]
+    return rows + [row("json", f"batch {n}", name, found) for name, found in parts.items()]
 
 
 def bench_gen(words: tokenizers.Tokenizer, n: int, reps: int) -> list[Row]:

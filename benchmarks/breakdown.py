@@ -283,8 +283,10 @@ def broken_down(engine: LocalBackend) -> Iterator[Callable[[], Breakdown]]:
         put(runner, "launch", launched(runner.launch))
     else:
         put(runner, "run", computed(runner.run))
-    for name, part in (("_take", "take in"), ("_deliver", "deliver"), ("_emit_deltas", "speak"), ("_rest", "rest"), ("step", "step")):
+    for name, part in (("_take", "take in"), ("_rest", "rest"), ("step", "step")):
         on_loop(core, name, part)
+    on_loop(core.delivery, "deliver", "deliver")
+    on_loop(core.delivery, "emit_deltas", "speak")
     on_loop(scheduler, "commit", "commit")
     on_callers(core, "give_way", "give way")
     on_callers(core, "submit", "submit")

@@ -19,13 +19,11 @@ It sleeps when idle. All other threads communicate with it through one queue.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import traceback
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -33,14 +31,12 @@ from typing import Any, TypeVar
 from lmc import config
 from lmc.backend import recording
 from lmc.backend.base import HEALTHY, Health
-from lmc.backend.engine.answer import Ending
-from lmc.backend.engine.device_errors import NO_MEMORY, ended_by
-from lmc.backend.engine.drafts import MOST_DRAFTING
-from lmc.backend.engine.forward_batch import Draft, ModelPass
+from lmc.backend.engine.delivery import Delivery, tell
+from lmc.backend.engine.device_errors import ended_by
+from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.runner import Flight, PassOutput, Runner
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.engine.token_ids import BROKEN, STUCK, TokenLogprob
 from lmc.backend.usage import Counters
 from lmc.errors import BackendError, CancelledError, LmcError
 from lmc.forking import REMEDY
@@ -74,16 +70,6 @@ _COLLECTIONS = 100
 _T = TypeVar("_T")
 
 
-_UNLIKELY = -9999.0  # log-probability of a token that replaced the sampled one, which was not computed (OpenAI's number for these)
-_BROKEN = (
-    "the model gave no numbers (NaN or infinity) for this prompt: its weights are damaged, or overflow in this dtype; "
-    'try Engine(dtype="bfloat16") or Engine(dtype="float32")'
-)
-
-
-_LESS = "; a pass needs less with a smaller Engine(chunk=…) or max_batch, the KV pool with a smaller max_tokens"
-
-
 STUCK_AFTER = 300.0
 """Seconds after which a pass counts as stuck: the longest take some ten, on a CPU."""
 
@@ -100,6 +86,7 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
         self.scheduler, self._runner = scheduler, runner
+        self.delivery = Delivery(scheduler, at_once=self._launch is None)
         self._full = min(scheduler.chunk, _FULL)
         self._quick: int = min(scheduler.chunk, getattr(runner, "quick_rows", scheduler.chunk))  # rows that are launched at once
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
@@ -113,17 +100,13 @@ class EngineCore:
         self._computing_since = 0.0  # by time.monotonic()
         self.failure = ""  # of the last pass; "" once one went through
         self.broken: LmcError | None = None  # the device cannot be used any more, and the loop has ended with that
-        self._live: dict[Request, None] = {}
         self._closed = self._ended = False
-        self._generated = self._forced = self._calls = 0
-        self._drafted = self._accepted = 0
+        self._calls = 0
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
-        self._unreported: deque[Request] = deque()  # requests that have ended; what follows their answers is submitted when their listeners are called
-        self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
 
@@ -133,14 +116,10 @@ class EngineCore:
         self._ended, self._computing, self._resting = True, False, threading.Event()
         self._resting.set()
         self._flying = None  # first: a pass in flight cannot be looked at here
-        self._report()
+        self.delivery.report()
         self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
-        self._pending_deltas.clear()
-        for req in list(self._live):
-            req.error, req.done = self.broken, True
-            _tell(req)
-        self._live = {}
+        self.delivery.fail(self.broken)
 
     def launch(self) -> None:
         """Start the loop; a subclass may run `turn` itself instead."""
@@ -156,12 +135,12 @@ class EngineCore:
 
     @property
     def _idle(self) -> bool:
-        return self.scheduler.idle and self._flying is None and not self._unreported
+        return self.scheduler.idle and self._flying is None and not self.delivery.unreported
 
     @property
     def _pause(self) -> float:
         """Return the seconds that the loop may sleep although requests wait: for runs that are expected back."""
-        return self.scheduler.patience if self._flying is None and not self._unreported else 0.0
+        return self.scheduler.patience if self._flying is None and not self.delivery.unreported else 0.0
 
     # -- from other threads ------------------------------------------------------------------------------------
 
@@ -171,7 +150,7 @@ class EngineCore:
         def act() -> None:
             for req in requests:
                 if not req.done and req.answer is not None:
-                    self._guarded(req, req.answer.speak)
+                    self.delivery.guarded(req, req.answer.speak)
 
         self.call(act)
 
@@ -280,16 +259,16 @@ class EngineCore:
             cached_tokens=t.cached_tokens,
             prefilled_tokens=t.prefilled_tokens,
             unique_tokens=t.unique_tokens,
-            generated_tokens=self._generated,
-            forced_tokens=self._forced,
+            generated_tokens=self.delivery.generated,
+            forced_tokens=self.delivery.forced,
             passes=t.passes,
             rows=t.rows,
             device_seconds=self._device_seconds,
             groups=t.groups,
             twins=t.twins,
             preemptions=t.preemptions,
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
+            drafted_tokens=self.delivery.drafted,
+            accepted_tokens=self.delivery.accepted,
         )
 
     def stats(self) -> dict[str, Any]:
@@ -361,7 +340,7 @@ class EngineCore:
         """Free weights, KV and graphs even while the engine object is still referenced, for other processes, too."""
         end: Callable[[], None] | None = getattr(self._runner, "close", None)
         freed: Callable[[], None] | None = getattr(self._runner, "freed", None)
-        self._runner, self._flying = _Released(), None
+        self._runner, self._flying, self.delivery.at_once = _Released(), None, True
         if self.broken is None:  # else the device answers nothing
             self.scheduler.close()
         if end is not None:
@@ -406,7 +385,7 @@ class EngineCore:
         to end."""
         self._report_beside()
         try:
-            if wait == 0.0 or self._unreported:
+            if wait == 0.0 or self.delivery.unreported:
                 action = self._inbox.get_nowait()
             else:
                 self._asleep, self._recorded = True, 0.0
@@ -424,21 +403,16 @@ class EngineCore:
         except Empty:
             self._asleep = False
             if closing:
-                self._report()
+                self.delivery.report()
             return True
-
-    def _report(self) -> None:
-        """Report all answers that have ended."""
-        while self._unreported:
-            _tell(self._unreported.popleft())
 
     def _report_beside(self) -> None:
         """Report answers that have ended while the device works, but a part of them in any case; the rest once it has a
         pass again. Answers that end together are as many chains that continue, each with a prompt to encode and to match."""
-        least = len(self._unreported) // _IN_ANY_CASE
-        while self._unreported:
-            for _ in range(min(_AT_ONCE, len(self._unreported))):
-                _tell(self._unreported.popleft())
+        unreported = self.delivery.unreported
+        least = len(unreported) // _IN_ANY_CASE
+        while unreported:
+            self.delivery.report_some(_AT_ONCE)
             least -= _AT_ONCE
             if least <= 0 and self._has_pass:
                 return
@@ -475,19 +449,19 @@ class EngineCore:
         try:
             work, flight = self._begin()
         finally:
-            self._emit_deltas()  # while the device computes
+            self.delivery.emit_deltas()  # while the device computes
         if work is None:
             if self._flying is not None:
                 self._complete_pass()
             else:
                 self._compute(self.scheduler.wait_for_copies)
-                self._finish_ready(())
-            return self._emit_deltas()
+                self.delivery.finish_ready(())
+            return self.delivery.emit_deltas()
         if flight is not None:
             self.scheduler.commit(work)
             self._complete_pass()
             self._flying, self._busy_until = (work, flight), time.perf_counter() + _SURELY * self._row_seconds * work.rows
-            return self._emit_deltas()
+            return self.delivery.emit_deltas()
         began = time.perf_counter()
         output = self._compute(lambda: self._runner.run(work))
         seconds = time.perf_counter() - began
@@ -496,12 +470,13 @@ class EngineCore:
         self._record(work, seconds)
         self.scheduler.commit(work)
         self._complete_pass()
-        self._deliver(work, output)
-        self._emit_deltas()
+        self.failure = ""
+        self.delivery.deliver(work, output)
+        self.delivery.emit_deltas()
 
     def _begin(self) -> tuple[ModelPass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
-        work = self.scheduler.schedule(self._quick if self._hurries else None, self._unreported)
+        work = self.scheduler.schedule(self._quick if self._hurries else None, self.delivery.unreported)
         if work is None:
             return None, None
         if config.logs("engine"):
@@ -518,7 +493,7 @@ class EngineCore:
     def _hurries(self) -> bool:
         """Return whether the device has little to do, or nothing, and answers that ended have prompts for it. Not while a
         batch arrives, since its passes would be small ones."""
-        return bool(self._unreported) if self._flying is None else self._flying[0].rows < self._quick // 2
+        return bool(self.delivery.unreported) if self._flying is None else self._flying[0].rows < self._quick // 2
 
     def _compute(self, act: Callable[[], _T]) -> _T:
         """Run part of a pass, for which `close` waits."""
@@ -548,7 +523,8 @@ class EngineCore:
         self._blocked += time.perf_counter() - began
         self._device_seconds += seconds
         self._record(work, seconds)
-        self._deliver(work, output)
+        self.failure = ""
+        self.delivery.deliver(work, output)
 
     def _record(self, work: ModelPass, seconds: float) -> None:
         """Record the pass that has just ended on the device, for the pace of the next ones, and for a trace if one is
@@ -573,212 +549,21 @@ class EngineCore:
             )
         )  # fmt: skip
 
-    def _deliver(self, work: ModelPass, output: PassOutput) -> None:
-        self.failure = ""
-        for req in work.requests:
-            req.in_flight -= 1
-        self._deliver_scores(work, output)
-        n, drafts, read = len(work.samples), work.drafts, self._pending_deltas
-        logprobs, checked = output.logprobs, list(zip(output.tokens[n:], output.logprobs[n:], strict=True))
-        now, follows = time.perf_counter(), n <= MOST_DRAFTING
-        for i, ((_, req), place, token) in enumerate(zip(work.samples, work.places, output.tokens[:n], strict=True)):
-            if req.done:
-                continue
-            answer = req.answer
-            assert answer is not None
-            if req.is_plain and token >= 0 and req not in drafts and answer.advance(token):
-                self._generated += 1
-                req.passes += 1
-                req.first_at = req.first_at or now
-                req.learn(place, token)
-            elif not self._sample(req, place, token, logprobs[i], drafts.get(req), checked):
-                continue
-            if answer.streams:
-                read.append(req)
-            if follows and not req.done:
-                self.scheduler.drafts.follow(req)
-        for req in drafts:
-            if not req.done:
-                self.scheduler.drop_draft(req)
-        self._finish_ready(work.unsampled)
-
-    def _sample(
-        self, req: Request, place: int, token: int, logprob: TokenLogprob | None, draft: Draft | None, checked: Sequence[tuple[int, TokenLogprob | None]]
-    ) -> bool:
-        """Deliver a drawn token, and what its draft gives; return False if that was not wanted any more, or failed."""
-        if not req.awaits(place):
-            return False
-        req.passes += 1
-        try:
-            self._push(req, place, token, logprob)
-            if draft is not None:
-                self._verify(req, place, draft, checked)
-        except Exception as error:
-            self._drop(req, _as_backend_error(error))
-            return False
-        return True
-
-    def _deliver_scores(self, work: ModelPass, output: PassOutput) -> None:
-        for req in {score.request for score in work.scores if score.at is None}:
-            req.passes += 1
-        for score, value, top in zip(work.scores, output.scores, output.tops, strict=True):
-            if score.at is None:
-                score.request.node_logprobs[score.node] = value
-            elif score.at < score.request.prompt_len:
-                score.request.prompt_logprobs[score.at] = TokenLogprob(score.token, value, top)
-            else:  # a forced token: its turn comes before that of this pass's sample
-                score.request.logprobs.append(TokenLogprob(score.token, value, top))
-
-    def _verify(self, req: Request, place: int, draft: Draft, checked: Sequence[tuple[int, TokenLogprob | None]]) -> None:
-        """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""
-        req.drafted += len(draft.ids)
-        self._drafted += len(draft.ids)
-        ids, at = draft.ids.tolist(), 0
-        if req.is_plain and not req.done:
-            at = self._verify_plain(req, place, ids, [token for token, _ in checked[draft.first : draft.first + len(ids)]])
-        for i, token in enumerate(ids[at:], at):
-            if req.done or req.ending is not None or req.ids[place + i] != token:
-                return
-            behind = place + i + 1
-            if behind < req.length and req.is_scored:
-                return  # it is forced, and its row gives its score again
-            self.scheduler.accept(req)
-            req.accepted += 1
-            self._accepted += 1
-            if behind == req.length:
-                assert req.expect() == behind
-                self._push(req, behind, *checked[draft.first + i])
-
-    def _verify_plain(self, req: Request, place: int, ids: Sequence[int], drawn: Sequence[int]) -> int:
-        """Continue a plain answer by what was drawn after its draft's tokens, as far as these are right and nothing ends it; return how many are."""
-        assert req.answer is not None
-        said, n = int(req.ids[place]), 0
-        for token, following in zip(ids, drawn, strict=True):
-            if said != token or following < 0 or not req.answer.advance(following):
-                break
-            said, n = following, n + 1
-        req.extend(drawn[:n])
-        self.scheduler.accept(req, n)
-        req.accepted += n
-        self._accepted += n
-        self._generated += n
-        return n
-
-    def _emit_deltas(self) -> None:
-        """Emit the text of delivered tokens of answers that are read while they grow."""
-        pending, self._pending_deltas = self._pending_deltas, []
-        for req in pending:
-            if not req.done and req.answer is not None:
-                self._guarded(req, req.answer.speak)
-
-    def _push(self, req: Request, place: int, token: int, logprob: TokenLogprob | None) -> None:
-        answer = req.answer
-        assert answer is not None
-        if token == STUCK:
-            raise answer.stuck()
-        if token == BROKEN:
-            raise BackendError(_BROKEN)
-        req.first_at = req.first_at or time.perf_counter()
-        if req.is_plain and answer.advance(token):
-            self._generated += 1
-            return req.learn(place, token)
-        if place == req.length - 1:  # nothing in flight extends it
-            sampled, token = token, answer.steered(token)
-            if logprob is not None and token != sampled:
-                logprob = TokenLogprob(token, _UNLIKELY)
-        req.learn(place, token)
-        if logprob is not None:
-            req.logprobs.append(logprob)
-        self._generated += 1
-        req.ending = answer.push(token)
-        if req.ending is not None:
-            return self._end(req)
-        if answer.matcher is None:
-            return
-        req.ending = self._force(req)
-        if req.ending is not None and req.needs_no_model:
-            self._end(req)
-
-    def _force(self, req: Request) -> Ending | None:
-        """Continue by the tokens that the constraint forces; return the ending, if one of them ends the answer."""
-        assert req.answer is not None
-        if req.params.logit_bias and not req.answer.is_steered:
-            return None  # biased tokens make the tokenization matter
-        tokens, ending = req.answer.follow()
-        if tokens:
-            req.withdraw()
-            req.forced += len(tokens)
-            self._forced += len(tokens)
-            self._generated += len(tokens)
-            req.extend(tokens)
-        return ending
-
-    def _finish_ready(self, requests: Iterable[Request]) -> None:
-        """End requests that sample nothing and have all they wanted."""
-        for req in self.scheduler.take_completed():
-            self._done(req)
-        for req in requests:
-            if req.done or req.in_head or req.in_flight or req not in self.scheduler.running:
-                continue
-            elif req.kind is RequestKind.GENERATE and req.max_new == 0:
-                assert req.answer is not None
-                req.ending = req.answer.empty()
-                self._end(req)
-            elif req.ending is not None and req.extend_len == 0:  # it only waited for scores of forced tokens
-                req.passes += 1
-                self._end(req)
-            elif req.kind is RequestKind.SCORE and req.next_row == len(req.trie.ids):
-                self._guarded(req, lambda r=req: self._conclude(r))
-            elif req.kind is RequestKind.SCORE:
-                self.scheduler.drop_choices(req)
-
-    def _conclude(self, req: Request) -> None:
-        assert req.choose is not None
-        if any(map(math.isnan, req.node_logprobs)):
-            raise BackendError(_BROKEN)
-        self.scheduler.keep_branch(req, req.choose(req))
-        self._end(req)
-
-    def _guarded(self, req: Request, action: Callable[[], None]) -> None:
-        """Run an action so that a failing request does not take its batch along."""
-        if req.done:
-            return
-        try:
-            action()
-        except Exception as error:
-            self._drop(req, _as_backend_error(error))
-
-    def _end(self, req: Request) -> None:
-        """End a request: keep the KV of the prompt and of the answer up to its cut."""
-        if not req.is_sure:
-            self.scheduler.lengths.learn(req.gen, req.length - req.prompt_len)
-        if req.kind is RequestKind.GENERATE:
-            self.scheduler.drafts.ended(req)
-        keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
-        self.scheduler.finish(req, min(keep, req.device_len))
-        self._done(req)
-
-    def _done(self, req: Request) -> None:
-        del self._live[req]
-        if self._launch is None:
-            return _tell(req)
-        self._unreported.append(req)
-
     # -- on the loop's thread ----------------------------------------------------------------------------------
 
     def start(self, req: Request) -> None:
         """Take a request in; on the loop's thread."""
         if self.broken is not None:
             req.error, req.done = self.broken, True
-            return _tell(req)
-        self._live[req] = None
+            return tell(req)
+        self.delivery.live[req] = None
         if self._closed:
-            return self._drop(req, BackendError("the engine was closed"))
+            return self.delivery.drop(req, BackendError("the engine was closed"))
         if req.cancelled:
             return self._cancel(req)
         self._calls += req.kind is not RequestKind.PREFILL
         if req.max_new > 0:
-            self._guarded(req, lambda: self._open(req))
+            self.delivery.guarded(req, lambda: self._open(req))
         if req.done:
             return
         if req.needs_no_model:
@@ -789,35 +574,28 @@ class EngineCore:
 
     def _open(self, req: Request) -> None:
         """Add the tokens forced from the start to the head: they need no pass of their own."""
-        req.ending = self._force(req)
+        req.ending = self.delivery.force(req)
         req.head_len = req.wanted_len
         if req.answer is not None:
             req.answer.speak()
 
     def _settle(self, req: Request) -> None:
-        if req in self._live:
+        if req in self.delivery.live:
             req.done = True
-            self._done(req)
+            self.delivery.done(req)
 
     def _cancel(self, req: Request) -> None:
-        if req in self._live and not req.done:  # a prefill in flight may be done without its listener knowing
-            self._drop(req, CancelledError("the request was cancelled before its answer was complete"))
-
-    def _drop(self, req: Request, error: BaseException) -> None:
-        self.scheduler.cancel(req)
-        req.error = error
-        self._done(req)
+        if req in self.delivery.live and not req.done:  # a prefill in flight may be done without its listener knowing
+            self.delivery.drop(req, CancelledError("the request was cancelled before its answer was complete"))
 
     def _fail_all(self, error: BaseException | None) -> None:
         """Fail every request and start with an empty pool: after an exception its contents cannot be trusted."""
-        self._emit_deltas()
-        self._report()
-        failed, self._live, self._flying = list(self._live), {}, None
+        self.delivery.emit_deltas()
+        self.delivery.report()
+        self._flying = None
         if self.broken is None:  # otherwise its contents are on a device that refuses everything
             self.scheduler.reset()
-        for req in failed:
-            req.error, req.done = _as_backend_error(error), True
-            _tell(req)
+        self.delivery.fail(error)
 
 
 def _run_ended(core: weakref.ref[EngineCore], number: int) -> None:
@@ -825,33 +603,3 @@ def _run_ended(core: weakref.ref[EngineCore], number: int) -> None:
     found = core()
     if found is not None:
         found.post(lambda: found.scheduler.end_run(number))
-
-
-def _tell(req: Request) -> None:
-    """Complete the request: notify the listener once, and release it: a finished request must keep nothing alive. A
-    listener that fails on an answer is notified of that failure instead, so that nothing waits forever; others
-    continue."""
-    listener, req.on_done = req.on_done, _nothing
-    try:
-        return listener(req)
-    except Exception as error:
-        log.exception("the listener of request %d failed", req.order)
-        req.error = req.error or _as_backend_error(error)
-    try:
-        listener(req)
-    except Exception:
-        log.exception("the listener of request %d failed again", req.order)
-
-
-def _nothing(_: Request) -> None: ...
-
-
-def _as_backend_error(error: BaseException | None) -> LmcError:
-    if error is None:
-        return BackendError("the engine was closed")
-    if isinstance(error, LmcError):
-        return error
-    name = type(error).__name__
-    failure = BackendError(f"the engine failed: {name}: {error}{_LESS if name in NO_MEMORY else ''}")
-    failure.__cause__ = error
-    return failure

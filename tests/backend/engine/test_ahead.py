@@ -518,9 +518,9 @@ def test_a_child_of_fork_learns_of_all_answers_without_asking_the_device():
     engine, core = stepped(16384, runs=OfParent, chunk=256, max_batch=64)
     short = [engine.submit(None, [Text((f"{i:02}" + "p" * 5,)), gen(2, ignore_eos=True)]) for i in range(20)]
     long = engine.submit(None, [Text(("l",)), gen(40, ignore_eos=True)])
-    while not core._unreported:
+    while not core.delivery.unreported:
         assert core.turn()
-    assert core._flying is not None and len(core._unreported) > 8  # more than are told at once
+    assert core._flying is not None and len(core.delivery.unreported) > 8  # more than are told at once
     core.forked(1)
     assert all(handle.results[0].output().meta["completion_tokens"] == 2 for handle in short)
     with pytest.raises(BackendError, match="of which this one is a fork"):

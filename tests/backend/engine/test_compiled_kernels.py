@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections import deque
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.model
 
 from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention  # noqa: E402
+from lmc.backend.engine.delivery import Delivery  # noqa: E402
 from lmc.backend.engine.engine import EngineCore  # noqa: E402
 
 
@@ -132,7 +132,7 @@ class Scheduler:
 def test_kernels_are_taken_when_nothing_runs():
     scheduler: Any = Scheduler()
     core, runner = EngineCore.__new__(EngineCore), Runner()
-    core.scheduler, core._runner, core._flying, core._unreported = scheduler, runner, None, deque()  # type: ignore[assignment]
+    core.scheduler, core._runner, core._flying, core.delivery = scheduler, runner, None, Delivery(scheduler, at_once=False)  # type: ignore[assignment]
     runner.compiled.set()
     scheduler.idle = False
     core._take_kernels()
