@@ -153,7 +153,7 @@ class LocalBackend:
         self._check(segments)
         hints = hints or Hints()
         self._core.give_way()
-        self._core.more = hints.has_more or not idle()
+        self._core.has_more = hints.has_more or not idle()
         return self._enter(parent, self._steps(parent, segments, hints))
 
     def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> LocalHandle:
@@ -167,7 +167,7 @@ class LocalBackend:
         hints = hints or Hints()
         check_adapter(self.capabilities, hints.adapter, "prefill")
         self._core.give_way()
-        self._core.more = hints.has_more
+        self._core.has_more = hints.has_more
         steps = self._steps(parent, segments, hints)
         steps[-1].wants_prefill = True
         return self._enter(parent, steps)

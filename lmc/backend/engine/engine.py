@@ -90,7 +90,7 @@ class EngineCore:
         self._full = min(scheduler.chunk, _FULL)
         self._quick: int = min(scheduler.chunk, getattr(runner, "quick_rows", scheduler.chunk))  # rows that are launched at once
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # reentrant: usable from destructors
-        self.more = False  # the last submitter has more; a hint, set from any thread
+        self.has_more = False  # the last submitter has more; a hint, set from any thread
         self._resting = threading.Event()  # not set while the loop works for an asynchronous device
         self._resting.set()
         self._held = False  # a thread gave way since the loop last rested
@@ -99,7 +99,7 @@ class EngineCore:
         self._computing = False  # the loop is in a pass, which may be native code for long
         self._computing_since = 0.0  # by time.monotonic()
         self.failure = ""  # of the last pass; "" once one went through
-        self.broken: LmcError | None = None  # the device cannot be used any more, and the loop has ended with that
+        self.broken: LmcError | None = None  # the device can no longer be used, and the loop has ended with that
         self._closed = self._ended = False
         self._calls = 0
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
@@ -362,7 +362,7 @@ class EngineCore:
         until, last = began + _MOMENT, began + _MOMENTS * _MOMENT
         if self._flying is not None:
             until = last = self._busy_until - _MOMENT
-        while self._has_time and (self.more or s.expects_more):
+        while self._has_time and (self.has_more or s.expects_more):
             now = time.perf_counter()
             if self._calls != arrived:
                 arrived, until = self._calls, max(until, min(now + _MOMENT, last))
@@ -378,7 +378,7 @@ class EngineCore:
         do, with time to launch the next one before it ends."""
         if self._flying is None:
             return self.scheduler.only_waiting
-        return self.more and self._flying[0].rows >= self._full // 2 and time.perf_counter() < self._busy_until - _MOMENT
+        return self.has_more and self._flying[0].rows >= self._full // 2 and time.perf_counter() < self._busy_until - _MOMENT
 
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
         """Run posted actions, after waiting so many seconds (None: without limit) for one; return False when it is time
@@ -427,7 +427,7 @@ class EngineCore:
 
     def _keep_turn(self) -> None:
         """Keep the turn: submitters give way from now until the loop rests."""
-        if (self._posted or self.more) and self._launch is not None:
+        if (self._posted or self.has_more) and self._launch is not None:
             self._resting.clear()
 
     def _rest(self, wait: Callable[[], _T]) -> _T:
