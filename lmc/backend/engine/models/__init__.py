@@ -1,0 +1,1 @@
+"""Models: from files to layers, and what they compute."""
