@@ -56,7 +56,7 @@ class Engine:
         self.running = [answer for answer in self.running if not answer.is_done]
 
     def admit(self, answer: Answer) -> None:
-        beside = [len(commonprefix([answer.asked, other.asked])) for other in self.running if None is not other.group == answer.group]  # noqa: RUF071
+        beside = [len(commonprefix([answer.asked, one.asked])) for one in self.running if one.group is not None and one.group == answer.group]  # noqa: RUF071
         new = len(answer.asked) - max([self.cached(answer.asked), *beside])  # the first of a group computes what all of them share
         answer.slots = new + max(map(len, CHOICES))
         if not self.running or answer.slots + sum(other.slots for other in self.running) <= self.slots:
