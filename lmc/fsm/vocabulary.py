@@ -186,7 +186,7 @@ class Vocabulary:
             if len(legal) > _MOST_ONE_BY_ONE:
                 if self.texts_below(node) >= _MANY_TEXTS and len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                     runs.append(run[0])
-                    followed += run[0].leaving(dfa)
+                    followed += max(run[0].leaving - _MANY_TAILS, 0)
                     legal += run[1] + run[2]
                     todo += run[2]
                 else:
@@ -224,7 +224,7 @@ class Vocabulary:
             elif len(runs) < _MOST_RUNS_OF_ONE and (run := self._run_at(dfa, node, at)) is not None:
                 running, within, found = run
                 runs.append(running)
-                followed += running.leaving(dfa)
+                followed += max(running.leaving - _MANY_TAILS, 0)
                 legal += within
             elif end - begin <= _FEW_CHILDREN:
                 row = dfa.row(at).data
@@ -295,10 +295,11 @@ class Vocabulary:
             return None
         loop, turns = found
         main, row, byte = dfa.row(loop.state), dfa.row(state), self.trie.byte
-        if not node and self._is_often_left(main, loop.state):
+        if not node and (loop.again, node) not in self._runs and self._is_often_left(main, loop.state):
             return None
         run = self.run(loop.again, node)
-        if sum([count for head, count in run.leaving.items() if main[head] >= 0]) * 2 > texts:
+        leaving = sum([count for head, count in run.leaving.items() if main[head] >= 0])
+        if leaving * 2 > texts:
             return None
         apart, within, rest = list[int](), list[_At](), list[_At]()
         todo = [(node, row)]
@@ -330,7 +331,7 @@ class Vocabulary:
                     apart.append(child)
                 if to >= 0:
                     rest.append((child, to))
-        return RunInLoop(run, loop, turns, apart), within, rest
+        return RunInLoop(run, loop, turns, apart, leaving), within, rest
 
     def _is_often_left(self, row: np.ndarray, state: int) -> bool:
         """Return whether so many texts may leave a loop, whose state has `row`, that all levels are sooner looked at than its run is made."""
@@ -386,12 +387,14 @@ class Vocabulary:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
-            if turns is None and self._is_often_left(dfa.row(loop.state), loop.state):
+            if turns is None and (loop.again, 0) not in self._runs and self._is_often_left(dfa.row(loop.state), loop.state):
                 return LongAllowed(None, self._long_walked(dfa, state))
             run = self.run(loop.again)
-            within, inside, others = run.firsts.tobytes(), run.long.inside, ~run.firsts & (dfa.row(state) >= 0)
-            left = len(run.long.leaving) if turns is None else 0
-            if left + np.count_nonzero(others[self._texts.long_ids[1]]) >= _MANY_LONG:
+            within, inside, left = run.firsts.tobytes(), run.long.inside, len(run.long.leaving) if turns is None else 0
+            if len(self.long_ids) - len(inside) - len(run.long.leaving) + left >= _MANY_LONG:
+                others = ~run.firsts & (dfa.row(state) >= 0)
+                left += np.count_nonzero(others[self._texts.long_ids[1]])
+            if left >= _MANY_LONG:
                 return LongAllowed(None, self._long_walked(dfa, state))
             if turns is not None and turns.high < self.longest:
                 found += inside[run.long.chars <= turns.high].tolist()
@@ -561,12 +564,13 @@ NO_LONG = LongAllowed(None, ())
 
 class RunInLoop(NamedTuple):
     """A run that an automaton is in from a state on, in its loop; `turns`: as far as so many characters go; `apart`: nodes of the trie
-    of whose texts it says nothing."""
+    of whose texts it says nothing; `leaving`: the tokens that may leave it."""
 
     run: ClassRun
     loop: SelfLoop
     turns: Turns | None
     apart: Sequence[int]
+    leaving: int
 
     def may_end(self, dfa: Arrays) -> bool:
         """Return whether the text may end within it."""
@@ -587,10 +591,6 @@ class RunInLoop(NamedTuple):
         legal = sorted([(count, byte) for byte, count in self.run.leaving.items() if row[byte] >= 0])
         few = sum([total < _MANY_TAILS for total in itertools.accumulate([count for count, _ in legal])])
         return [byte for _, byte in legal[:few]], [byte for _, byte in legal[few:]]
-
-    def leaving(self, dfa: Arrays) -> int:
-        """Return the number of tokens of `exits`."""
-        return sum([self.run.leaving[byte] for byte in self._leaving(dfa)[1]])
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:
         """Return the possible continuations, as far as tokens go, where few tokens have them."""
