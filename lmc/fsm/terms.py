@@ -904,6 +904,9 @@ class Terms:
             found = {term for same in by_kind.values() for term in (same if not 1 < len(same) <= _MANY else self._joined_kind(same))}
         if free := {term.rest for term in found if term.is_free}:  # what is within a string of any characters, behind which is the same
             found = [term for term in found if free.isdisjoint(self._inside(term))]
+        if len(found) == 2:  # as most are
+            first, second = found
+            return (first, second) if first.number < second.number else (second, first)
         return tuple(sorted(found, key=_number_of))
 
     def _inside(self, term: Term) -> Sequence[Term]:
