@@ -30,7 +30,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from lmc.backend.base import Backend
 from lmc.backend.results import Result
 from lmc.backend.usage import Usage
-from lmc.errors import HostTimeout, JournalError, LmcError, ProgramError, ToolError, message_of
+from lmc.errors import HostTimeout, JournalError, LmcError, ParameterError, ProgramError, ToolError, message_of
 from lmc.frontend.interpreter import Function
 from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
@@ -220,7 +220,8 @@ class Published(DescribedProgram):
         """Return the error of a run for a client: a program's own exceptions by class and message, all with their
         line."""
         at = self._place(error)
-        if isinstance(error, LmcError) and not isinstance(error, ProgramError | ToolError | HostTimeout):
+        own = isinstance(error, ProgramError | ToolError | HostTimeout) and not isinstance(error, ParameterError)  # a parameter may be the caller's: a picture
+        if isinstance(error, LmcError) and not own:
             told = as_api_error(error)
             return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
         hide(error)
