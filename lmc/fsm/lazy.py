@@ -560,7 +560,16 @@ class LazyDFA:
         if repeat is None or (left := self._terms.turns_left(repeat)) is None or left == (0, None):
             return None
         (low, high), unbounded = left, self._turned(repeat, 0, None)
-        return Turns(low, NO_LIMIT if high is None else high, unbounded, state) if self._mostly(unbounded) == unbounded else None
+        if self._mostly(unbounded) != unbounded or (high is not None and self._may_go_on(repeat, unbounded)):
+            return None
+        return Turns(low, NO_LIMIT if high is None else high, unbounded, state)
+
+    def _may_go_on(self, repeat: Term, unbounded: int) -> bool:
+        """Return whether what is behind a repeat may begin with its characters: then a text may have more of them than turns are left."""
+        rest, again = repeat.rest, self._leading(unbounded, unbounded)
+        assert rest is not None
+        begins = {c for classes, _ in self._terms.forms(rest) for c in classes}
+        return any(c in begins and low <= last and first <= high for low, high, c in self._shapes.segments for first, last in again)
 
     def turned(self, state: int, low: int, high: int) -> int:
         """Return the same state with so many turns left."""

@@ -370,6 +370,17 @@ def test_what_is_yet_to_be_counted_is_found_by_a_run(schema, monkeypatch):
     assert made.dfa.states < 200
 
 
+@pytest.mark.parametrize("pattern", ["([^a]{2})*", "([a-z]{2}){0,5}1", "([a-z]{1,3}){3,9}", "(.{3})*b", "[ -~]{1,3}[a-z]{2}", "[a-é]{2}.?"])
+def test_turns_are_counted_only_where_nothing_else_goes_on_with_their_characters(pattern):
+    """A token of three characters was refused where two turns are left and what follows is more of the same."""
+    vocabulary, _ = small()
+    made = TokenAutomaton(lazily(Grammar(parse(pattern), {})), vocabulary)
+    for text in (b"", b"b", b"bc", b"bcd"):
+        state = made.dfa.step(made.start, text)
+        ends = {EOS} if made.is_final(state) else set()
+        assert allowed(made.mask(state)) == ends | {i for i in range(2, len(vocabulary.tokens)) if made.next(state, i) >= 0}, text
+
+
 def test_a_state_that_only_a_long_count_tells_apart_needs_no_states_for_its_row():
     """Each token of a string with a large maxLength built the states behind it once more, for tokens above LONG bytes: 0.4 ms."""
     words, _ = small()
