@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from lmc.config import settings
 from lmc.errors import LmcError, Loc
@@ -146,10 +146,23 @@ def _is_library(file: str) -> bool:
     return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
 
 
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread, or within an evaluation of their program."""
+class HeldWarning(NamedTuple):
+    """A warning to be raised later; it counts as raised only then."""
+
+    message: str
+    category: type[Warning]
+    once: set[str] | None
+
+
+def warn(message: str, category: type[Warning] = UserWarning, once: set[str] | None = None) -> None:
+    """Warn at the innermost line outside of lmc: the user's, where a warning is raised on their thread, or within an evaluation of their program.
+    `once`: messages raised already, which are not raised again."""
     if (held := _held.get()) is not None:
-        return held.append((message, category))
+        return held.append(HeldWarning(message, category, once))
+    if once is not None:
+        if message in once:
+            return
+        once.add(message)
     if (evaluated := place.get()) is not None:
         loc = evaluated()
         return warnings.warn_explicit(message, category, loc.file, loc.line)
@@ -159,13 +172,13 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=depth)
 
 
-_held: ContextVar[list[tuple[str, type[Warning]]] | None] = ContextVar("lmc_held_warnings", default=None)
+_held: ContextVar[list[HeldWarning] | None] = ContextVar("lmc_held_warnings", default=None)
 
 
 @contextmanager
-def held_warnings() -> Generator[list[tuple[str, type[Warning]]]]:
+def held_warnings() -> Generator[list[HeldWarning]]:
     """Collect the warnings of lmc's that are raised here in the block, for `warn` to raise them where they belong."""
-    found: list[tuple[str, type[Warning]]] = []
+    found: list[HeldWarning] = []
     token = _held.set(found)
     try:
         yield found

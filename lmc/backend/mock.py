@@ -332,9 +332,8 @@ class Mock:
 
     def _warn(self, text: str) -> None:
         for spelling in KNOWN_SPECIALS:
-            if spelling in text and spelling not in self._warned:
-                self._warned.add(spelling)
-                warn(f"text contains {spelling}, which stays ordinary text; write lmc.special({spelling!r}) for the token")
+            if spelling in text:
+                warn(f"text contains {spelling}, which stays ordinary text; write lmc.special({spelling!r}) for the token", once=self._warned)
 
     def _ask(self, node: MockNode, ask: Ask) -> tuple[Output, MockNode]:
         """Return the answer to `ask` after `node`, and the prompt with it."""

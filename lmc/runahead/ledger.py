@@ -34,7 +34,7 @@ from lmc.runahead.records import Address, GraphAddress, Record
 from lmc.runahead.submitting import RunPlan
 from lmc.runahead.text import flat, without
 from lmc.segments import Gen, Image, Select
-from lmc.tracebacks import held_warnings, warn
+from lmc.tracebacks import HeldWarning, held_warnings, warn
 from lmc.waiting import Signal, idle
 
 
@@ -73,7 +73,7 @@ class Guess:
     ask: Gen | Select
     after: Prompt
     reached: int
-    warnings: Sequence[tuple[str, type[Warning]]]
+    warnings: Sequence[HeldWarning]
     in_arm: bool = False
     used: bool = False
     dropped: bool = False
@@ -184,8 +184,8 @@ class Ledger:
                 self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
             else:
                 after = Prompt(before, (), guess.result, guess.after.handle, ())
-                for message, category in guess.warnings:
-                    warn(message, category)
+                for held in guess.warnings:
+                    warn(*held)
             assert after.result is not None
             if self._prefilled:
                 self._needed_no_more(before)

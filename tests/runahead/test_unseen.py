@@ -118,6 +118,24 @@ def test_warnings_name_the_programs_lines_and_come_once() -> None:
     assert all(found == seen[0] for found in seen) and seen[0] and {file for file, _, _ in seen[0]} == {__file__}
 
 
+@lmc.function
+def ends_early(s):
+    for i in range(3):
+        (f,) = s.fork(1)
+        f += str(i) + "<|im_end|>" * i + lmc.gen("a", max_tokens=3)
+        if f["a"] == "no":
+            break
+    s += "b<|im_end|>" + lmc.gen("b", max_tokens=3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_warnings_of_requests_that_python_never_makes_are_raised_where_it_makes_another(mode: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        execute(ends_early, mode, a="no", b="so")
+    assert [w.lineno - ends_early.func.__code__.co_firstlineno for w in caught] == [7]
+
+
 class Key:
     def __hash__(self) -> int:
         DONE.append("hash")

@@ -135,6 +135,6 @@ def warn_of_spellings(pieces: Sequence[Part | Image], target: str) -> None:
     """Warn once for each special token of the template that text spells: a server that takes text may read it as the
     token."""
     for special in {piece.spelling for piece in pieces if isinstance(piece, Special)}:
-        if special not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
-            _warned.add(special)
-            warn(f"text contains {special}, which {target}, being given text, takes for the token of its chat template")
+        message = f"text contains {special}, which {target}, being given text, takes for the token of its chat template"
+        if message not in _warned and any(special in piece for piece in pieces if isinstance(piece, str)):
+            warn(message, once=_warned)

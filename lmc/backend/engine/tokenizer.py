@@ -75,8 +75,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added = {token.content: i for i, token in added.items() if limit is None or i < limit}
         spellings = sorted((added[i].content for i in self.special_ids), key=len, reverse=True)
-        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings else None
-        self._warned = parse_special
+        self._spelling = re.compile("|".join(map(re.escape, spellings))) if spellings and not parse_special else None
+        self._warned: set[str] = set()
         self.prefixes_behind_specials = is_legacy(raw)  # which put a space before each stretch of text, not the first alone
         self._words: dict[str, list[int]] = {}  # ids of words after a space; keys that begin with one: of the text without it
         self._middle = without_prefix(raw)
@@ -205,10 +205,10 @@ class Tokenizer:
     def _warn_about_specials(self, text: str) -> None:
         if self._spelling is None or (found := self._spelling.search(text)) is None:
             return
-        self._warned = True
         warn(
             f"text contains {found[0]!r}, a special token's spelling; it is encoded as ordinary text. "
-            f"If the token is meant, write lmc.special({found[0]!r}), or set parse_special=True on the backend"
+            f"If the token is meant, write lmc.special({found[0]!r}), or set parse_special=True on the backend",
+            once=self._warned,
         )
 
     def id_of(self, special: str) -> int:
