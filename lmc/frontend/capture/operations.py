@@ -93,12 +93,17 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
-        if args and type(args[0]) is Object and (own := ev.special(args[0], f"__{fn.__name__.strip('_')}__")) is not None:
+        if args and type(args[0]) is Object and not _is_reflected(*args) and (own := ev.special(args[0], f"__{fn.__name__.strip('_')}__")) is not None:
             found = ev.call(own, [*args[1:]], {})
             return Unknown(None) if found is NotImplemented else found
         return native(fn, *args)
     except Undecided as undecided:
         return ev.operation(name, args, undecided.deps)
+
+
+def _is_reflected(a: Object, *others: Any) -> bool:
+    """Return whether Python may call another operand's method first: it is of a subclass."""
+    return any(type(b) is Object and b.cls is not a.cls and issubclass(b.cls, a.cls) for b in others)
 
 
 def passes(x: Any) -> int:

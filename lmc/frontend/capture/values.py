@@ -50,8 +50,11 @@ class Object:
         return True
 
     def __str__(self) -> str:
-        if not is_exception(self):
+        own = self.cls.__str__
+        if own is object.__str__:
             return repr(self)
+        if own is not BaseException.__str__:
+            raise Undecided(None)
         return str(self.args[0] if len(self.args) == 1 else self.args or "")
 
 

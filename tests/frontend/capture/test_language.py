@@ -1,6 +1,6 @@
 """Evaluations follow classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
 
-# ruff: noqa: SIM401 (programs are written as people write them)
+# ruff: noqa: SIM401, UP031, UP032 (programs are written as people write them)
 
 from __future__ import annotations
 
@@ -335,6 +335,42 @@ def test_with_some_answers_the_others_are_holes_or_right(name: str):
         asked, _ = run_evaluation(program, {"q": "one two. three"}, known)
         assert len(asked) >= min(k + 1, len(python.asked))
         assert {(a, p) for a, _, p in asked[: k + 1]} <= prompts | {(a, None) for a, _ in prompts}
+
+
+@dataclasses.dataclass
+class Shown:
+    n: int
+
+    def __str__(self):
+        return f"<{self.n}>"
+
+    def __add__(self, other):
+        return "sum"
+
+
+class Reflected(Shown):
+    def __radd__(self, other):
+        return "reflected"
+
+
+class Fault(KeyError):
+    pass
+
+
+@lmc.function
+def called_natively(s, q):
+    s += q + "%s" % Shown(1) + lmc.gen("a")
+    s += "{!s}".format(Shown(2)) + lmc.gen("b")
+    s += Shown(1) + Reflected(2)
+    s += lmc.gen("c")
+    s += "%s" % Fault("k") + lmc.gen("d")
+
+
+def test_what_native_code_would_call_is_unknown_and_not_guessed():
+    python = run_python(called_natively, {"q": "q"})
+    asked, _ = run_evaluation(called_natively, {"q": "q"}, python.answers)
+    assert len(asked) == len(python.asked) == 4
+    assert all(prompt in (None, pythons) for (*_, prompt), (*_, pythons) in zip(asked, python.asked, strict=True))
 
 
 def test_a_method_as_a_program():
