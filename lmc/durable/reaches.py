@@ -162,9 +162,9 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
 
 
 def names_doubt(fn: types.FunctionType) -> bool:
-    """Return whether a function's code names InDoubtEffect, by whatever name, also in a tuple of exceptions."""
+    """Return whether a function's code names InDoubtEffect, by whatever name, also in a tuple of exceptions, or was given it by a decorator or a default."""
     names = _names_in(fn.__code__)
-    found = [fn.__globals__.get(name) for name in names]
+    found = [*map(fn.__globals__.get, names), *inside(fn)]
     return InDoubtEffect.__name__ in names or any(x is InDoubtEffect or (type(x) is tuple and any(y is InDoubtEffect for y in x)) for x in found)
 
 

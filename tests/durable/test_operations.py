@@ -189,6 +189,37 @@ def test_catching_all_errors_is_not_to_handle_a_doubt(program: Any, tmp_path: Pa
     assert program.run("x", backend=lmc.Mock(), journal=path).ret_value == expected and not CALLS
 
 
+def without(errors: Any) -> Any:
+    def decorator(fn: Any) -> Any:
+        def inner(s: Any, q: str) -> Any:
+            try:
+                return fn(s, q)
+            except errors:
+                return charge("rollback")
+
+        return inner
+
+    return decorator
+
+
+@without((ValueError, lmc.InDoubtEffect))
+def pays_or_not(s: Any, q: str) -> str:
+    s += q + lmc.gen("a", max_tokens=3)
+    return charge(q)
+
+
+@lmc.function
+def handles_by_a_decorator(s: Any, q: str) -> Any:
+    return pays_or_not(s, q)
+
+
+def test_a_decorator_that_is_given_the_error_handles_a_doubt(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    handles_by_a_decorator.run("x", backend=lmc.Mock(), seed=1, journal=path)
+    lay(path, next(data for data in prefixes(path) if b'["record",0,["i",' in data))
+    assert handles_by_a_decorator.run("x", backend=lmc.Mock(), journal=path).ret_value == "charged rollback"
+
+
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("compacts", [False, True])
 def test_what_a_program_does_about_a_doubt_is_not_expected_of_it_later(made: bool, compacts: bool, tmp_path: Path) -> None:
