@@ -31,11 +31,13 @@ async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: S
         if numbers is None:
             done, pending = await awaitable
             first.write([i for i, task in enumerate(tasks) if task in done])
-            return done, pending
+        else:
+            done = {tasks[i] for i in numbers}
+            pending = {*tasks} - done
     finally:
         drop(awaitable)  # where it was not awaited
-    done = {tasks[i] for i in numbers}
-    return done, {*tasks} - done
+    journal.note_doubts([task.exception() for task in done if not task.cancelled()])
+    return done, pending
 
 
 class CompletedTasks:
@@ -68,7 +70,9 @@ class CompletedTasks:
         return await self._next()
 
     async def _result(self) -> Any:
-        return (await self._next()).result()
+        task = await self._next()
+        with self._place[0].telling():
+            return task.result()
 
     async def _next(self) -> Task:
         self._place[0].go_on()

@@ -81,7 +81,10 @@ class RunJournal(JournaledCalls):
             drop(awaitable)
             raise
         if begun is None or call is None:  # its inner awaits are in the journal by themselves
-            return await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
+            with self.telling():
+                told = await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
+            self.note_doubts(told)
+            return told
         name, _, given = call
         number, known = begun
         inner = inner_of(awaitable)

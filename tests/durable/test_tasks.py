@@ -389,6 +389,68 @@ def test_a_doubt_puts_nothing_else_in_doubt(tmp_path: Path) -> None:
         assert doubts >= 2
 
 
+async def pay_later(x: str) -> str:
+    await asyncio.sleep(0)
+    CALLS.append(("pay_later", x))
+    return f"paid {x}"
+
+
+async def told_by_gather(s: Any) -> str:
+    return str(await asyncio.gather(pay_later("x"), return_exceptions=True))
+
+
+async def told_by_a_task(s: Any) -> str:
+    task = asyncio.create_task(pay_later("x"))
+    try:
+        return await task
+    except Exception as error:
+        return str(error)
+
+
+async def told_by_wait(s: Any) -> str:
+    task = asyncio.create_task(pay_later("x"))
+    await asyncio.wait([task])
+    return str(task.exception() or task.result())
+
+
+async def told_by_a_group(s: Any) -> str:
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(pay_later("x"))
+    except ExceptionGroup as errors:
+        return str(errors.exceptions)
+    return task.result()
+
+
+async def told_as_completed(s: Any) -> str:
+    for task in asyncio.as_completed([pay_later("x")]):
+        try:
+            return await task
+        except Exception as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("told", [told_by_gather, told_by_a_task, told_by_wait, told_by_a_group, told_as_completed])
+def test_nothing_begins_behind_the_doubt_of_a_task_that_a_program_takes_for_an_error(told: Any, tmp_path: Path) -> None:
+    @lmc.function
+    async def agent(s: Any) -> Any:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        s += await told(s) + lmc.gen("b", max_tokens=2)
+        return await pay_later(s["b"])
+
+    path, mock = tmp_path / "j", lmc.Mock()
+    expected = agent.run(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    lay(path, next(data for data in prefixes(path) if b'["i",' in data))
+    CALLS.clear()
+    for _ in range(2):
+        with pytest.raises(lmc.InDoubtEffect):
+            agent.run(backend=mock, journal=path)
+    assert not CALLS and not mock.call_log
+    lmc.Journal(path).resolve("paid x")
+    assert agent.run(backend=mock, journal=path).ret_value == expected and len(CALLS) == 1
+
+
 WHO = ContextVar("who", default="nobody")
 
 
