@@ -250,23 +250,6 @@ class JournaledCalls(Answers):
             self.doubt = self.doubt or doubt
         return doubt
 
-    def note_doubts(self, told: Any) -> None:
-        """Note doubts that tasks of the run ended with, where the program is told of them: by an error, or among results."""
-        if isinstance(told, InDoubtEffect):
-            self.stops_at(told)
-        for x in told.exceptions if isinstance(told, BaseExceptionGroup) else told if type(told) is list else ():
-            if isinstance(x, BaseException):
-                self.note_doubts(x)
-
-    @contextmanager
-    def telling(self) -> Generator[None]:
-        """Note doubts that an error of the block tells the program of."""
-        try:
-            yield
-        except (InDoubtEffect, BaseExceptionGroup) as error:
-            self.note_doubts(error)
-            raise
-
     def begin_more(self) -> None:
         if not (in_event_loop() and asyncio.current_task() in self.effects.tasks):  # which is ended by those who wait for the other one
             super().begin_more()

@@ -1,16 +1,19 @@
-"""Which of several tasks ended first: the outcomes of `asyncio.wait` and `asyncio.as_completed` are in the journal, as numbers of tasks."""
+"""Which of several tasks ended first: the outcomes of `asyncio.wait` and `asyncio.as_completed` are in the journal, as numbers of tasks.
+
+Whoever waits for tasks is told of their doubts, too."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import types
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from typing import Any
 
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
-from lmc.errors import Loc
+from lmc.errors import InDoubtEffect, Loc
 
 Task = asyncio.Future[Any]
 
@@ -36,8 +39,41 @@ async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: S
             pending = {*tasks} - done
     finally:
         drop(awaitable)  # where it was not awaited
-    journal.note_doubts([task.exception() for task in done if not task.cancelled()])
+    note_doubts(journal, [task.exception() for task in done if not task.cancelled()])
     return done, pending
+
+
+def note_doubts(journal: JournaledCalls, told: Any) -> None:
+    """Note doubts that tasks of the run ended with, where the program is told of them: by an error, or among results."""
+    if isinstance(told, InDoubtEffect):
+        journal.stops_at(told)
+    for x in told.exceptions if isinstance(told, BaseExceptionGroup) else told if type(told) is list else ():
+        if isinstance(x, BaseException):
+            note_doubts(journal, x)
+
+
+@contextlib.contextmanager
+def telling(journal: JournaledCalls) -> Generator[None]:
+    """Note doubts that an error of the block tells the program of."""
+    try:
+        yield
+    except (InDoubtEffect, BaseExceptionGroup) as error:
+        note_doubts(journal, error)
+        raise
+
+
+class ManagedGroup:
+    """Manages a group of tasks, whose end tells the program of their doubts."""
+
+    def __init__(self, journal: JournaledCalls, group: asyncio.TaskGroup) -> None:
+        self._journal, self._group = journal, group
+
+    async def __aenter__(self) -> asyncio.TaskGroup:
+        return await self._group.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        with telling(self._journal):
+            await self._group.__aexit__(*error)
 
 
 class CompletedTasks:
@@ -71,7 +107,7 @@ class CompletedTasks:
 
     async def _result(self) -> Any:
         task = await self._next()
-        with self._place[0].telling():
+        with telling(self._place[0]):
             return task.result()
 
     async def _next(self) -> Task:

@@ -22,6 +22,7 @@ from typing import Any, get_origin
 
 from lmc.durable import mutations, twins
 from lmc.durable.calls import warn
+from lmc.durable.completion import ManagedGroup
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
@@ -308,7 +309,7 @@ class Recorder:
         self.journal.progress += 1
         cls = type(x)
         if cls is asyncio.TaskGroup:
-            return _Group(self.journal, x)
+            return ManagedGroup(self.journal, x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)
@@ -356,20 +357,6 @@ def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
 
 def _makes_future(fn: types.MethodType) -> bool:
     return fn.__name__ == "create_future" and isinstance(fn.__self__, asyncio.AbstractEventLoop)
-
-
-class _Group:
-    """Manages a group of tasks, whose end tells the program of their doubts."""
-
-    def __init__(self, journal: RunJournal, group: asyncio.TaskGroup) -> None:
-        self._journal, self._group = journal, group
-
-    async def __aenter__(self) -> asyncio.TaskGroup:
-        return await self._group.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> None:
-        with self._journal.telling():
-            await self._group.__aexit__(*error)
 
 
 def _named(found: Any, fn: Any) -> Any:

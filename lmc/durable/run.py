@@ -13,7 +13,7 @@ from typing import Any
 from lmc import observing
 from lmc.durable.call_records import awaited_call
 from lmc.durable.calls import JournaledCalls, warn
-from lmc.durable.completion import CompletedTasks, some_of, waits_for_some
+from lmc.durable.completion import CompletedTasks, note_doubts, some_of, telling, waits_for_some
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.groups import WELL
 from lmc.durable.library import AWAITED_AGAIN, WAITING
@@ -81,9 +81,9 @@ class RunJournal(JournaledCalls):
             drop(awaitable)
             raise
         if begun is None or call is None:  # its inner awaits are in the journal by themselves
-            with self.telling():
+            with telling(self):
                 told = await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
-            self.note_doubts(told)
+            note_doubts(self, told)
             return told
         name, _, given = call
         number, known = begun
