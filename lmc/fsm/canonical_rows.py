@@ -99,9 +99,9 @@ class CanonicalRows:
         found = walked.tokens(vocabulary, dfa, state)
         for running in walked.runs:
             found += [(t, dfa.step(state, vocabulary.tokens[t])) for t in running.run.begun.tolist() if walked.bits[t >> 5] >> np.uint32(t & 31) & 1]
-            filling = [t for t in running.filling() if not is_begun(vocabulary.tokens[t])]  # all lead to one state: the count is full
-            if filling and self._is_singular(full := dfa.step(state, vocabulary.tokens[filling[0]])):
-                found += [(t, full) for t in filling]
+            saturating = [t for t in running.saturating() if not is_begun(vocabulary.tokens[t])]  # all lead to one state: the count is full
+            if saturating and self._is_singular(full := dfa.step(state, vocabulary.tokens[saturating[0]])):
+                found += [(t, full) for t in saturating]
         return sorted(dict(found).items())
 
     def _stuck(self, tokens: list[int], end: int) -> list[int]:

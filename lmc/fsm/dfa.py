@@ -1,7 +1,7 @@
 """Minimal automata over UTF-8 bytes: tree ─► NFA ─► DFA over character classes ─► minimal ─► bytes.
 
 Determinising and minimising happen over the few classes of characters that a pattern distinguishes; only the minimal
-automaton is spread over bytes (spread.py).
+automaton is lowered to bytes (utf8_lowering.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.counted import unrolled
 from lmc.fsm.minimise import DEAD, Table, minimal
 from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, parts_of
-from lmc.fsm.spread import spread
+from lmc.fsm.utf8_lowering import lowered
 
 MAX_STATES = 50_000  # over characters
 MAX_WORK = 4_000_000  # states visited in the subset construction: a few seconds
@@ -31,7 +31,7 @@ def build(tree: Node, work: int = MAX_WORK) -> ByteDFA:
     table, final = determinised(tree, alphabet, work)
     if not any(final):
         raise ConstraintError("no text matches this constraint")
-    return spread(*minimal(table, final), alphabet.segments)
+    return lowered(*minimal(table, final), alphabet.segments)
 
 
 def determinised(tree: Node, alphabet: Alphabet, work: int = MAX_WORK) -> tuple[Table, list[bool]]:

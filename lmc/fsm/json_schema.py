@@ -1,5 +1,5 @@
 """JSON schemas as grammars of their instances. Compiles; the meaning of keywords is in json_keywords, their combination
-in json_ways, the writing of values in json_text and json_layout.
+in json_disjuncts, the writing of values in json_text and json_layout.
 
     schema ─► shapes (conjunctions of plain keywords, one for each path through anyOf and $ref) ─► trees ─► Grammar
 
@@ -24,8 +24,9 @@ from lmc.fsm.algebra import both, other_than, without
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.completion import all_endings
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.json_apart import admit, admits, but, characters, less
 from lmc.fsm.json_check import Checker
+from lmc.fsm.json_disjointness import admit, admits, but, characters, less
+from lmc.fsm.json_disjuncts import Ways
 from lmc.fsm.json_keywords import REFERENCES, Notes
 from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_references import References, sharing
@@ -56,7 +57,6 @@ from lmc.fsm.json_text import (
     string_of,
     text,
 )
-from lmc.fsm.json_ways import Ways
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parts_of
 from lmc.fsm.regex import parse

@@ -29,8 +29,8 @@ from lmc.fsm.dfa import Alphabet
 from lmc.fsm.json_styles import Style, Styles
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.nodes import Chars, Node
-from lmc.fsm.spread import Above, Shapes
 from lmc.fsm.terms import Classes, Term, TermFrame, Terms
+from lmc.fsm.utf8_lowering import Above, Shapes
 from lmc.fsm.words import WordRange
 
 MOST_FORMS = 24_000  # visited in one step, if those before it have left as many: some 0.1 s

@@ -581,7 +581,7 @@ class RunInLoop(NamedTuple):
         """Return the bits of the tokens within it; not to be written to."""
         return self.run.bits if self.turns is None else self.run.up_to(self.turns.high)
 
-    def filling(self) -> list[int]:
+    def saturating(self) -> list[int]:
         """Return the tokens within it after whose last character the loop may not be repeated."""
         return [] if self.turns is None else self.run.ids[self.run.chars == self.turns.high].tolist()
 
@@ -632,7 +632,7 @@ class InString(NamedTuple):
     def bits(self) -> np.ndarray:
         return self.run.up_to(self.string.high)
 
-    def filling(self) -> list[int]:
+    def saturating(self) -> list[int]:
         return self.run.ids[self.run.whole & (self.run.chars == self.string.high)].tolist()
 
     def tails(self, dfa: Arrays) -> list[tuple[Tail, int]]:

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm import grammar, json_ways
+from lmc.fsm import grammar, json_disjuncts
 from lmc.fsm.algebra import automaton, both, is_empty, without
 from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.dfa import build
@@ -217,7 +217,7 @@ def test_combining_languages_ends_when_the_work_is_used_up():
 
 
 def test_patterns_that_take_too_much_work_together_are_checked_later_or_refused(monkeypatch):
-    monkeypatch.setattr(json_ways, "TransitionBudget", lambda: TransitionBudget(200))
+    monkeypatch.setattr(json_disjuncts, "TransitionBudget", lambda: TransitionBudget(200))
     word = {"type": "string", "allOf": [{"pattern": c} for c in "abcdef"]}
     schema = {"type": "object", "properties": {"id": {"type": "integer"}, "word": word}}
     with pytest.warns(SchemaWarning, match="/properties/word has a pattern beside a length or another pattern"):

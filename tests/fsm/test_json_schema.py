@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lmc.errors import ConstraintError, SchemaWarning
-from lmc.fsm import json_apart, json_schema, json_ways
+from lmc.fsm import json_disjointness, json_disjuncts, json_schema
 from lmc.fsm.algebra import repeated_other_than
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import ByteDFA
@@ -256,7 +256,7 @@ def test_what_only_a_double_negation_speaks_of_is_not_evaluated():
     [(lambda two: {"allOf": two}, "too many schemas that combine"), (lambda two: {"anyOf": two}, "too many schemas that combine|more than 256 ways")],
 )
 def test_schemas_that_double_at_each_reference_are_refused_soon(both, says, monkeypatch):
-    monkeypatch.setattr(json_ways, "_MOST_LOOKS", 1000)
+    monkeypatch.setattr(json_disjuncts, "_MOST_LOOKS", 1000)
     steps = {f"a{i}": both([{"$ref": f"#/$defs/a{i + 1}"}] * 2) for i in range(60)}
     with pytest.raises(ConstraintError, match=says):
         compile_schema(json.dumps({"$defs": {**steps, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}))
@@ -556,7 +556,7 @@ def test_values_that_begin_alike_are_what_they_are_alone():
 def test_arms_that_a_property_tells_apart_are_not_compared_further(monkeypatch):
     """Each of 24 arms was compared with each other one, through all that `kind` refers to."""
     arms = [{"type": "object", "properties": {"kind": {"enum": [f"a{i}", f"b{i}"]}, "x": {"type": "integer"}}, "required": ["kind"]} for i in range(24)]
-    monkeypatch.setattr(json_apart, "_apart", None)
+    monkeypatch.setattr(json_disjointness, "_apart", None)
     made = lazily(compile_schema(json.dumps({"oneOf": arms}))[0])
     assert made.accepts(b'{"kind": "b7", "x": 1}') and not made.accepts(b'{"kind": "c7"}')
 

@@ -16,7 +16,7 @@ from typing import Any
 from lmc.errors import ConstraintError
 from lmc.fsm.algebra import without
 from lmc.fsm.bounds import TooLarge, TransitionBudget
-from lmc.fsm.json_apart import not_apart
+from lmc.fsm.json_disjointness import not_apart
 from lmc.fsm.json_keywords import PLAIN, REFERENCES, Keywords, Notes
 from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import TYPES, All, ObjectRule, SchemaPointer, SchemaShape, opposite, rules_of, unannotated, without_unevaluated, wrong

@@ -33,7 +33,7 @@ _MOST_PAIRS = 20_000  # of shapes that are compared
 
 
 class Disjuncts(Protocol):
-    """The disjuncts of schemas (json_ways.py)."""
+    """The disjuncts of schemas (json_disjuncts.py)."""
 
     work: TransitionBudget
     apart: dict[Hashable, bool]  # disjointness of compared languages

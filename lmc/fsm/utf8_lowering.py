@@ -33,7 +33,7 @@ Runs = tuple[tuple[int, int, _Ref], ...]  # (first, last, target), ascending, ne
 Segments = tuple[tuple[int, int, _Leaf], ...]  # of characters: (first, last, leaf)
 
 
-def spread(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
+def lowered(table: Table, final: Sequence[bool], segments: Sequence[tuple[int, int, int]]) -> ByteDFA:
     """Return the automaton over bytes of a minimal one over classes of characters.
 
     segments   (first, last, class), ascending, of all characters of any class; classes are numbered as they appear
