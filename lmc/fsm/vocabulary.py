@@ -69,7 +69,7 @@ class Vocabulary:
         self.long_heads = frozenset(self._long)
 
     def prepare(self) -> Vocabulary:
-        """Finds now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
+        """Find now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
         step that others wait for; itself."""
         _ = self._nodes, self._occurrences, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
