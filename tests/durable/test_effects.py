@@ -26,7 +26,7 @@ from lmc.durable import files, journal, records
 from lmc.errors import InDoubtEffect, JournalError
 from tests.durable import journaled
 from tests.durable.journaled import CALLS, agent, ask_places, charge, cut, look_up, pays, seen
-from tests.durable.resuming import journal_of, lay, recorded
+from tests.durable.resuming import journal_of, lay, prefixes, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -570,6 +570,40 @@ def test_budgets_count_what_is_known(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(lmc.BudgetExceeded, match="3 calls"):
             program("d", seed=3, journal=path, backend=lmc.Mock(), budget=lmc.Budget(calls=3))
+
+
+NAMES = ["x", "y"]
+
+
+@lmc.host
+def in_order(name: str) -> str:
+    CALLS.append(("look_up", name))
+    return f"<{name}>"
+
+
+@lmc.host(ordered=False)
+def in_any_order(name: str) -> str:
+    CALLS.append(("look_up", name))
+    return f"<{name}>"
+
+
+@lmc.function
+def looks_up_each(s: Any, ordered: bool) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    return sorted((in_order if ordered else in_any_order)(name) for name in NAMES)
+
+
+def test_calls_that_need_no_order_are_found_behind_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ordered ones are another program's, which does something else first."""
+    for ordered in (False, True):
+        path = tmp_path / str(ordered)
+        looks_up_each.run(ordered=ordered, backend=lmc.Mock(), seed=1, journal=path)
+        lay(path, prefixes(path)[-2])
+        CALLS.clear()
+        with monkeypatch.context() as patch, pytest.raises(lmc.JournalError, match="calls in_order") if ordered else contextlib.nullcontext():
+            patch.setitem(globals(), "NAMES", ["z", "y", "x"])
+            assert looks_up_each.run(ordered=ordered, backend=lmc.Mock(), journal=path).ret_value == ["<x>", "<y>", "<z>"]
+        assert ([] if ordered else [("look_up", "z")]) == CALLS
 
 
 @lmc.function
