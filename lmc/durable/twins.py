@@ -58,12 +58,14 @@ def instrument_members(journal: RunJournal, cls: type) -> None:
 def _constructor(journal: RunJournal, callee: Callee, cls: type) -> Callable[..., Any]:
     """Return a function that makes instances of a class as `type` does, with its `__init__` instrumented."""
     instrument_members(journal, cls)
-    init = cls.__init__
+    init, new = cls.__init__, cls.__new__
+    if isinstance(new, types.FunctionType) and not from_library(new) and not new.__code__.co_filename.startswith("<"):
+        new = twin_of(journal, new)
 
     def make(*args: Any, **kwargs: Any) -> Any:
         if type(cls).__call__ is not type.__call__:
             return cls(*args, **kwargs)
-        instance = object.__new__(cls) if cls.__new__ is object.__new__ and cls.__init__ is not object.__init__ else cls.__new__(cls, *args, **kwargs)
+        instance = object.__new__(cls) if new is object.__new__ and cls.__init__ is not object.__init__ else new(cls, *args, **kwargs)
         if cls not in type(instance).__mro__:
             return instance
         journal.effects.keep(instance)

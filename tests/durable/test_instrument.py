@@ -370,10 +370,58 @@ async def enters_later(s: Any) -> Any:
     return name
 
 
+class Elsewhere:
+    """A manager that no program makes."""
+
+    state: Any = None
+
+    def __enter__(self) -> None:
+        self.state += str(tool("enter")) + lmc.gen("entered", max_tokens=2)
+
+    def __exit__(self, *error: object) -> None:
+        tool("left")
+
+
+class AsyncElsewhere:
+    state: Any = None
+
+    async def __aenter__(self) -> None:
+        self.state += str(tool("enter")) + lmc.gen("entered", max_tokens=2)
+
+    async def __aexit__(self, *error: object) -> None:
+        tool("left")
+
+
+SESSION, ASYNC_SESSION = Elsewhere(), AsyncElsewhere()
+
+
+class Receipt:
+    """A text, as `str(…)` makes one: Python does not call its `__init__`."""
+
+    def __new__(cls, paid: Any) -> Any:
+        return f"receipt of {tool(paid)}" if isinstance(paid, str) else lmc.gen("never")
+
+    def __init__(self, paid: Any) -> None:
+        raise AssertionError("Python does not call it")
+
+
+@lmc.function
+async def enters_what_is_made_elsewhere(s: Any) -> Any:
+    SESSION.state = ASYNC_SESSION.state = s
+    with SESSION:
+        s += lmc.gen("a", max_tokens=2)
+    async with ASYNC_SESSION:
+        return Receipt(s["a"])
+
+
 @pytest.mark.parametrize("program", [enters_and_decorates, enters_later], ids=lambda p: p.name)
 @pytest.mark.search
 def test_what_statements_call_of_the_program_is_recorded(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, doubtful=True)
+
+
+def test_what_managers_made_elsewhere_and_constructors_call_is_recorded(tmp_path: Path) -> None:
+    assert recorded(enters_what_is_made_elsewhere, tmp_path / "j") == ["tool"] * 5
 
 
 def fails() -> None:
