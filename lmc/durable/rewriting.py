@@ -19,7 +19,7 @@ from lmc.durable.files import Sidecar, as_journal_error, opened, sync_directory,
 from lmc.durable.groups import WELL, Ask, Entry, Record, file_of, group_of, line, output_of
 from lmc.durable.journal import MANY
 from lmc.durable.records import Contents, Known, find
-from lmc.errors import InDoubtEffect, JournalError
+from lmc.errors import JournalError
 
 
 def append(path: Path, key: Key | None, make: Callable[[Contents], Iterable[tuple[int, Record]]]) -> None:
@@ -76,9 +76,12 @@ def is_over(known: Known) -> bool:
 
 def _needed(records: list[Record]) -> list[Record]:
     """Return the records of a run without those superseded by later ones."""
-    void, of, ends = set[int](), dict[int, list[int]](), [n for n, record in enumerate(records) if record[0] == "e"]
-    left_doubtful = {n for n in ends if any(kind == InDoubtEffect.__name__ for kind, _ in records[n][1])}  # says what came of a doubt
+    void, of, ends, left_doubtful = set[int](), dict[int, list[int]](), list[int](), set[int]()
     for n, record in enumerate(records):
+        if record[0] == "e":
+            ends.append(n)
+        elif record[0] in "rRu" and ends and of.get(record[1], [n])[0] < ends[-1]:
+            left_doubtful.add(ends[-1])  # says what came of a doubt that was decided later
         if record[0] in _OF_EFFECTS:
             of.setdefault(record[1], []).append(n)
         elif record[0] == "u":

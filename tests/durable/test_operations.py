@@ -220,6 +220,29 @@ def test_a_decorator_that_is_given_the_error_handles_a_doubt(tmp_path: Path) -> 
     assert handles_by_a_decorator.run("x", backend=lmc.Mock(), journal=path).ret_value == "charged rollback"
 
 
+@lmc.function
+def asks_why(s: Any, q: str) -> Any:
+    try:
+        s += charge(q)
+    except lmc.InDoubtEffect:
+        s += lmc.gen("why", max_tokens=3)
+        return "nobody knows"
+    s += lmc.gen("a", max_tokens=3)
+    return s["a"]
+
+
+def test_a_compact_journal_knows_what_came_of_a_doubt_that_was_handled(tmp_path: Path) -> None:
+    path, expected = tmp_path / "j", asks_why.run("x", backend=lmc.Mock(), seed=1).ret_value
+    asks_why.run("x", backend=lmc.Mock(), seed=1, journal=path)
+    lay(path, next(data for data in prefixes(path) if b'["record",0,["i",' in data))
+    assert asks_why.run("x", backend=lmc.Mock(), journal=path).ret_value == "nobody knows"
+    lmc.Journal(path).resolve("charged x")
+    with pytest.raises(lmc.BackendError):
+        asks_why.run("x", backend=lmc.Mock(fault=lambda ask, n: lmc.BackendError("down")), journal=path)
+    lmc.Journal(path).compact()
+    assert asks_why.run("x", backend=lmc.Mock(), journal=path).ret_value == expected
+
+
 @pytest.mark.parametrize("made", [False, True])
 @pytest.mark.parametrize("compacts", [False, True])
 def test_what_a_program_does_about_a_doubt_is_not_expected_of_it_later(made: bool, compacts: bool, tmp_path: Path) -> None:
