@@ -95,7 +95,12 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
 def _delete(node: ast.Delete, scope: Scope) -> Eval:
     """Compile a `del` of items; names and attributes that are deleted are not read again."""
     items = [(expression(t.value, scope), expression(t.slice, scope)) for t in node.targets if isinstance(t, ast.Subscript)]
-    return lambda frame: [op.delete_item(frame.ev, x(frame), at(frame)) for x, at in items] and None
+
+    def run(frame: Frame) -> None:
+        for x, at in items:
+            op.delete_item(frame.ev, x(frame), at(frame))
+
+    return run
 
 
 # -- branches and loops ----------------------------------------------------------------------------------------------

@@ -337,6 +337,22 @@ def test_with_some_answers_the_others_are_holes_or_right(name: str):
         assert {(a, p) for a, _, p in asked[: k + 1]} <= prompts | {(a, None) for a, _ in prompts}
 
 
+@lmc.function
+def deleting(s, q):
+    words, first = [q, "b"], q
+    s += q + lmc.gen("a", max_tokens=4)
+    if s["a"] != "":
+        del first
+    del words[0]
+    s += words[0] + lmc.gen("b", max_tokens=4)
+
+
+def test_names_and_items_are_deleted_in_arms_and_beside_them():
+    python = run_python(deleting, {"q": "q"})
+    asked, outcome = run_evaluation(deleting, {"q": "q"}, python.answers)
+    assert asked == python.asked and len(asked) == 2 and outcome.stopped_at is None
+
+
 @dataclasses.dataclass
 class Shown:
     n: int
