@@ -145,7 +145,7 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
     frame.live = ev.frames.get(code.place)
     if code.is_generator:
         frame.generator = GeneratorBody(frame, code.body)
-        return LazyItems(ev, frame.generator, of=(frame, code.effects))
+        return LazyItems(ev, frame.generator, frame.generator, of=(frame, code.effects))
     if code.is_async and program is None:
         return Coroutine(lambda: ev.run_frame(frame), fn.name)
     frame.is_program = program is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import error, getcurrent, greenlet
 
 from lmc.frontend.capture.code import Eval, Frame
-from lmc.frontend.capture.unknown import Abandoned, Undecided
+from lmc.frontend.capture.unknown import Abandoned, Raised, Undecided
 
 
 class GeneratorBody:
@@ -35,7 +36,9 @@ class GeneratorBody:
 
     def give(self, x: Any) -> None:
         """In the body: hand an item to who takes it."""
-        self._steps.parent.switch(x)  # pyright: ignore[reportOptionalMemberAccess]
+        raised = self._steps.parent.switch(x)  # pyright: ignore[reportOptionalMemberAccess]
+        if raised:
+            raise raised
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -48,6 +51,16 @@ class GeneratorBody:
         if steps.dead:
             raise StopIteration
         return x
+
+    def drop(self) -> None:
+        """Nobody takes the rest: as Python closes a generator, its `finally` clauses are evaluated."""
+        try:
+            if self._steps:
+                self._steps.parent = getcurrent()
+                self._steps.switch(Raised(GeneratorExit()))
+        except BaseException:  # a destructor raises nothing; if the evaluation has to stop, its next step raises again
+            with suppress(error, ValueError):  # collected on another thread, or by itself, as it ends
+                self.kill()
 
     def kill(self) -> None:
         """End it with the evaluation: nothing more of it is evaluated."""

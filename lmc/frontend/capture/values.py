@@ -120,16 +120,20 @@ class LazyItems:
     whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_whole", "over")
+    __slots__ = ("_ev", "_generator", "_items", "_of", "_sources", "_stuck", "_whole", "over")
 
     def __init__(
-        self, ev: Evaluator, items: Iterable[Any], *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._ev, self._items = ev, iter(items)
+        self._ev, self._items, self._generator = ev, iter(items), generator  # whose items they are
         self._of, self._sources, self._whole = of, sources, whole
         self._stuck: Undecided | None = None
         self.over = False
+
+    def __del__(self) -> None:
+        if self._generator is not None:
+            self._generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -12,6 +12,7 @@ import enum
 import functools
 import itertools
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
+from lmc.frontend.capture.generators import GeneratorBody
 from lmc.runahead.frames import frames
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.frontend.capture.recording import evaluate
@@ -747,6 +749,30 @@ class Money:
 
     def __exit__(self, kind, error, trace):
         return kind is KeyError
+
+
+@lmc.function
+def abandoned(s, q):
+    def guarded(name):
+        try:
+            s.__iadd__(f"<{name}>" + lmc.gen("x", max_tokens=2))
+            yield s["x"]
+            yield "more"
+        finally:
+            s.__iadd__("</>")
+
+    s += next(guarded("a")) + lmc.gen("y", max_tokens=2)
+
+
+def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest():
+    python = run_python(abandoned, {"q": "q"})
+    asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
+    assert asked == python.asked and len(asked) == 2 and outcome.stopped_at is None
+
+
+def test_a_generator_that_is_collected_while_it_ends_is_left_alone():
+    body: Any = GeneratorBody(types.SimpleNamespace(ev=types.SimpleNamespace(generators=[])), lambda _: body.drop())  # type: ignore[arg-type]
+    assert list(body) == []
 
 
 @lmc.function
