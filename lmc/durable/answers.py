@@ -23,6 +23,7 @@ class Answers:
     resumed  whether the journal has records of an earlier execution
     broken   why the run is not the journal's: it does nothing more, however the program handles the error
     doubt    which call is in doubt, in a program that does not know of doubts: whatever catches the error, nothing more is requested or called
+    wanted_more  whether something was to be, behind it
     """
 
     def __init__(self, journal: JournalFile, item: int) -> None:
@@ -31,6 +32,7 @@ class Answers:
         self._known: Known | None = None
         self.broken: JournalError | Interrupted | None = None
         self.doubt: InDoubtEffect | None = None
+        self.wanted_more = False
         self._asked: list[Result] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
@@ -148,6 +150,7 @@ class Answers:
     def begin_more(self) -> None:
         """Raise again that a call is in doubt, before anything is begun that the journal does not have."""
         if self.doubt is not None:
+            self.wanted_more = True
             raise InDoubtEffect(self.doubt.message, loc=self.doubt.loc)
 
     def differs(self, what: str, loc: Loc | None) -> JournalError:

@@ -253,7 +253,8 @@ class RunJournal(JournaledCalls):
         self.settle(error)
         if self._effects is not None:
             self._intend_all()  # tasks that were not awaited may still begin
-        error = self.broken or error or self.doubt
+        ended_well = self.resumed and self.known.end == []  # it has gone on behind the call once, as behind one that it cancelled
+        error = self.broken or error or (None if ended_well and not self.wanted_more else self.doubt)
         if error is not None and self._effects is not None:
             self._effects.tasks.forget_stopped()
         if error is not None and not isinstance(error, Interrupted):
