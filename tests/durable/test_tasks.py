@@ -588,3 +588,22 @@ def test_programs_that_awaited_tools_run_are_counted_when_resumed(tmp_path: Path
     for data in prefixes(tmp_path / "j"):
         lay(tmp_path / "cut", data)
         assert seen(awaits_tools_that_run_programs.run(backend=lmc.Mock(), journal=tmp_path / "cut")) == expected
+
+
+def test_a_run_that_ended_well_behind_a_call_that_it_cancelled_ends_so_again(tmp_path: Path) -> None:
+    async def racing(x: str) -> str:
+        while True:
+            await pay_later(x)
+
+    @lmc.function
+    async def race(s: Any) -> Any:
+        loser = asyncio.create_task(racing("slow"))
+        s += await pay_later("fast") + lmc.gen("a", max_tokens=2)
+        loser.cancel()
+        await asyncio.gather(loser, return_exceptions=True)
+        return s["a"]
+
+    path = tmp_path / "j"
+    expected = race.run(backend=lmc.Mock(), journal=path).ret_value
+    CALLS.clear()
+    assert race.run(backend=lmc.Mock(), journal=path).ret_value == expected and not CALLS
