@@ -306,7 +306,7 @@ def _is_of_dataclass(fn: types.FunctionType, cls: type) -> bool:
     return fn.__code__.co_filename == "<string>" and dataclasses.is_dataclass(cls)
 
 
-_SEEN = frozenset({"__init__", "__new__", "__call__", "__del__", *MANAGING})
+_SEEN = frozenset({"__init__", "__new__", "__call__", "__del__"})
 """Methods called by the program or a constructor; and one that the garbage collector calls, at any time."""
 _CONSTRUCTORS = frozenset({"__init__", "__new__"})
 

@@ -79,6 +79,7 @@ def resumes_anywhere(program: Any, arguments: Mapping[str, Any], directory: Path
         whole, asked = directory / str(n), backend()
         CALLS.clear()
         assert (seen(way(**arguments, backend=asked, seed=1, journal=whole)), Counter(CALLS)) == (expected, calls)
+        assert Counter({name: done(whole)[name] for name in named}) == named, "calls that are not in the journal are made again"
         for count, data in list(enumerate(prefixes(whole)))[:: 1 if TIMES else 3]:
             lay(path, data)
             known, before = records.read(path).runs[0], done(path)

@@ -177,6 +177,47 @@ def enters_and_leaves(s: Any) -> Any:
     return s["x"]
 
 
+class Door:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> str:
+        return tool(f"open {self.name}")
+
+    def __exit__(self, *_: Any) -> None:
+        tool(f"close {self.name}")
+
+    async def __aenter__(self) -> str:
+        return self.__enter__()
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.__exit__()
+
+
+@lmc.function
+def opens_doors(s: Any) -> Any:
+    """By hand, and by the library."""
+    first = Door("1")
+    s += first.__enter__() + lmc.gen("a", max_tokens=2)
+    with contextlib.ExitStack() as stack:
+        stack.push(Door("2"))
+        s += stack.enter_context(Door("3")) + lmc.gen("b", max_tokens=2)
+        s["b"]
+    Door.__exit__(first)
+    return s["b"]
+
+
+@lmc.function
+async def opens_doors_slowly(s: Any) -> Any:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_exit(Door("1"))
+        stack.push(Door("2"))
+        s += await stack.enter_async_context(Door("3")) + stack.enter_context(Door("4")) + lmc.gen("a", max_tokens=2)
+        s += tool(s["a"])
+    s += lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
 @lmc.function
 def grows_a_tree(s: Any) -> Any:
     root, leaf = Node(s), Leaf()
@@ -611,8 +652,8 @@ def wraps_containers(s: Any) -> Any:
 PROGRAMS = [
     wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
-    keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory, draws_from_a_field,
-    sets_context_variables, works_on_threads, exits,
+    opens_doors, opens_doors_slowly, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory,
+    draws_from_a_field, sets_context_variables, works_on_threads, exits,
 ]  # fmt: skip
 
 
