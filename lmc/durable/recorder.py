@@ -234,7 +234,9 @@ class Recorder:
         return through
 
     def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return fn(*map(self.callback, args), **{name: self.callback(x) for name, x in kwargs.items()})
+        first = next((i for i, x in enumerate(args) if callable(x)), len(args))  # `submit(tool, …)`, `call_later(1, tool)`
+        given = [self.callback(_as_function(x) if i == first else x) for i, x in enumerate(args)]
+        return fn(*given, **{name: self.callback(_as_function(x) if name in _CALLED else x) for name, x in kwargs.items()})
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
@@ -355,6 +357,12 @@ def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
         left += inside(x)
 
 
+def _as_function(fn: Any) -> Any:
+    """Return an object that the user's class makes callable as the method that a call of it calls, and all else as it is."""
+    own = not isinstance(fn, (*_FUNCTIONS, type)) and isinstance(getattr(type(fn), "__call__", None), types.FunctionType)  # noqa: B004
+    return types.MethodType(type(fn).__call__, fn) if own and not (from_library(type(fn)) or is_of_lmc(type(fn))) else fn
+
+
 def _makes_future(fn: types.MethodType) -> bool:
     return fn.__name__ == "create_future" and isinstance(fn.__self__, asyncio.AbstractEventLoop)
 
@@ -365,6 +373,8 @@ def _named(found: Any, fn: Any) -> Any:
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_CALLED = frozenset({"target", "function", "fn", "func", "callback"})
+"""Names of parameters for what is called."""
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
 """Types none of whose methods call a function passed to them."""
 _TAKES_CLASSES = frozenset({

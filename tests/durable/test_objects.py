@@ -17,6 +17,7 @@ import pickle
 import queue
 import random
 import sys
+import threading
 import types
 from abc import ABCMeta
 from collections import UserDict, UserList, defaultdict, deque
@@ -425,6 +426,32 @@ def works_on_threads(s: Any) -> Any:
     return found, dict(made)
 
 
+class Shout:
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __call__(self, x: str) -> str:
+        CALLS.append(("Shout.__call__", x))
+        return x + self.mark
+
+
+@lmc.function
+def calls_objects_on_threads(s: Any) -> Any:
+    """One of the program, and one from outside."""
+    found, shout = list[str](), Shout("!")
+    s += lmc.gen("a", max_tokens=2)
+    with ThreadPoolExecutor(1) as pool:
+        found += [pool.submit(shout, s["a"]).result(), *pool.map(LOUD, "xy"), pool.submit(tool, "z").result()]
+    thread = threading.Thread(target=shout, args=("t",))
+    thread.start()
+    thread.join()
+    s += contextvars.copy_context().run(LOUD, "c") + lmc.gen("b", max_tokens=2)
+    return found, s["b"]
+
+
+LOUD = Shout("!!")
+
+
 @lmc.function
 def exits(s: Any) -> Any:
     s += lmc.gen("a", max_tokens=2)
@@ -653,10 +680,11 @@ PROGRAMS = [
     wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory,
-    draws_from_a_field, sets_context_variables, works_on_threads, exits,
+    draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # in doubt there
 @some("program", PROGRAMS, 3, ids=lambda p: p.name)
 def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, lambda: lmc.Mock(lambda prompt, ask: None if ask.name != "n" else "1"), doubtful=True)
