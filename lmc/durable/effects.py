@@ -291,7 +291,8 @@ def called_by_python(cls: type) -> Iterator[types.FunctionType]:
         seen.add(base)
         called = _SEEN - _CONSTRUCTORS if base in constructed else _SEEN
         for name, member in vars(base).items():
-            functions = [getattr(member, "__func__", member)] if name.startswith("__") and name not in called else []
+            by_python = name.startswith("__") or any(hasattr(overridden, name) for overridden in inspect.getmro(base) if from_library(overridden))
+            functions = [getattr(member, "__func__", member)] if by_python and name not in called else []
             if isinstance(member, property):
                 functions = [member.fget, member.fset, member.fdel]
             elif isinstance(member, functools.cached_property):

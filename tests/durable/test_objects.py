@@ -21,7 +21,7 @@ import threading
 import types
 from abc import ABCMeta
 from collections import UserDict, UserList, defaultdict, deque
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping, MutableSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -600,6 +600,39 @@ def makes_accounts(s: Any) -> Any:
     return account.balance, dict(account), account.pop("a")
 
 
+class Letters(MutableSet[str]):
+    """Its `|=` and `clear` are the mixin's, which call `add` and `discard`."""
+
+    def __init__(self) -> None:
+        self.known = dict[str, str]()
+
+    def __contains__(self, x: object) -> bool:
+        return x in self.known
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.known))
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def add(self, value: str) -> None:
+        self.known[value] = tool(value)
+
+    def discard(self, value: str) -> None:
+        tool(f"no {self.known.pop(value)}")
+
+
+@lmc.function
+def writes_letters(s: Any) -> Any:
+    letters = Letters()
+    letters |= dict.fromkeys("ab").keys()
+    s += "".join(letters) + lmc.gen("a", max_tokens=2)
+    letters.add(s["a"])
+    letters.clear()
+    s += tool(len(letters)) + lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
 class Span(contextlib.ContextDecorator):
     def __init__(self, into: list[Any]) -> None:
         self.into = into
@@ -677,7 +710,7 @@ def wraps_containers(s: Any) -> Any:
 
 
 PROGRAMS = [
-    wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
+    writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory,
     draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
