@@ -238,6 +238,19 @@ def test_of_a_loop_that_nothing_known_ends_some_turns_are_shown(program: Any, ge
     assert sum(op.attr("reason") == "unknown code" for op in graph.ops()) == calls
 
 
+@lmc.function
+def computes_with_what_is_unknown(s: Any, log: Any) -> Any:
+    for i in range(20_000):
+        log = (log[i % 3][1] + log[1])[::-1]
+    s += lmc.gen("x")
+    return log
+
+
+def test_a_graph_has_no_more_ops_than_passes_can_look_at_before_a_run() -> None:
+    graph, outcome = traced(computes_with_what_is_unknown, {})
+    assert "steps" in outcome.reason and sum(1 for _ in graph.ops()) < 8000
+
+
 def clean(text: str) -> str:
     if text.startswith("-"):
         return text[1:]

@@ -31,6 +31,8 @@ _MOST = 32
 """Most items of a list that are named one by one."""
 _LONGEST = 32
 """Most bytes of a constant that a graph holds as it is."""
+STEPS_PER_OP = 8
+"""Steps that an op counts as: passes look at it, too."""
 _TEXTS = frozenset(
     "str repr format strip lstrip rstrip lower upper title capitalize casefold replace join removeprefix removesuffix zfill center ljust rjust".split()
 )
@@ -89,6 +91,8 @@ class GraphEmitter:
 
     def emit(self, kind: str, operands: Sequence[Operand] = (), attrs: Mapping[str, Attr] | None = None, *,
              types: Sequence[Type] | None = None, loc: Loc | None = None) -> tuple[Value, ...]:  # fmt: skip
+        if self.evaluation is not None:
+            self.evaluation.steps += STEPS_PER_OP  # checked by the next step
         results = self.builder.emit(kind, operands, attrs, loc or self.loc, types=types)
         for v in results:
             self.define(v)
