@@ -17,6 +17,7 @@ from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
+from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State, StateGroup
 
@@ -134,6 +135,8 @@ def _is_opaque(fn: Any) -> bool:
     """Return whether nothing is known of a function that exists, so that it may change its arguments."""
     if isinstance(fn, Unknown):
         return fn.deps is None
+    if isinstance(fn, HostFunction):
+        return not fn.pure
     return fn is not None and not is_known(fn) and not isinstance(fn, (type, Function, BoundMethod, Object))
 
 

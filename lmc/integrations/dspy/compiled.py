@@ -125,7 +125,7 @@ class _Foreseen:
         if self._source is None:
             standing = StandIns(self._lm, self._adapter, self._state.emitter.run.backend)
             module = standing.of(self._module)
-            self._source = ProgramSource(followed.forward, types.SimpleNamespace(args=(None, module, standing.desk, *self._given), kwargs={}), self._state)
+            self._source = ProgramSource(followed.forward, followed.forward.arguments((module, standing.desk, *self._given)), self._state)
         return self._source.evaluate(ledger, run, stops)
 
     def close(self) -> None:

@@ -549,6 +549,30 @@ def test_an_undecided_return_of_a_sub_program_keeps_its_callers_certainty():
     assert [(a.name, a.certain) for a in asked] == [("a", True), ("b", False), ("a", True), ("b", False)]
 
 
+class Desk:
+    def __init__(self, names):
+        self.names = names
+
+
+def put(found, names, value):
+    for name in names:
+        setattr(found, name, value)
+    return found
+
+
+@lmc.function
+def around_pure(s, q):
+    desk = Desk(["x", "y"])
+    while s.fork(1)[0].text() + child(q)["c"] != "enough":
+        looked_up(desk.names)
+    s += put(desk, desk.names, q).y + lmc.gen("end")
+
+
+def test_a_pure_function_in_skipped_code_changes_none_of_its_arguments():
+    asked, outcome = evaluate(around_pure, q="q")
+    assert [a.name for a in asked][-1] == "end" and outcome.raised is None
+
+
 @lmc.function
 def skipped_handler(s, q):
     try:
