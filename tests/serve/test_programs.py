@@ -52,7 +52,7 @@ def greet(s, name: str, copy: Copies = 1, tone: Tone = Tone.kind, people: list[P
 
 @lmc.function
 def anything(s, text, **more):
-    s += text + lmc.gen("out", max_tokens=5)
+    s += str(text) + lmc.gen("out", max_tokens=5)
     return sorted(more)
 
 
