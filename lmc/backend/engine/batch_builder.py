@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.drafted import drafted
 from lmc.backend.engine.forward_batch import Draft, ModelPass, Rows, Score
 from lmc.backend.engine.radix_cache import Node, common_prefix
 from lmc.backend.engine.request import Request, RequestKind
@@ -136,8 +135,8 @@ class BatchBuilder:
             if n == req.extend_len and req.ending is None:
                 self.work.samples.append((start + n - 1, req))
             if draft is not None:
-                self.work.drafts[req] = Draft(draft, len(self.work.checks))
-                self.work.checks += [(start + n + i, view) for i, view in enumerate(drafted(req, draft))]
+                self.work.drafts[req] = Draft(draft, start + n, req.length, self.work.checked)
+                self.work.checked += more
         self.room -= sum(counts) - len(decoding)  # drafts use rows that no other request wants
 
     def _drafts(self, drafts: Mapping[Request, np.ndarray], counts: Mapping[Request, int]) -> dict[Request, np.ndarray]:

@@ -63,10 +63,12 @@ class Costs:
         guessed = guessed or [False] * len(chances)
         step = self.step / max(1, sum(guessed))
         costs = [self.row + step * model for model in guessed]
-        order = sorted(((p / costs[i] if costs[i] else p, p, i) for i, each in enumerate(chances) for p in each.tolist()), reverse=True)
+        order = [(p, i) for i, each in enumerate(chances) for p in each.tolist()]
+        if len(chances) > 1:  # else they fall
+            order.sort(key=lambda one: (one[0] / costs[one[1]] if costs[one[1]] else one[0], *one), reverse=True)
         counts = [0] * len(chances)
         tokens, took = float(answers), 1 + self.host + self.some
-        for _, p, i in order[:rows]:
+        for p, i in order[:rows]:
             if p * took <= tokens * costs[i]:
                 break
             tokens, took = tokens + p, took + costs[i]

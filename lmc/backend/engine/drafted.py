@@ -64,8 +64,8 @@ Sampled = Request | Drafted
 """Requests whose next token is drawn."""
 
 
-def drafted(req: Request, draft: np.ndarray) -> list[Drafted]:
-    """Return the answer after the first, the first two, … tokens of a draft, which follow its own in `ids`."""
+def drafted(req: Request, draft: np.ndarray, length: int) -> list[Drafted]:
+    """Return the answer after the first, the first two, … tokens of a draft, which follow its own `length` in `ids`."""
     answer = req.answer
     assert answer is not None
     found: list[Drafted] = []
@@ -74,5 +74,5 @@ def drafted(req: Request, draft: np.ndarray) -> list[Drafted]:
         if matcher is not None:
             matcher = matcher.fork()
             matcher.accept(token)
-        found.append(Drafted(req, req.length + i + 1, DraftedAnswer(matcher, answer.stop_ids)))
+        found.append(Drafted(req, length + i + 1, DraftedAnswer(matcher, answer.stop_ids)))
     return found

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,6 +56,7 @@ _SELDOM = (0.1,) * len(_PRIOR)  # that an occurrence is found after a token, and
 _WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
 _MEMORY = 0.98  # decay of a token's weight per later token
 _TOKENS = 512  # the most tokens with odds of their own
+_UNKNOWN = 0.0, 0.0  # hits and tries of others
 
 
 class Odds:
@@ -84,10 +85,19 @@ class Odds:
             self.learn(end, False)
 
     def learn_token(self, token: int, hit: bool) -> None:
-        hits, tries = self._tokens.pop(token, (0.0, 0.0))
+        hits, tries = self._tokens.pop(token, _UNKNOWN)
         self._tokens[token] = hits * _MEMORY + hit, tries * _MEMORY + 1
         if len(self._tokens) > _TOKENS:
             del self._tokens[next(iter(self._tokens))]
+
+    def learn_tokens(self, tokens: Sequence[int]) -> None:
+        """Learn that these were right."""
+        known = self._tokens
+        for token in tokens:
+            hits, tries = known.pop(token, _UNKNOWN)
+            known[token] = hits * _MEMORY + 1, tries * _MEMORY + 1
+        while len(known) > _TOKENS:
+            del known[next(iter(known))]
 
     def rates(self) -> list[float]:
         prior = self._prior.rates() if isinstance(self._prior, Odds) else self._prior
@@ -97,10 +107,11 @@ class Odds:
         """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones.
         expected: these, as far as they are known."""
         every = self.rates()
-        rates = [every[_BUCKETS[min(at, LONGEST + 1)]] for at in range(length, length + n)]
-        for i, token in enumerate(expected):
-            hits, tries = self._tokens.get(token, (0.0, 0.0))
-            rates[i] = (hits + rates[i]) / (tries + 1)
+        rates = [every[b] for b in _BUCKETS[length : length + n]]
+        rates += [every[-1]] * (n - len(rates))
+        for i, counted in enumerate(map(self._tokens.get, expected)):
+            if counted is not None:
+                rates[i] = (counted[0] + rates[i]) / (counted[1] + 1)
         return np.cumprod(rates)
 
 
@@ -141,6 +152,16 @@ class Guesses(Protocol):
     def reset(self) -> None: ...
 
     def check(self) -> None: ...
+
+
+class _Offer(NamedTuple):
+    """So many tokens that an answer may have as a draft, behind `before` others that come first; expected: all of these, as far as they are known, of an
+    occurrence; None: the smaller model guesses."""
+
+    request: Request
+    tokens: int
+    before: int
+    expected: Sequence[int] | None = None
 
 
 class Drafts:
@@ -200,8 +221,9 @@ class Drafts:
         for odds in (own or every, every):
             odds.learn_run(match.length, right, missed)
         if own is not None:
-            for i, token in enumerate(expected[: right + missed]):
-                own.learn_token(token, i < right)
+            own.learn_tokens(expected[:right])
+            for token in expected[right : right + missed]:  # none, where a text ends
+                own.learn_token(token, False)
         self._learn_found(req, right > 0)
         req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
 
@@ -313,7 +335,7 @@ class Drafts:
                 found[req] = None
         if not found:
             return {}
-        offers = [(req, self._guessable(req) if draft is None else len(draft), 0, draft is None) for req, draft in found.items()]
+        offers = [_Offer(req, self._guessable(req), 0) if draft is None else _Offer(req, len(draft), 0, draft.tolist()) for req, draft in found.items()]
         drafts: dict[Request, np.ndarray] = {}
         wanted: dict[Request, int] = {}
         for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers, rows=rows), strict=True):
@@ -360,45 +382,44 @@ class Drafts:
         requests = list(requests)
         if len(requests) > MOST_DRAFTING:
             return False
-        expected: list[tuple[Request, int, int, bool]] = []
+        offers: list[_Offer] = []
         for req in requests:
             if req.match is not None and not self._guesses_better(req):
-                expected.append((req, self._longest(req, req.match), 1, False))
+                n = self._longest(req, req.match)
+                offers.append(_Offer(req, n, 1, req.match.next(n + 1).tolist()))
             elif n := self._guessable(req):
-                expected.append((req, n, 1, True))
+                offers.append(_Offer(req, n, 1))
             elif self.setting == "auto" and not req.idle:  # one may be found: without the wait, a pass later
-                expected.append((req, min(1, _room(req)), 1, False))
-        expected = [each for each in expected if each[1] > 0]
-        if not expected or not any(self._counts(len(requests), expected, self.costs.wait)):
+                offers.append(_Offer(req, min(1, _room(req)), 1, ()))
+        offers = [offer for offer in offers if offer.tokens > 0]
+        if not offers or not any(self._counts(len(requests), offers, self.costs.wait)):
             return False
         self._budget.left -= self.costs.wait
         return True
 
-    def _counts(self, answers: int, drafts: Sequence[tuple[Request, int, int, bool]], wait: float = 0.0, rows: int | None = None) -> list[int]:
-        """Return how many tokens of each draft to run. For each: its number of tokens, how many tokens come before
-        them, and whether they are the smaller model's. `wait`: what else they would cost. `rows`: the most in all."""
+    def _counts(self, answers: int, offers: Sequence[_Offer], wait: float = 0.0, rows: int | None = None) -> list[int]:
+        """Return how many tokens of each draft to run. `wait`: what else they would cost. `rows`: the most in all."""
         if self.setting != "auto":
-            return [n for _, n, *_ in drafts]
+            return [offer.tokens for offer in offers]
         chances: list[np.ndarray] = []
-        for req, n, before, model in drafts:
-            if model:
+        for req, n, before, expected in offers:
+            if expected is None:
                 chances.append(np.cumprod(np.full(n + before, self._odds(req, _MODEL).chances(_GUESS, 1)[0]))[before:])
                 continue
             if req.match is None:
                 chances.append(np.array([self._chance_of_another(req)]))
                 continue
-            expected = req.match.next(n + before).tolist()
             right = self._odds(req, req.match.source).chances(req.match.length, n + before, expected)
             if before:
                 right[before] += (1 - right[0]) * self._chance_of_another(req)
             chances.append(right[before:])
-        guessed = [model for *_, model in drafts]
+        guessed = [offer.expected is None for offer in offers]
         counts = self.costs.worth(answers, chances, guessed, rows)
         if any(guessed) and not any(n for n, model in zip(counts, guessed, strict=True) if model):
             self._unasked += 1
             if self._unasked % _AGAIN == 0:
-                counts = [min(n, 1) if model else count for count, (_, n, _, model) in zip(counts, drafts, strict=True)]
-        ahead = [self._budget.ahead(req) for req, *_ in drafts]
+                counts = [min(offer.tokens, 1) if offer.expected is None else count for count, offer in zip(counts, offers, strict=True)]
+        ahead = [self._budget.ahead(offer.request) for offer in offers]
         while any(counts) and wait + self.costs.of(counts, guessed) > self._budget.left:
             first = max((i for i, n in enumerate(counts) if n), key=lambda i: ahead[i] + counts[i])
             counts[first] -= 1

@@ -533,9 +533,9 @@ class EngineCore:
         if work.rows >= self._full // 2:
             self._row_seconds = seconds / work.rows
         ended = time.perf_counter()
-        if self._recorded and work.rows == len(work.draws) == len(work.samples) + len(work.checks) and not work.first:
+        if self._recorded and work.rows == len(work.samples) + work.checked and not work.first:
             host = max(0.0, ended - self._recorded - self._blocked)
-            self.scheduler.drafts.costs.learn(len(work.samples), len(work.checks), seconds, host)
+            self.scheduler.drafts.costs.learn(len(work.samples), work.checked, seconds, host)
         self._recorded, self._blocked = ended, 0.0
         if recording.recorder is None:
             return

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lmc.backend.engine.drafted import Drafted, Sampled
+from lmc.backend.engine.drafted import Drafted, Sampled, drafted
 from lmc.backend.engine.request import Request
 
 
@@ -63,9 +63,11 @@ class Score(NamedTuple):
 
 
 class Draft(NamedTuple):
-    """A draft in a pass: its tokens, and where in `checks` their rows are."""
+    """A draft in a pass: its tokens and the first of their rows; how many tokens the answer has before them; and where in `checks` the rows are."""
 
     ids: np.ndarray  # [n] int32
+    row: int
+    length: int
     first: int
 
 
@@ -73,12 +75,12 @@ class Draft(NamedTuple):
 class ModelPass:
     """One pass of the model: spans in row order, rows to sample for, rows to score.
 
-    checks  rows of drafts; each samples the next token if the draft's tokens up to it are drawn
+    checked  rows of drafts; each samples the next token if the draft's tokens up to it are drawn
     """
 
     spans: list[Rows] = field(default_factory=list)
     samples: list[tuple[int, Request]] = field(default_factory=list)
-    checks: list[tuple[int, Drafted]] = field(default_factory=list)
+    checked: int = 0
     drafts: dict[Request, Draft] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
@@ -88,9 +90,19 @@ class ModelPass:
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`
 
     @property
+    def checks(self) -> list[tuple[int, Drafted]]:
+        """Return the rows of drafts, and what each is drawn by: until the pass is committed, and best once it is launched, since the device waits before."""
+        return [check for req, draft in self.drafts.items() for check in enumerate(drafted(req, draft.ids, draft.length), draft.row)]
+
+    @property
+    def drawn_rows(self) -> Iterable[int]:
+        """Return the rows of `draws`."""
+        return chain(map(_FIRST, self.samples), *(range(draft.row, draft.row + len(draft.ids)) for draft in self.drafts.values()))
+
+    @property
     def draws(self) -> Sequence[tuple[int, Sampled]]:
         """Return rows that tokens are drawn from: those of samples, then those of drafts."""
-        return [*self.samples, *self.checks] if self.checks else self.samples
+        return [*self.samples, *self.checks] if self.drafts else self.samples
 
     @property
     def only_decodes(self) -> bool:

@@ -133,7 +133,7 @@ def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
 
 def wanted_rows(work: ModelPass) -> tuple[list[int], dict[int, int]]:
     """Return the rows whose logits are wanted, in order, and the index of each among them."""
-    wanted = sorted({row for row, _ in work.draws} | {s.row for s in work.scores})
+    wanted = sorted({*work.drawn_rows, *(s.row for s in work.scores)})
     return wanted, {row: i for i, row in enumerate(wanted)}
 
 

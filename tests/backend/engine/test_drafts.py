@@ -121,7 +121,7 @@ def test_drafts_grow_with_what_was_right(runs):
     copied(core, f"{text}\n{text[:3]}", text[3:])
     drafts: list[int] = []
     run = core.runner.run
-    core.runner.run = lambda work: drafts.append(len(work.checks)) or run(work)
+    core.runner.run = lambda work: drafts.append(work.checked) or run(work)
     handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(300)])
     drain(core)
     assert handle.results[0].output().text == text[3:]
@@ -348,7 +348,7 @@ class Alike(FakeRunner):
 
     def run(self, work):
         self.waited += self.flying == 0
-        self.drafted += len(work.checks)
+        self.drafted += work.checked
         return super().run(work)
 
 
