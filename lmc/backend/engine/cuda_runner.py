@@ -264,7 +264,8 @@ class CudaRunner(ModelRunner):
         if places := self._places:
             pending = np.flatnonzero(ids[:known] == PENDING)
             ids[pending] = [-1 - places[spans[i].request] for i in ends.searchsorted(pending, side="right").tolist()]
-        in_context[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
+        in_context[:known] = np.arange(known)
+        in_context[:known] += int(layout.contexts[0]) - known if len(spans) == 1 else np.repeat(layout.contexts - ends, layout.lengths)
         positions[:known] = in_context[:known] if self._eyes is None else positions_of(spans)
         ids[known:], positions[known:], in_context[known:], slots[known:] = 0, 0, 0, self._pool.scratch
         if layout.adapters is not None:
@@ -394,11 +395,13 @@ def _arranged(work: ModelPass, wanted: list[int], shared: list[SharedPrefix], fe
     """Arrange spans: rows of one group contiguous, the groups first, then other spans of up to `few` rows, then longer
     ones."""
     spans, rows, short = work.spans, np.asarray(wanted, np.int64), len(work.spans)
+    if short == 1:  # as when the device waits for an answer with a draft
+        (one,) = spans
+        lengths, contexts = np.array([len(one.ids)]), np.array([len(one.slots)])
+        return _SpanLayout(spans, int(len(one.ids) <= few), lengths, contexts, np.zeros(1, np.int64), rows, (), adapters_of(spans))
     lengths = np.fromiter(map(len, map(_IDS, spans)), np.int64, len(spans))
     cuts = np.zeros(len(spans), np.int64)
-    if len(spans) == 1:
-        short = int(lengths[0] <= few)
-    elif shared or lengths.max() > few:
+    if shared or lengths.max() > few:
         grouped = [i for group in shared for i in group.spans]
         cuts[: len(grouped)] = [group.length for group in shared for _ in group.spans]
         rank = np.where(lengths > few, 2, 1)

@@ -115,6 +115,13 @@ def test_any_shape_and_any_cut(shape, shares, kv):
     check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares, kv=kv)
 
 
+@pytest.mark.parametrize("span", [(6, 70), (20, 300)])
+@pytest.mark.parametrize("shares", [3, 40])
+@pytest.mark.parametrize("kv", KV)
+def test_a_lone_span_sees_nothing_behind_its_slots(span, shares, kv):
+    check(list(spans_of(span)), shares=shares, kv=kv)
+
+
 @pytest.mark.parametrize("shares", [2, 9])
 @pytest.mark.parametrize("kv", KV)
 def test_a_prefix_is_read_by_its_group(shares, kv):

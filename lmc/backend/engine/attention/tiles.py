@@ -15,7 +15,7 @@ Where a row's bits must not depend on the rest of the pass, all tiles are wide, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +26,8 @@ BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
 HEADER = 2  # of indices: how many blocks are widened, and where they begin
 _FEW_TILES = 16  # of passes whose cut is kept
-_NO_TILES = np.empty((0, 5), np.int64)
+_STEP = 4  # blocks of a lone span's slots are counted in: what is behind them is masked
+_NO_TILES, _NO_SLOTS = np.empty((0, 5), np.int64), np.empty(0, np.int32)
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
 
 
@@ -130,13 +131,41 @@ class Tiler:
 
     def _plan_of_one(self, length: int, slots: np.ndarray, cut: int, rows: int) -> Plan:
         """Plan a single span: while an answer with a draft is planned, the device waits."""
-        own, few, many = len(slots), self.few, self.many
-        height = few if length <= few else many
-        tiles = np.array([(k, min(height, length - k), 0, own - length + min(k + height, length), cut) for k in range(0, length, height)], np.int64)
-        narrow, wide = (tiles, _NO_TILES) if length <= few else (_NO_TILES, tiles)
-        indices = np.empty(-(-own // BLOCK) * BLOCK, np.int32)
+        own = len(slots)
+        blocks = -(-own // BLOCK)
+        if length > 1 and rows <= BLOCK and (found := _lone(self, rows, (more := -(-blocks // _STEP) * _STEP), cut)) is not None:
+            blocks = more
+        else:
+            height = self.few if length <= self.few else self.many
+            tiles = np.array([(k, min(height, length - k), 0, own - length + min(k + height, length), cut) for k in range(0, length, height)], np.int64)
+            narrow, wide = (tiles, _NO_TILES) if height == self.few else (_NO_TILES, tiles)
+            found = self._cut(narrow, wide, len(narrow), rows, _NO_SLOTS, None)
+        indices = np.empty(blocks * BLOCK, np.int32)
         indices[:own], indices[own:] = slots, slots[-1]
-        return self._cut(narrow, wide, len(narrow), rows, indices, None)
+        return replace(found, indices=indices)
+
+    def lone(self, rows: int, blocks: int, cut: int) -> Plan | None:
+        """Return the plan, without slots, of a single span of few rows and so many blocks of slots: pieces of as many blocks each, a share for each
+        piece; None if there are fewer shares than tiles. Narrow tiles, of which each reads all slots, take less than a kernel for wide ones beside them
+        while each block has a program."""
+        is_narrow = rows <= self.few or -(-rows // self.few) * blocks <= self.shares
+        height, shares, others = (self.few, self.shares, self.shares_of_wide) if is_narrow else (self.many, self.shares_of_wide, self.shares)
+        tiles = -(-rows // height)
+        if tiles > shares:
+            return None
+        size = -(-blocks // (shares // tiles))
+        parts = -(-blocks // size)
+        first, begins = np.arange(0, rows, height).repeat(parts), np.tile(np.arange(0, blocks, size), tiles)
+        pieces = np.zeros((tiles * parts, PIECE), np.int32)
+        pieces[:, 0], pieces[:, 1] = first, np.minimum(height, rows - first)
+        pieces[:, 2], pieces[:, 3] = begins, np.minimum(begins + size, blocks)
+        pieces[:, 4], pieces[:, 5] = begins * BLOCK + cut, begins // size if parts > 1 else -1
+        pieces[:, 6] = (pieces[:, 3] - pieces[:, 2]) * BLOCK
+        indptr = np.arange(rows + 1, dtype=np.int32) * (parts if parts > 1 else 0)
+        filled, none = np.minimum(np.arange(shares + 1, dtype=np.int32), len(pieces)), np.zeros(others + 1, np.int32)
+        if is_narrow:
+            return Plan(pieces, filled, pieces[:0], none, indptr, _NO_SLOTS)
+        return Plan(pieces[:0], none, pieces, filled, indptr, _NO_SLOTS)
 
     @property
     def few(self) -> int:
@@ -199,6 +228,12 @@ class _Cut(NamedTuple):
     indptr: np.ndarray
     ends: np.ndarray
     ended: np.ndarray
+
+
+@lru_cache(maxsize=256)
+def _lone(tiler: Tiler, rows: int, blocks: int, cut: int) -> Plan | None:
+    """Return `lone`, which is the same for all rows of a bucket and many contexts: drafts grow and shrink, and the device waits for each."""
+    return tiler.lone(rows, blocks, cut)
 
 
 @lru_cache(maxsize=256)
