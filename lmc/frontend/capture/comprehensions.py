@@ -63,8 +63,8 @@ def _append(node: Any, scope: Scope) -> Eval:
     element = expression(node.value.args[0], scope)
 
     def run(frame: Frame) -> None:
-        x, found = element(frame), frame.vars[_FOUND]
-        if not frame.ev.is_lost(found):
+        x, found, lost = element(frame), frame.vars[_FOUND], frame.ev.lost
+        if not lost or id(found) not in lost:
             found.append(x)
 
     return run

@@ -14,6 +14,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.table import QUICK, QUICK_METHODS, are_small
 from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
 
 Bind = Callable[[Frame, Any], None]
@@ -185,6 +186,9 @@ def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
 
 def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[Any]]:
     """Return the items of a display; Undecided where one is starred and unknown."""
+    if len(nodes) == 1 and not isinstance(nodes[0], ast.Starred):
+        only = expression(nodes[0], scope)
+        return lambda frame: [only(frame)]
     parts = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
 
     def run(frame: Frame) -> list[Any]:
@@ -273,8 +277,9 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     else:
         fn = expression(node.func, scope)
     nodes = [*node.args, *[k.value if k.arg else node for k in node.keywords]]
-    settled = all(isinstance(x, ast.Constant) or (isinstance(x, ast.Name) and scope.kind(x.id) == "global") for x in nodes)
+    settled = bool(nodes) and all(isinstance(x, ast.Constant) or (isinstance(x, ast.Name) and scope.kind(x.id) == "global") for x in nodes)
     kept: list[tuple[Any, ...]] | None = [()] if settled else None
+    may_be_quick = not named and (method is None or method in QUICK_METHODS)
 
     def run(frame: Frame) -> Any:
         ev = frame.ev
@@ -293,6 +298,8 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
             ev.loc = loc
             return ev.call_with_unknown(callee, method, given, undecided.deps)
         ev.loc = loc
+        if may_be_quick and (id(callee) in QUICK if method is None else callee.__class__ is str) and are_small(callee, given):
+            return op.native(callee if method is None else getattr(callee, method), *given)
         if kept is not None:
             return ev.call_settled(kept, callee, method, given, kwargs)
         if receiver is None:

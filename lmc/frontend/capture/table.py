@@ -21,7 +21,7 @@ import re
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.frontend import primitives, tools
@@ -105,8 +105,6 @@ for _fn in _LANGUAGE:
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
-    if name in _QUICK and not kwargs and all(map(_is_small, args)):
-        return op.native(fn, *args)
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -125,12 +123,17 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     return LazyItems(ev, found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
-def _is_small(x: Any) -> bool:
-    return (x.__class__ is str and len(x) < 256) or (x.__class__ is int and -65536 < x < 65536)
+def are_small(receiver: Any, args: Sequence[Any]) -> bool:
+    """Return whether a function or method in `QUICK` or `QUICK_METHODS` takes no time on these."""
+    for x in args:
+        if not ((x.__class__ is str and len(x) < 256) or (x.__class__ is int and -65536 < x < 65536)):
+            return False
+    return receiver.__class__ is not str or len(receiver) < 256
 
 
-_QUICK = frozenset({f".{n}" for n in PURE_METHODS[str] - searching.SEARCHES} | set("str int float abs round ord chr divmod hex oct bin ascii repr".split()))
-"""Functions that are quick on small arguments."""
+QUICK = frozenset(map(id, (str, int, float, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr)))
+QUICK_METHODS = PURE_METHODS[str] - {"format"}
+"""Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
 _BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
 _LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, ".expandtabs": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""
