@@ -33,6 +33,13 @@ def check(pipeline: str, before: str, after: str, params: str = "%essay: str", t
         assert manager.run(got, target) is got
 
 
+def check_changes(pipeline: str, text: str, params: str = "%essay: str") -> None:
+    """The same for text in which `- ` marks the lines that the pipeline takes away, and `+ ` those that it adds."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    before, after = ("\n".join(line.removeprefix(kept) for line in lines if not line.startswith(other)) for kept, other in (("- ", "+ "), ("+ ", "- ")))
+    check(pipeline, before, after, params)
+
+
 def check_unchanged(pipeline: str, before: str, params: str = "%essay: str") -> None:
     """The pipeline gives the same object."""
     graph = graph_of(before, params)

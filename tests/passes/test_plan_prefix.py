@@ -6,22 +6,18 @@ import pytest
 
 from lmc.errors import ProgramError
 from lmc.passes.manager import PassManager, parse_pipeline
-from tests.passes.filecheck import check, check_unchanged, graph_of
+from tests.passes.filecheck import check, check_changes, check_unchanged, graph_of
 
 PLAN = "plan-prefix{min_chars = 8}"
 
 
 def test_the_constant_beginning_is_cut_off_and_prefilled_for_the_program() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c0 = ctx.new()
-        %c1 = append(%c0, special("<s>"), "You grade essays: ", %essay, "\\n")
-        %c2, %x, %m = gen(%c1)
-        return(%x, %c2)
-    """, """
-        %c0 = ctx.new()
-        %c3 = append(%c0, special("<s>"), "You grade essays: ")
-        prefill(%c3) {scope = "program"}
-        %c1 = append(%c3, %essay, "\\n")
+      - %c1 = append(%c0, special("<s>"), "You grade essays: ", %essay, "\\n")
+      + %c3 = append(%c0, special("<s>"), "You grade essays: ")
+      + prefill(%c3) {scope = "program"}
+      + %c1 = append(%c3, %essay, "\\n")
         %c2, %x, %m = gen(%c1)
         return(%x, %c2)
     """)  # fmt: skip
@@ -46,24 +42,15 @@ def test_a_prompt_from_which_one_gen_goes_out_is_not_prefilled() -> None:
 
 
 def test_a_fork_point_is_prefilled_once_and_released_after_its_last_ask() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "text that forks share")
+      + prefill(%c1)
         %f = append(%c1, "left")
         %f1, %x, %m0 = gen(%f)
         %g = append(%c1, "right")
         %c2 = append(%c1, %x, "!")
         %g1, %y, %m1 = gen(%g)
-        %h = unknown(%y) {calls = "print"}
-        return(%x, %c2)
-    """, """
-        %c1 = append(%c0, "text that forks share")
-        prefill(%c1)
-        %f = append(%c1, "left")
-        %f1, %x, %m0 = gen(%f)
-        %g = append(%c1, "right")
-        %c2 = append(%c1, %x, "!")
-        %g1, %y, %m1 = gen(%g)
-        release(%c1)
+      + release(%c1)
         %h = unknown(%y) {calls = "print"}
         return(%x, %c2)
     """, params="%c0: ctx")  # fmt: skip
@@ -71,43 +58,30 @@ def test_a_fork_point_is_prefilled_once_and_released_after_its_last_ask() -> Non
 
 def test_each_path_prefills_and_releases_for_itself() -> None:
     """^off has one gen and prefills nothing; ^on releases in both of its arms, where one needs the prompt longer."""
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "text that forks share")
         switch(%k) [true -> ^off, _ -> ^on]
       ^off:
         %c2, %x, %m0 = gen(%c1)
         return(%x, %c2)
       ^on:
+      + prefill(%c1)
         %c3, %y, %m1 = gen(%c1)
         switch(%y) ["a" -> ^a, _ -> ^b]
       ^a:
         %c4, %z, %m2 = gen(%c1)
+      + release(%c1)
         return(%z, %c4)
       ^b:
-        return(%y, %c3)
-    """, """
-        %c1 = append(%c0, "text that forks share")
-        switch(%k) [true -> ^off, _ -> ^on]
-        ^off:
-        %c2, %x, %m0 = gen(%c1)
-        return(%x, %c2)
-        ^on:
-        prefill(%c1)
-        %c3, %y, %m1 = gen(%c1)
-        switch(%y) ["a" -> ^a, _ -> ^b]
-        ^a:
-        %c4, %z, %m2 = gen(%c1)
-        release(%c1)
-        return(%z, %c4)
-        ^b:
-        release(%c1)
+      + release(%c1)
         return(%y, %c3)
     """, params="%c0: ctx, %k: bool")  # fmt: skip
 
 
 def test_what_arms_and_what_goes_on_share_is_released_behind() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "text that forks share")
+      + prefill(%c1)
         switch(%k) [true -> ^a, _ -> ^b] then ^on
       ^a:
         %c2, %x, %m0 = gen(%c1)
@@ -117,27 +91,15 @@ def test_what_arms_and_what_goes_on_share_is_released_behind() -> None:
       ^on(%v: str):
         %c3 = append(%c1, %v)
         %c4, %y, %m1 = gen(%c3)
-        return(%y, %c4)
-    """, """
-        %c1 = append(%c0, "text that forks share")
-        prefill(%c1)
-        switch(%k) [true -> ^a, _ -> ^b] then ^on
-        ^a:
-        %c2, %x, %m0 = gen(%c1)
-        yield(%x)
-        ^b:
-        yield("no")
-        ^on(%v: str):
-        %c3 = append(%c1, %v)
-        %c4, %y, %m1 = gen(%c3)
-        release(%c1)
+      + release(%c1)
         return(%y, %c4)
     """, params="%c0: ctx, %k: bool")  # fmt: skip
 
 
 def test_what_each_turn_of_a_loop_goes_on_from_is_prefilled_before_it() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "text that turns share")
+      + prefill(%c1)
         loop(%docs) [_ -> ^body] then ^after
       ^body:
         %d = unknown(%docs) {reason = "an item"}
@@ -146,19 +108,7 @@ def test_what_each_turn_of_a_loop_goes_on_from_is_prefilled_before_it() -> None:
         %u = unknown(%x) {calls = "list.append"}
         yield()
       ^after:
-        return(none, %c0)
-    """, """
-        %c1 = append(%c0, "text that turns share")
-        prefill(%c1)
-        loop(%docs) [_ -> ^body] then ^after
-        ^body:
-        %d = unknown(%docs) {reason = "an item"}
-        %c2 = append(%c1, %d)
-        %c3, %x, %m0 = gen(%c2)
-        %u = unknown(%x) {calls = "list.append"}
-        yield()
-        ^after:
-        release(%c1)
+      + release(%c1)
         return(none, %c0)
     """, params="%c0: ctx, %docs: any")  # fmt: skip
 
@@ -186,24 +136,17 @@ def test_arms_are_alternatives_and_share_nothing() -> None:
 
 
 def test_text_that_siblings_begin_with_becomes_a_fork_point() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1, %s, %m = gen(%c0)
-        %f = append(%c1, special("<u>"), "Judge its clarity.")
+      - %f = append(%c1, special("<u>"), "Judge its clarity.")
+      + %c2 = append(%c1, special("<u>"), "Judge its ")
+      + prefill(%c2)
+      + %f = append(%c2, "clarity.")
         %f1, %x, %m0 = gen(%f)
-        %g = append(%c1, special("<u>"), "Judge its evidence.")
+      - %g = append(%c1, special("<u>"), "Judge its evidence.")
+      + %g = append(%c2, "evidence.")
         %g1, %y, %m1 = gen(%g)
-        %h = append(%c1, special("<u>"), "Sum up: ", %x, %y)
-        %h1, %z, %m2 = gen(%h)
-        return(%z, %h1)
-    """, """
-        %c1, %s, %m = gen(%c0)
-        %c2 = append(%c1, special("<u>"), "Judge its ")
-        prefill(%c2)
-        %f = append(%c2, "clarity.")
-        %f1, %x, %m0 = gen(%f)
-        %g = append(%c2, "evidence.")
-        %g1, %y, %m1 = gen(%g)
-        release(%c2)
+      + release(%c2)
         %h = append(%c1, special("<u>"), "Sum up: ", %x, %y)
         %h1, %z, %m2 = gen(%h)
         return(%z, %h1)
@@ -211,23 +154,16 @@ def test_text_that_siblings_begin_with_becomes_a_fork_point() -> None:
 
 
 def test_nested_forks_are_prefilled_outside_in() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "outer text")
+      + prefill(%c1)
         %c2 = append(%c1, "inner text")
+      + prefill(%c2)
         %d1, %x, %m0 = gen(%c2)
         %d2, %y, %m1 = gen(%c2)
+      + release(%c2)
         %d3, %z, %m2 = gen(%c1)
-        return(%x, %d3)
-    """, """
-        %c1 = append(%c0, "outer text")
-        prefill(%c1)
-        %c2 = append(%c1, "inner text")
-        prefill(%c2)
-        %d1, %x, %m0 = gen(%c2)
-        %d2, %y, %m1 = gen(%c2)
-        release(%c2)
-        %d3, %z, %m2 = gen(%c1)
-        release(%c1)
+      + release(%c1)
         return(%x, %d3)
     """, params="%c0: ctx")  # fmt: skip
 
@@ -261,40 +197,27 @@ def test_roles_have_to_be_lowered_before() -> None:
 
 
 def test_text_after_a_pin_does_not_count_again() -> None:
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, "outer text")
+      + prefill(%c1)
         %c2 = append(%c1, "abc")
         %c3 = append(%c2, "def")
         %d1, %x, %m0 = gen(%c3)
         %d2, %y, %m1 = gen(%c3)
         %d3, %z, %m2 = gen(%c1)
-        return(%x, %d3)
-    """, """
-        %c1 = append(%c0, "outer text")
-        prefill(%c1)
-        %c2 = append(%c1, "abc")
-        %c3 = append(%c2, "def")
-        %d1, %x, %m0 = gen(%c3)
-        %d2, %y, %m1 = gen(%c3)
-        %d3, %z, %m2 = gen(%c1)
-        release(%c1)
+      + release(%c1)
         return(%x, %d3)
     """, params="%c0: ctx")  # fmt: skip
 
 
 def test_text_before_a_continuation_counts() -> None:
     """The forks of a loop that was entered before this graph share the prompt it brings, whatever that is."""
-    check(PLAN, """
+    check_changes(PLAN, """
         %c1 = append(%c0, special("<a>"))
+      + prefill(%c1)
         %d1, %x, %m0 = gen(%c1)
         %d2, %y, %m1 = gen(%c1)
-        return(%x, %d2)
-    """, """
-        %c1 = append(%c0, special("<a>"))
-        prefill(%c1)
-        %d1, %x, %m0 = gen(%c1)
-        %d2, %y, %m1 = gen(%c1)
-        release(%c1)
+      + release(%c1)
         return(%x, %d2)
     """, params="%c0: ctx")  # fmt: skip
 
@@ -310,17 +233,15 @@ def test_text_that_may_be_empty_is_not_prefilled_alone() -> None:
 
 def test_asks_are_visited_depth_first() -> None:
     """The program asks level by level; a cache that holds one path at a time wants branch by branch."""
-    check(PLAN, """
-        %a1, %x, %m0 = gen(%c0)
-        %b1, %y, %m1 = gen(%c0)
-        %a2, %z, %m2 = gen(%a1)
-        %b2, %w, %m3 = gen(%b1)
-        return(%z, %b2)
-    """, """
-        %a1, %x, %m0 = gen(%c0) {order = 0}
-        %b1, %y, %m1 = gen(%c0) {order = 2}
-        %a2, %z, %m2 = gen(%a1) {order = 1}
-        %b2, %w, %m3 = gen(%b1) {order = 3}
+    check_changes(PLAN, """
+      - %a1, %x, %m0 = gen(%c0)
+      + %a1, %x, %m0 = gen(%c0) {order = 0}
+      - %b1, %y, %m1 = gen(%c0)
+      + %b1, %y, %m1 = gen(%c0) {order = 2}
+      - %a2, %z, %m2 = gen(%a1)
+      + %a2, %z, %m2 = gen(%a1) {order = 1}
+      - %b2, %w, %m3 = gen(%b1)
+      + %b2, %w, %m3 = gen(%b1) {order = 3}
         return(%z, %b2)
     """, params="%c0: ctx")  # fmt: skip
 
