@@ -32,9 +32,9 @@ class SteppedCore(EngineCore):
         """As if a pass took 10 ms, so that what is kept for a run does not hang on how fast this machine is."""
         return self.scheduler.tally.passes / 100
 
-    def _record(self, work: ModelPass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
         """As if it took 10 ms: neither do the rows that the next one may have."""
-        super()._record(work, 1 / 100)
+        super()._record(work, 1 / 100, ended)
 
     def turn(self) -> bool:
         while not super().turn():

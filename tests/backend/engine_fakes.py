@@ -494,8 +494,8 @@ class SteppedCore(EngineCore):
 
     def give_way(self) -> None: ...  # there is no loop to wait for
 
-    def _record(self, work: ModelPass, seconds: float) -> None:
-        super()._record(work, self._runner.seconds(work))  # pyright: ignore
+    def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
+        super()._record(work, self._runner.seconds(work), ended)  # pyright: ignore
 
     @property
     def runner(self) -> Any:

@@ -188,6 +188,7 @@ class Drafts:
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
         self._budget = DraftBudget()
+        self._unlearned: list[tuple[Odds | None, Odds, int, Sequence[int], int, bool]] = []
 
     # -- text so far -----------------------------------------------------------------------------------------
 
@@ -217,15 +218,20 @@ class Drafts:
         right = next((i for i, (a, b) in enumerate(zip(expected, drawn, strict=False)) if a != b), len(expected))
         ended = match.at + right == len(match.text)
         missed = right < len(drawn) and not ended
-        own, every = self._own_odds(req, match.source), self._of_all(match.source)
-        for odds in (own or every, every):
-            odds.learn_run(match.length, right, missed)
-        if own is not None:
-            own.learn_tokens(expected[:right])
-            for token in expected[right : right + missed]:  # none, where a text ends
-                own.learn_token(token, False)
+        self._unlearned.append((self._own_odds(req, match.source), self._of_all(match.source), match.length, expected, right, missed))
         self._learn_found(req, right > 0)
         req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
+
+    def learn(self) -> None:
+        """Learn how far drafts were right: beside the device, which waits while `follow` reads what was drawn."""
+        for own, every, length, expected, right, missed in self._unlearned:
+            for odds in (own or every, every):
+                odds.learn_run(length, right, missed)
+            if own is not None:
+                own.learn_tokens(expected[:right])
+                for token in expected[right : right + missed]:  # none, where a text ends
+                    own.learn_token(token, False)
+        self._unlearned.clear()
 
     def _heed(self, req: Request, ids: np.ndarray) -> None:
         """Record whether the smaller model was right, as far as that is known."""

@@ -106,6 +106,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
+        self._completed: tuple[ModelPass, float, float] | None = None  # the last pass, until it is recorded
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
@@ -449,30 +450,38 @@ class EngineCore:
         try:
             work, flight = self._begin()
         finally:
-            self.delivery.emit_deltas()  # while the device computes
+            self._catch_up()
         if work is None:
             if self._flying is not None:
                 self._complete_pass()
             else:
                 self._compute(self.scheduler.wait_for_copies)
                 self.delivery.finish_ready(())
-            return self.delivery.emit_deltas()
+            return self._catch_up()
         if flight is not None:
             self.scheduler.commit(work)
             self._complete_pass()
             self._flying, self._busy_until = (work, flight), time.perf_counter() + _SURELY * self._row_seconds * work.rows
-            return self.delivery.emit_deltas()
+            return self._catch_up()
         began = time.perf_counter()
         output = self._compute(lambda: self._runner.run(work))
-        seconds = time.perf_counter() - began
-        self._device_seconds += seconds
-        self._blocked += seconds
-        self._record(work, seconds)
+        ended = time.perf_counter()
+        self._device_seconds += ended - began
+        self._blocked += ended - began
+        self._record(work, ended - began, ended)
         self.scheduler.commit(work)
         self._complete_pass()
         self.failure = ""
         self.delivery.deliver(work, output)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Do what no plan needs, while the device computes."""
         self.delivery.emit_deltas()
+        self.scheduler.drafts.learn()
+        if self._completed is not None:
+            done, self._completed = self._completed, None
+            self._record(*done)
 
     def _begin(self) -> tuple[ModelPass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
@@ -520,31 +529,31 @@ class EngineCore:
         (work, flight), self._flying = self._flying, None
         began = time.perf_counter()
         output, seconds = self._rest(lambda: self._compute(flight.result))
-        self._blocked += time.perf_counter() - began
+        ended = time.perf_counter()
+        self._blocked += ended - began
         self._device_seconds += seconds
-        self._record(work, seconds)
+        self._completed = work, seconds, ended
+        if work.rows >= self._full // 2:
+            self._row_seconds = seconds / work.rows
         self.failure = ""
         self.delivery.deliver(work, output)
 
-    def _record(self, work: ModelPass, seconds: float) -> None:
-        """Record the pass that has just ended on the device, for the pace of the next ones, and for a trace if one is
+    def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
+        """Record the last pass, which has ended on the device, for the pace of the next ones, and for a trace if one is
         being recorded."""
         self.scheduler.learn(work.rows, seconds)
-        if work.rows >= self._full // 2:
-            self._row_seconds = seconds / work.rows
-        ended = time.perf_counter()
         if self._recorded and work.rows == len(work.samples) + work.checked and not work.first:
             host = max(0.0, ended - self._recorded - self._blocked)
             self.scheduler.drafts.costs.learn(len(work.samples), work.checked, seconds, host)
         self._recorded, self._blocked = ended, 0.0
         if recording.recorder is None:
             return
-        now, s = time.perf_counter(), self.scheduler
+        s = self.scheduler
         sampled = {req for _, req in work.samples}
         decode = sum(len(span.ids) == 1 and span.request in sampled for span in work.spans)
         recording.recorder.batches.append(
             recording.RecordedPass(
-                now - seconds, now, work.rows, len({span.request for span in work.spans}), work.rows - decode, decode,
+                ended - seconds, ended, work.rows, len({span.request for span in work.spans}), work.rows - decode, decode,
                 len(work.scores), len(s.waiting), s.pool.free_count, s.pool.num_slots, s.tally.cached_tokens, seconds,
             )
         )  # fmt: skip

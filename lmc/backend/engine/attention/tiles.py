@@ -144,11 +144,15 @@ class Tiler:
         indices[:own], indices[own:] = slots, slots[-1]
         return replace(found, indices=indices)
 
+    def has_narrow(self, rows: int, blocks: int) -> bool:
+        """Return whether a single span of few rows has narrow tiles. Each of these reads all of its blocks of slots, which takes less than a kernel for
+        wide ones beside them while each block has a program."""
+        return rows <= self.few or -(-rows // self.few) * blocks <= self.shares
+
     def lone(self, rows: int, blocks: int, cut: int) -> Plan | None:
         """Return the plan, without slots, of a single span of few rows and so many blocks of slots: pieces of as many blocks each, a share for each
-        piece; None if there are fewer shares than tiles. Narrow tiles, of which each reads all slots, take less than a kernel for wide ones beside them
-        while each block has a program."""
-        is_narrow = rows <= self.few or -(-rows // self.few) * blocks <= self.shares
+        piece; None if there are fewer shares than tiles."""
+        is_narrow = self.has_narrow(rows, blocks)
         height, shares, others = (self.few, self.shares, self.shares_of_wide) if is_narrow else (self.many, self.shares_of_wide, self.shares)
         tiles = -(-rows // height)
         if tiles > shares:
