@@ -81,18 +81,18 @@ def _answers(held: Any, end: Any) -> Iterator[Result]:
 
 
 async def on_thread(work: Callable[[], None]) -> None:
-    """Run a function on a thread. Its StopIteration, which no future can hold, becomes a RuntimeError as that of a coroutine."""
-    stopped: list[StopIteration] = []
+    """Run a function on a thread. What it raises is raised here: a future would make another TimeoutError of one, and cannot hold a StopIteration."""
+    raised: list[BaseException] = []
 
     def run() -> None:
         try:
             work()
-        except StopIteration as error:
-            stopped.append(error)
+        except BaseException as error:  # raised again below
+            raised.append(error)
 
     await asyncio.to_thread(run)
-    if stopped:
-        raise stopped[0]
+    if raised:
+        raise raised.pop()  # or its traceback would hold itself
 
 
 # -- loops -----------------------------------------------------------------------------------------------------------

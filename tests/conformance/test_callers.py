@@ -8,6 +8,7 @@ import inspect
 import linecache
 import logging
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -286,3 +287,19 @@ def test_an_awaited_program_that_raises_stop_iteration_ends(compiled: bool):
     with pytest.raises(RuntimeError, match="raised StopIteration") as caught:  # as that of a coroutine
         asyncio.run(main())
     assert isinstance(caught.value.__cause__, StopIteration)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_awaited_program_raises_the_timeout_of_its_tool_as_it_is(compiled: bool):
+    late = TimeoutError("no answer")
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        s += gen("x", max_tokens=2)
+        late.add_note(s["x"])
+        raise late
+
+    call = lmc.compile(program).acall if compiled else program.arun
+    with pytest.raises(TimeoutError) as caught:
+        asyncio.run(call(backend=Mock()))
+    assert caught.value is late and traceback.extract_tb(late.__traceback__)[-1].name == "program"
