@@ -250,15 +250,16 @@ class RunJournal(JournaledCalls):
 
     def ended(self, error: BaseException | None) -> BaseException | None:
         """End the run; return the error that it ended with. Waits for its requests."""
-        self.settle(error)
+        unread = self.settle(error)
         if self._effects is not None:
             self._intend_all()  # tasks that were not awaited may still begin
         ended_well = self.resumed and self.known.end == []  # it has gone on behind the call once, as behind one that it cancelled
         error = self.broken or error or (None if ended_well and not self.wanted_more else self.doubt)
         if error is not None and self._effects is not None:
             self._effects.tasks.forget_stopped()
-        if error is not None and not isinstance(error, Interrupted):
-            self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in _causes(error)], int(time.time())])
+        failures = [*_causes(error)] or unread
+        if failures and not isinstance(error, Interrupted):
+            self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in failures], int(time.time())])
         elif error is None and (not self.resumed or self.known.end != []):  # its earlier end no longer holds
             self.journal.add((self.item, WELL))
         self._known = None  # read again if the state is used further

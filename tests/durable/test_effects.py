@@ -494,6 +494,37 @@ def test_a_request_that_failed_is_asked_again(tmp_path: Path) -> None:
     assert records.read(path).runs[0].end == []  # not what it ended with before
 
 
+@lmc.function
+def leaves_answers_unread(s: Any, q: str) -> None:
+    forks = s.fork(2)
+    for f in forks:
+        f += q + lmc.gen("side", max_tokens=2)
+    forks.join()
+    (tried,) = s.fork(1)
+    tried += q + lmc.gen("tried", max_tokens=2) + lmc.gen("more", max_tokens=2)
+    try:
+        s += tried["tried"]
+    except lmc.BackendError:
+        s += str(look_up(q))
+    s += lmc.gen("last", max_tokens=2)
+
+
+@pytest.mark.parametrize("name", ("last", "side"))
+def test_a_request_that_failed_and_that_nothing_has_read_is_asked_again(name: str, tmp_path: Path) -> None:
+    """What the program handled stays, and what followed it."""
+    backend = lambda **down: lmc.Mock(fault=lambda ask, n: lmc.BackendError(down[ask.name]) if ask.name in down else None)
+    items = [{"q": q} for q in "ab"]
+    with contextlib.suppress(lmc.BackendError):
+        leaves_answers_unread.run_batch(items, seed=3, journal=tmp_path / "j", backend=backend(tried="overloaded", **{name: "no answer"}))
+    assert [run.status for run in lmc.Journal(tmp_path / "j").runs()] == ["failed"] * 2
+    mock = lmc.Mock()
+    states = leaves_answers_unread.run_batch(items, seed=3, journal=tmp_path / "j", backend=mock)
+    whole = leaves_answers_unread.run_batch(items, seed=3, backend=backend(tried="overloaded"))
+    assert [seen(state) for state in states] == [seen(state) for state in whole]
+    assert [call.name for call in mock.call_log] == [name] * (2 if name == "last" else 4)
+    assert [run.status for run in lmc.Journal(tmp_path / "j").runs()] == ["finished"] * 2
+
+
 def test_meta_info_that_json_lacks_behind_some_of_the_same_types(tmp_path: Path) -> None:
     """A backend may give any values: what comes back is of the types that came."""
     backend, real = lmc.Mock(), Result.finish
