@@ -32,7 +32,7 @@ def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
         return _Decoding(found).value(data)
     except BadData:
         raise
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, OSError, RecursionError) as error:  # OSError: a zone's file
         raise BadData(f"{type(error).__name__}: {error}") from None
 
 

@@ -113,8 +113,8 @@ class Answers:
         """Return the answer that a record holds."""
         try:
             return output_of(record)
-        except (codec.BadData, ValueError, TypeError, IndexError) as error:
-            raise JournalError(f"journal={str(self.journal.path)!r}: an answer that lmc did not write: {error}") from None
+        except JournalError as error:
+            raise JournalError(f"journal={str(self.journal.path)!r}: {error.message}") from None
 
     def record(self, places: Sequence[Ask], result: Result) -> Record | None:
         """Return the record of an outcome other than a plain answer; None if it is not written."""

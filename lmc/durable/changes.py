@@ -61,6 +61,8 @@ _WITH_ENTRIES = {"counter": 0, "defaultdict": 1, "data": 1, "model": 1, "names":
 def apply(target: Any, change: list[Any], decoded: Callable[[Any], Any]) -> Any:
     """Change a value in place, or return another one in place of it."""
     kind, *rest = change
+    if kind in ("+", "|") and any(type(items) is not list for items in rest):
+        raise ValueError(f"a change {kind!r} by what is no list")
     match kind:
         case "=":
             return mutations.restored(target, decoded(rest[0]))

@@ -216,11 +216,15 @@ _READ: Mapping[str, Any] = {
 
 
 def output_of(record: Record) -> Output:
-    """Return the answer that a record holds. Raises BadData, ValueError, TypeError or IndexError for one that no lmc
-    wrote."""
-    kind, _, _, texts, metas, usage, ids = record
-    if kind == "A":
-        metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
-    if not texts or not json_data.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
-        raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
-    return Output(tuple(texts), tuple(metas), Usage(**dict(zip(_COUNTED[: len(usage)], usage, strict=True))), tuple(ids))
+    """Return the answer that a record holds. Raises JournalError for one that no lmc wrote."""
+    try:
+        kind, _, _, texts, metas, usage, ids = record
+        if kind == "A":
+            metas = [{name: codec.decode(x) for name, x in meta} for meta in metas]
+        if not texts or not json_data.are_texts(texts) or len(texts) != len(metas) or any(type(meta) is not dict for meta in metas):
+            raise ValueError(f"{len(texts)} texts and {len(metas)} metas")
+        if any(type(number) not in (int, float) for number in usage):
+            raise ValueError(f"a usage of {usage}")
+        return Output(tuple(texts), tuple(metas), Usage(**dict(zip(_COUNTED[: len(usage)], usage, strict=True))), tuple(ids))
+    except (codec.BadData, ValueError, TypeError, IndexError) as error:
+        raise JournalError(f"an answer that lmc did not write: {error}") from None

@@ -247,6 +247,8 @@ def _groups(contents: Contents, data: bytes) -> None:
             try:
                 data_of = found[0] if contents.cipher is None else contents.cipher.open(found[0], contents.groups + 1)
                 for item, record in in_group(json_data.decode_json(data_of)):
+                    if record[0] not in _TAKE:
+                        raise ValueError(f"a record {record[0]!r}")
                     known = records.get(item)
                     if known is None:
                         records[_number(item)] = [record]
@@ -279,6 +281,8 @@ def _begin(known: Known, record: Record) -> None:
 
 def _answer(known: Known, record: Record) -> None:
     _, places, digest, *_ = record
+    if not places:
+        raise ValueError("an answer to no request")
     for stream, ordinal in places:
         known.answers.setdefault((stream, ordinal), {})[digest] = record
     known.order.append(record)
@@ -286,6 +290,8 @@ def _answer(known: Known, record: Record) -> None:
 
 def _intent(known: Known, record: Record) -> None:
     _, number, stream, name, digest, contents, shared, task, ordered, shown, line = record
+    if not json_data.are_texts((stream, name, shown, line)) or any(type(n) is not int for n in (digest, task, *contents)) or len(shared) != len(contents):
+        raise ValueError(f"the call {number} is {record[2:]}")
     call = RecordedCall(stream, name, digest, tuple(contents), tuple(shared), task, ordered)
     known.effects[number] = effect = Effect(_number(number), call, shown, line)
     known.unmade.pop(number, None)

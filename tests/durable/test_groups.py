@@ -14,7 +14,7 @@ import lmc
 from lmc import json_data
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Usage
-from lmc.durable import answers, journal, records
+from lmc.durable import answers, journal, records, steps
 from lmc.durable.groups import first_line
 from lmc.durable.journal import JournalFile
 from lmc.durable.run import RunJournal
@@ -293,7 +293,8 @@ def calls(s: Any) -> Any:
 @pytest.mark.parametrize("outcome", [
     [], ["value"], [1, 2], ["value", 1, 2], ["value", 1, 2, 3, 4], ["raised", 1], ["raised", {"!": ["error"]}], ["argument", 3], ["argument", "x"],
     ["part", []], ["part", [7]],
-    ["part", None], ["value", [], [[1]], []], ["value", [], [], [1]], ["value", [], [], "a"], ["value", {"!": ["nothing"]}]], ids=repr)  # fmt: skip
+    ["part", None], ["value", [], [[1]], []], ["value", [], [], [1]], ["value", [], [], "a"], ["value", {"!": ["nothing"]}],
+    ["value", {"!": ["datetime", "2026-01-01", 0, None, "a" * 999]}], ["value", [], [[0, ["+", {"!": ["range", 0, 10**18, 1]}]]], []]], ids=repr)  # fmt: skip
 def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any]) -> None:
     calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     found = records.read(tmp_path / "j")
@@ -310,5 +311,19 @@ def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, meta
     found = records.read(tmp_path / "j")
     changed = [[*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record for record in found.records[0]]
     lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
-    with pytest.raises(JournalError, match="an answer that lmc did not write"):
-        calls.run(backend=lmc.Mock(), journal=tmp_path / "k")
+    for read in (lambda path: calls.run(backend=lmc.Mock(), journal=path), steps.listed, lambda path: lmc.Journal(path).compact()):
+        with pytest.raises(JournalError, match="an answer that lmc did not write"):
+            read(tmp_path / "k")
+
+
+@pytest.mark.parametrize("changed", [
+    [], [7], [[]], {"!": 1}, ["a", [], 1, ["a"], [{}], [1, 1], []], ["i", 0, "", 3, 1, [], [], 0, 1, "", ""], ["i", 0, "", "tool", [], [], [], 0, 1, "", ""],
+    ["i", 0, "", "tool", 1, [], [], 0, 1, "", 9], ["i", 0, "", "tool", 1, [1], [], 0, 1, "", ""]], ids=repr)  # fmt: skip
+def test_a_record_that_no_lmc_wrote_is_refused(tmp_path: Path, changed: Any) -> None:
+    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+    found = records.read(tmp_path / "j")
+    for at in (1, 2):
+        lay(tmp_path / "k", journal_of(found.header, [(0, changed if i == at else record) for i, record in enumerate(found.records[0])]))
+        for read in (lambda path: calls.run(backend=lmc.Mock(), journal=path), steps.listed, lambda path: lmc.Journal(path).runs()):
+            with pytest.raises(JournalError, match="that lmc did not write"):
+                read(tmp_path / "k")
