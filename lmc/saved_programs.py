@@ -16,7 +16,7 @@ import pkgutil
 import sys
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 MAGIC = "lmc-program"
-_BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
+_BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, codec.BadData)
 """Exceptions of reading a file that is not a saved program."""
 _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, bool)}
 
@@ -163,13 +163,30 @@ class SavedFunction(Function[..., Any]):
         self._prefix, self._found, self.is_method, self._wrapper = None, None, False, None
         self.given, self._without_options = {}, None
         self._source = _text(data["source"])
-        self.bound = {_text(name): codec.decode(x) for name, x in data["bound"]}
-        state = inspect.Parameter(data["state"][0], inspect._ParameterKind(data["state"][1]))  # pyright: ignore[reportPrivateUsage]
-        self._takes(inspect.Signature([state, *[_parameter(*p) for p in data["parameters"]]]))
+        self._decode(_or_later)
+
+    def _decode(self, decode: Callable[[Any], Any]) -> None:
+        """Set the parameters and what is bound."""
+        self.bound = {_text(name): decode(x) for name, x in self.data["bound"]}
+        state = inspect.Parameter(self.data["state"][0], inspect._ParameterKind(self.data["state"][1]))  # pyright: ignore[reportPrivateUsage]
+        self._takes(inspect.Signature([state, *[_parameter(decode, *p) for p in self.data["parameters"]]]))
 
     @property
     def digest(self) -> str:
         return self._source
+
+    def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
+        if any(isinstance(x, DecodedLater) for x in (*self.defaults.values(), *self.bound.values())):
+            self._decode(self._decoded)
+        return super().arguments(args, kwargs)
+
+    def _decoded(self, data: Any) -> Any:
+        """Decode a value, with the module of the function imported. Raises ProgramError."""
+        assert self.func is not None
+        try:
+            return codec.decode(data)
+        except codec.BadData as error:
+            raise ProgramError(f"{self.path!r}: what a parameter of {self.described} holds cannot be read: {error}", loc=caller_loc()) from None
 
     @property
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
@@ -215,8 +232,19 @@ def _text(x: Any) -> str:
     return x
 
 
-def _parameter(name: str, kind: int, annotation: str | None, *default: Any) -> inspect.Parameter:
+class DecodedLater:
+    """Replaces a default or bound argument of a class whose module is imported with the function."""
+
+
+def _or_later(data: Any) -> Any:
+    try:
+        return codec.decode(data)
+    except codec.NotImported:
+        return DecodedLater()
+
+
+def _parameter(decode: Callable[[Any], Any], name: str, kind: int, annotation: str | None, *default: Any) -> inspect.Parameter:
     empty = inspect.Parameter.empty
     return inspect.Parameter(
-        _text(name), inspect._ParameterKind(kind), default=codec.decode(default[0]) if default else empty,  # pyright: ignore[reportPrivateUsage]
+        _text(name), inspect._ParameterKind(kind), default=decode(default[0]) if default else empty,  # pyright: ignore[reportPrivateUsage]
         annotation=empty if annotation is None else _ANNOTATIONS[annotation])  # fmt: skip

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 
 import pytest
 
@@ -30,6 +31,47 @@ def test_a_function_that_is_gone_is_named_at_the_call(tmp_path, monkeypatch):
         raise AssertionError("it ran without its function")
 
 
+WITH_DEFAULTS = """
+import dataclasses, enum
+import lmc
+
+@dataclasses.dataclass
+class Settings:
+    times: int = 3
+
+class Tone(enum.Enum):
+    DRY = "dry"
+
+@lmc.function
+def ask(s, q, settings=Settings(), tone=Tone.DRY):
+    s += q * settings.times + tone.value + lmc.gen("x", max_tokens=2)
+    return settings, s["x"]
+"""
+
+
+def test_a_default_of_a_class_of_the_program_is_there_when_its_module_is(tmp_path, monkeypatch):
+    (tmp_path / "with_defaults.py").write_text(WITH_DEFAULTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("with_defaults")
+    programs = {"ask": module.ask, "bound": module.ask.bind(settings=module.Settings(2))}
+    texts = {name: program.run("a", seed=1, backend=lmc.Mock()).text() for name, program in programs.items()}
+    for name, program in programs.items():
+        lmc.compile(program).save(tmp_path / f"{name}.lmcp")
+    for name, text in texts.items():
+        monkeypatch.delitem(sys.modules, "with_defaults")
+        loaded = lmc.load(tmp_path / f"{name}.lmcp", backend=lmc.Mock())
+        assert "with_defaults" not in sys.modules and "gen" in loaded.dump_ir()
+        state = loaded("a", seed=1)
+        assert state.text() == text and isinstance(state.ret_value[0], sys.modules["with_defaults"].Settings)
+        monkeypatch.delitem(sys.modules, "with_defaults")
+        (state,) = lmc.load(tmp_path / f"{name}.lmcp", backend=lmc.Mock()).batch([{"q": "a"}], seed=1, journal=tmp_path / f"{name}-runs")
+        assert state.text() == text
+    monkeypatch.delitem(sys.modules, "with_defaults")
+    (tmp_path / "with_defaults.py").write_text(WITH_DEFAULTS.replace("DRY", "WET").replace("tone=Tone.WET", "tone=1"))
+    with pytest.raises(lmc.ProgramError, match="another source"):
+        lmc.load(tmp_path / "ask.lmcp", backend=lmc.Mock())("a")
+
+
 def test_options_belong_to_calls_and_not_to_the_file(tmp_path):
     path = tmp_path / "kept.lmcp"
     with pytest.raises(lmc.ProgramError, match=r"cannot be saved with options \(temperature, seed\).*give them to what lmc.load returns") as caught:
@@ -50,7 +92,10 @@ def test_a_file_that_holds_something_else_is_refused_however_sound_its_checksum(
     path = tmp_path / "kept.lmcp"
     lmc.compile(kept).save(path)
     saved = json.loads(path.read_text().partition("\n")[2])
-    for part, name, value in [("measured", "cost", "much"), ("measured", "asked", None), ("measured", "evaluations", 1e999), ("program", "source", 5)]:
+    for part, name, value in [
+        ("program", "bound", [["x", {"!": ["nothing"]}]]), ("program", "parameters", [["q", 1, None, {"!": []}]]), ("program", "source", 5),
+        ("measured", "cost", "much"), ("measured", "asked", None), ("measured", "evaluations", 1e999),
+    ]:  # fmt: skip
         _write(path, {**saved, part: {**saved[part], name: value}})
         with pytest.raises(lmc.ProgramError, match="does not hold a program"):
             lmc.load(path)

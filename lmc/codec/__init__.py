@@ -7,7 +7,7 @@ was.
 
 from __future__ import annotations
 
-from lmc.codec.reading import BadData, decode
+from lmc.codec.reading import BadData, NotImported, decode
 from lmc.codec.writing import DATA, TAG, NotData, encode, is_namespace
 
-__all__ = ["DATA", "TAG", "BadData", "NotData", "decode", "encode", "is_namespace"]
+__all__ = ["DATA", "TAG", "BadData", "NotData", "NotImported", "decode", "encode", "is_namespace"]

@@ -24,6 +24,10 @@ class BadData(Exception):
     """Data that does not stand for a value here; the message says why."""
 
 
+class NotImported(BadData):
+    """Data of a class that is not there: the module that defines it may not have been imported."""
+
+
 def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
     """Decode the value that data represents; `found` gives the object at a place. Raises BadData."""
     if type(data) in PLAIN:
@@ -131,7 +135,7 @@ def _class(where: Any, wanted: Callable[[Any], bool]) -> Any:
     module, _, name = where.partition(":")
     cls = found_class(module, name)
     if not isinstance(cls, type) or not wanted(cls):
-        raise BadData(f"{module}.{name} is not there, or is not what it was; import its module first")
+        raise NotImported(f"{module}.{name} is not there, or is not what it was; import its module first")
     return cls
 
 
