@@ -196,7 +196,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 50 == 0:  # of 0.1 s
-            _write_stacks_unless_called_again()
+            _write_stacks_unless_called_again(_FROZEN)
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -210,14 +210,14 @@ class DrainingServer(uvicorn.Server):
         if (running := len(self.server_state.tasks)) and self._drain:
             log.warning("%d request%s running and may take %.0f s to end; Ctrl-C ends them now", running, " is" if running == 1 else "s are", self._drain)
         self._entrance.close(self._drain)
+        _write_stacks_unless_called_again(self._drain + _FROZEN)  # there are no more ticks
         await super().shutdown(sockets)
 
 
-def _write_stacks_unless_called_again() -> None:
-    """Let the system write where each thread is, after `_FROZEN` seconds: while a program's call holds the
-    interpreter's lock, nothing else can."""
+def _write_stacks_unless_called_again(seconds: float) -> None:
+    """Let the system write where each thread is, after that time: while a program's call holds the interpreter's lock, nothing else can."""
     if threading.current_thread() is threading.main_thread():
-        faulthandler.dump_traceback_later(_FROZEN, repeat=True, file=sys.__stderr__ or sys.stderr)
+        faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__ or sys.stderr)
 
 
 class _Messages(h11.Connection):

@@ -18,6 +18,7 @@ import pytest
 import lmc
 from lmc.backend.base import Health
 from lmc.serve import main, supervisor
+from lmc.serve.app import create_app
 from lmc.serve.main import listen, serve
 from tests.serve.serving import HELLO, ByHand, events, running, settings, talk, until
 
@@ -181,6 +182,16 @@ def test_a_second_signal_ends_what_is_running_with_503s(monkeypatch, caplog):
     asking.join(60)
     serving.thread.join(60)
     assert answers[0].status_code == 503 and "shutting down" in answers[0].text and serving.outcome == [None]
+
+
+def test_a_long_drain_is_not_shown_in_the_log_as_a_frozen_server(monkeypatch):
+    armed: list[float] = []
+    monkeypatch.setattr(main.faulthandler, "dump_traceback_later", lambda seconds, **how: armed.append(seconds))
+    app = create_app(lmc.Mock(), settings(), [])
+    server = main.DrainingServer(app, app.state.entrance, drain=3600)
+    server.should_exit = True
+    server.run(sockets=[listen("127.0.0.1", 0)])
+    assert armed == [3600 + main._FROZEN]
 
 
 # -- restarting ----------------------------------------------------------------------------------------------------------
