@@ -242,10 +242,22 @@ def test_a_server_that_has_never_answered_is_said_at_the_first_attempt(openai, c
     backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("reset") if n in (0, 1, 3) else None})
     assert program.run(q="x", backend=backend, temperature=0)["c"]
     (told,) = [record.getMessage() for record in caplog.records if record.name == "lmc.backend"]
-    assert told.startswith("OpenAI(m): attempt 1 failed (no answer: ") and told.endswith("trying again, up to 8 times (LMC_LOG=backend shows every attempt)")
+    assert told.startswith("OpenAI(m): attempt 1 failed (no answer: ") and told.endswith("trying again (retries=8; LMC_LOG=backend shows every attempt)")
 
 
 def test_a_lost_connection_of_a_server_that_answers_is_not_told(openai, caplog):
     backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("reset") if n == 1 else None})
+    assert program.run(q="x", backend=backend, temperature=0)["c"] and backend.spent().retries == 1
+    assert caplog.records == []
+
+
+def test_a_server_that_has_begun_its_first_answer_is_not_told(openai, caplog):
+    backend, _ = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("half-stream") if n == 0 else None})
+    assert "".join(program.run(q="x", backend=backend, temperature=0, stream=True).text_iter()) and backend.spent().retries == 1
+    assert caplog.records == []
+
+
+def test_a_server_that_was_asked_for_its_model_is_not_told(remote, caplog):
+    backend, _, _ = remote(TextModel(), plant=lambda n, path, body: Planted("reset") if n == 0 else None)
     assert program.run(q="x", backend=backend, temperature=0)["c"] and backend.spent().retries == 1
     assert caplog.records == []

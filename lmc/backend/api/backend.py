@@ -87,9 +87,10 @@ class ApiBackend(ABC):
         self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
         self.ledger, key = UsageLedger(prices), self.key  # this must not be kept alive by its client
         self._loop = LoopThread(f"lmc-{name}"[:40])
-        ledger = self.ledger
+        ledger, reached = self.ledger, self.reached_when_made
         self._client = LazyClient(
-            lambda: Client(wire(), name=name, ledger=ledger, concurrency=concurrency, patience=patience or Patience(), begin=begin, key=key), self._loop
+            lambda: Client(wire(), name=name, ledger=ledger, concurrency=concurrency, patience=patience or Patience(), begin=begin, key=key, reached=reached),
+            self._loop,
         )
         self._listed: asyncio.Task[Sequence[str]] | None = None
         self._works: weakref.WeakSet[Submission] = weakref.WeakSet()
@@ -121,6 +122,9 @@ class ApiBackend(ABC):
 
     key = "api_key=…"
     """How its server is given a key, for messages."""
+
+    reached_when_made = False
+    """Set if its constructor has asked its server."""
 
     has_batches = False
     """Set if its server answers batches of requests, which may take a day and cost half."""

@@ -51,17 +51,19 @@ class Client:
     """Sends requests over a wire, at most `concurrency` at a time, and within the server's limits. Belongs to one event
     loop.
 
-    begin  concurrent requests before the server's limits are known; None: it has none
-    key    how it is given a key, for messages
+    begin    concurrent requests before the server's limits are known; None: it has none
+    key      how it is given a key, for messages
+    reached  something has come from the server before
     """
 
     def __init__(
-        self, wire: Wire, *, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None = None, key: str = "api_key=…"
-    ) -> None:
+        self, wire: Wire, *, name: str, ledger: UsageLedger, concurrency: int, patience: Patience, begin: int | None = None, key: str = "api_key=…",
+        reached: bool = False,
+    ) -> None:  # fmt: skip
         self.wire, self.name, self.ledger, self.patience, self._key = wire, name, ledger, patience, key
         self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
-        self._unheard = True  # nothing has come from the server, and nobody was told so
+        self._reached = reached  # or somebody was told that nothing comes
 
     async def call(self, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
         """Return the server's answer converted by `read`; `request` is called for each attempt.
@@ -141,10 +143,11 @@ class Client:
             number += 1
 
     def heard(self, ticket: Ticket, headers: Mapping[str, str]) -> None:
+        self._reached |= bool(headers)
         self.rates.heard(ticket, headers, self.patience.timeout)
 
     def _answered(self, ticket: Ticket, sent: HttpRequest, usage: Usage | None) -> None:
-        self._unheard = False
+        self._reached = True
         self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
 
     async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, AttemptAccount], Any], tally: AttemptUsage) -> Any:
@@ -186,9 +189,9 @@ class Client:
             raise self.failed(fault, tally, f" after {number + 1} attempt{'s' if number else ''}")
         failed = f"{self.name}: attempt {number + 1} failed ({fault.status or 'no answer'}: {fault.message}); trying again"
         log("backend", failed)
-        if self._unheard and fault.status is None and not logs("backend"):  # most often the URL is wrong, or the server does not run
-            logging.getLogger("lmc.backend").warning("%s, up to %d times (LMC_LOG=backend shows every attempt)", failed, self.patience.retries)
-        self._unheard = False
+        if not (self._reached or fault.status is not None or logs("backend")):  # most often the URL is wrong, or the server does not run
+            logging.getLogger("lmc.backend").warning("%s (retries=%d; LMC_LOG=backend shows every attempt)", failed, self.patience.retries)
+        self._reached = True
         await self._back_off(fault, number)
 
     def failed(self, fault: Fault, tally: AttemptUsage, how: str = "") -> LmcError:

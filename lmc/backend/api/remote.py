@@ -185,6 +185,7 @@ class RemoteBackend(Listed):
     flush = "/flush_cache"
     worth = 256
     renames = False
+    reached_when_made = True
     _access: Access
     _sees = True  # unless the server reports otherwise
 
