@@ -34,7 +34,7 @@ from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, feeder, hearer, stretches
 from lmc.backend.results import Output, Result
-from lmc.backend.usage import Counters, charge
+from lmc.backend.usage import Counters, Spending, charge
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
@@ -191,6 +191,9 @@ class LocalBackend:
     def counters(self) -> Counters:
         found, eyes = self._core.counters(), self._builder.eyes
         return found if eyes is None else eyes.counters(found)
+
+    def spent(self) -> Spending:
+        return Spending.of(self.counters())
 
     def flush_cache(self) -> None:
         """Drop all cached KV that no running request needs, and all cached pictures; return when it is gone."""

@@ -1,10 +1,10 @@
-"""Costs of requests: usage, accounts that are told of it, prices, and the counters of a backend."""
+"""Costs of requests: usage, accounts that are told of it, prices, and the counters and spending of a backend."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 
 from lmc.errors import ParameterError
@@ -186,3 +186,35 @@ class Counters:
 
 
 _counters = attrgetter(*[f.name for f in fields(Counters)])
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Spending of a backend since its start.
+
+    usage       the sum of the server's reports, whether the answer was usable or not
+    attempts    requests that were sent
+    retries     of those, repeated after a fault
+    unreported  attempts of unknown cost: resets, timeouts, broken bodies
+    speculated  answers covered by an earlier request
+    wasted      requests with unusable answers
+    cost        by the backend's prices, None if it has none
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    attempts: int = 0
+    retries: int = 0
+    unreported: int = 0
+    speculated: int = 0
+    wasted: int = 0
+    cost: float | None = None
+
+    @classmethod
+    def of(cls, counters: Counters) -> Spending:
+        """Return the spending of a backend in this process, which costs nothing."""
+        c = counters
+        usage = Usage(
+            c.prompt_tokens, c.generated_tokens, c.cached_tokens, c.forced_tokens, c.calls, c.passes,
+            drafted_tokens=c.drafted_tokens, accepted_tokens=c.accepted_tokens,
+        )  # fmt: skip
+        return cls(usage, attempts=c.calls)

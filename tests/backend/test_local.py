@@ -321,6 +321,7 @@ def test_a_prefilled_prefix_is_not_computed_again():
     drain(core)
     used = engine.counters() - before
     assert used.prefilled_tokens < 5 * 12 and engine.counters().prefill_optimality == 1
+    assert engine.spent().attempts == engine.counters().calls > 0
     engine.release(pin)
     drain(core)
     assert engine.stats()["pinned"] == 0 and len(handles) == 5

@@ -650,6 +650,13 @@ def test_logprobs_are_of_the_answer_alone_unless_more_is_asked() -> None:
 # -- counters
 
 
+def test_what_was_spent_is_told_as_by_an_api() -> None:
+    mock = Mock(answers=["xy"])
+    mock.submit(None, (text("abc"), Gen(SamplingParams()))).results[0].output()
+    spent = mock.spent()
+    assert (spent.attempts, spent.usage.calls, spent.usage.prompt_tokens, spent.usage.completion_tokens, spent.cost) == (1, 1, 3, 2, None)
+
+
 def test_counters_measure_what_a_prefix_cache_would_save() -> None:
     mock = Mock(answers=["12345", "xy", "zw"])
     first = mock.submit(None, (text("0123456789"), gen()))

@@ -106,7 +106,7 @@ def test_it_is_a_backend():
         assert isinstance(backend, Backend) and backend.capabilities == lmc.Mock().capabilities
         assert backend.count_tokens("abc") > 0 and backend.encode(["abc"]) and backend.health().ready
         ask(backend, "a").results[0].output()
-        assert backend.counters().calls == 1 and len(backend.server_info()["replicas"]) == 2
+        assert backend.counters().calls == backend.spent().attempts == 1 and len(backend.server_info()["replicas"]) == 2
         with replicated(lmc.Mock()) as (other, _), pytest.raises(BackendError, match="handle of another backend"):
             ask(backend, "b", parent=ask(other, "a"))
     with pytest.raises(BackendError, match="is closed"):

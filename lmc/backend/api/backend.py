@@ -23,11 +23,11 @@ from lmc.backend.api.messages import role_after
 from lmc.backend.api.place import ROOT, PromptNode, Rest, extended
 from lmc.backend.api.replies import Sample, ServerReply, meta_of
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
-from lmc.backend.api.spending import AttemptUsage, Spending, UsageLedger
+from lmc.backend.api.spending import AttemptUsage, UsageLedger
 from lmc.backend.api.verify import answer_in, as_schema, matching
 from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, check_supported
 from lmc.backend.results import Output
-from lmc.backend.usage import Counters, Prices, Usage, charge
+from lmc.backend.usage import Counters, Prices, Spending, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import (

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lmc.backend.api.batches import Waves
 from lmc.backend.api.exchange import AnsweringServer, Body, Fault
 from lmc.backend.base import Hints
-from lmc.backend.usage import Prices, Usage
+from lmc.backend.usage import Prices, Spending, Usage
 from lmc.errors import Loc
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """Spending of a backend since its start.
-
-    usage       the sum of the server's reports, whether the answer was usable or not
-    attempts    requests that were sent
-    retries     of those, repeated after a fault
-    unreported  attempts of unknown cost: resets, timeouts, broken bodies
-    speculated  answers covered by an earlier request
-    wasted      requests with unusable answers
-    cost        by the backend's prices, None if it has none
-    """
-
-    usage: Usage = field(default_factory=Usage)
-    attempts: int = 0
-    retries: int = 0
-    unreported: int = 0
-    speculated: int = 0
-    wasted: int = 0
-    cost: float | None = None
 
 
 class UsageLedger:

@@ -28,7 +28,7 @@ from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.process import GRACE, Process
 from lmc.backend.replicas.submissions import Forward, Replica, ReplicaHandle, ReplicaResult, ReplicaSubmission, fail_answer, history, is_known, merged
-from lmc.backend.usage import Counters
+from lmc.backend.usage import Counters, Spending
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
@@ -90,6 +90,9 @@ class Replicas:
     def counters(self) -> Counters:
         """Return the counters of all replicas, of those that have ended what was last known."""
         return reduce(add, [replica.counters() for replica in self._every], Counters())
+
+    def spent(self) -> Spending:
+        return Spending.of(self.counters())
 
     def flush_cache(self) -> None:
         for replica in self._living:
