@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -170,7 +171,7 @@ class Interrupted(LmcError):
 
     def __init__(self, question: str, schema: str = "", item: int = 0, number: int = 0, *, journal: str = "", loc: Loc | None = None) -> None:
         self.question, self.schema, self.item, self.number = question, schema, item, number
-        where = f" {journal}" + (f" --item {item}" if item else "")
+        where = f" {shlex.quote(journal)}" + (f" --item {item}" if item else "")
         super().__init__(
             f"the run waits for a person's answer to {question!r}: give it with lmc journal resolve{where} --answer …, then make the same call again", loc=loc
         )

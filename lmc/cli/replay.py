@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -62,7 +63,7 @@ def replay(
     if as_json or html is None:
         typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
     if target is None and not as_json and html is None:
-        say(f"prompts, names and lines of what was asked: lmc replay {path} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
+        say(f"prompts, names and lines of what was asked: lmc replay {quote(str(path))} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
     _replayed_whole(broken)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shlex
 import threading
 import types
 import warnings
@@ -239,7 +240,7 @@ class JournaledCalls(Answers):
         self.effects.tasks.note_stopped()
         return InDoubtEffect(
             f"{known.name}({known.shown}) was begun before the run was cut off, and it is not known whether it was done. "
-            f"Resolve it with lmc journal resolve or retry {self.journal.path}, give it a check (@lmc.host(check=…)), "
+            f"Resolve it with lmc journal resolve or retry {shlex.quote(str(self.journal.path))}, give it a check (@lmc.host(check=…)), "
             "mark it @lmc.host(idempotent=True) if it may be called again, or handle lmc.InDoubtEffect where it is called",
             loc=loc,
         )

@@ -63,9 +63,9 @@ WAYS = [mail.run, lmc.compile(mail), lambda *a, **o: asyncio.run(lmc.compile(mai
 
 @pytest.mark.parametrize("way", range(len(WAYS)))
 def test_a_run_ends_at_a_question_and_goes_on_with_the_answer(way: int, tmp_path: Path) -> None:
-    run, journal = WAYS[way], lmc.Journal(tmp_path / "j")
+    run, journal = WAYS[way], lmc.Journal(tmp_path / "of x")
     for _ in range(2):  # asking again asks the same
-        with pytest.raises(lmc.Interrupted, match=r"'send x\?': give it with lmc journal resolve") as found:
+        with pytest.raises(lmc.Interrupted, match=r"'send x\?': give it with lmc journal resolve '.*/of x' --answer") as found:
             run("x", backend=lmc.Mock(), seed=1, journal=journal)
         assert (found.value.question, found.value.item) == ("send x?", 0) and found.value.loc is not None
         (waiting,) = journal.waiting()

@@ -209,6 +209,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     small.run("x", backend=lmc.Mock(), seed=1, journal="j")
     out, err = ran("j")
     assert "ask #0" in out and "lmc replay j FILE.py:small" in err
+    small.run("x", backend=lmc.Mock(), journal="my runs")
+    assert "lmc replay 'my runs' FILE.py:small" in ran("my runs")[1]
     assert "   0  user.py:4  gen a" in ran("j", "user.py:small")[0]
     assert "(changed)" in (out := ran("j", "user.py:small", "--from", 0, "--answer", "zz")[0]) and "> zz" in out and "(now)" in out
     assert json.loads(ran("j", "user.py", "--json")[0])["steps"][1]["name"] == "b"
