@@ -12,13 +12,14 @@ import enum
 import re
 import time
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache
 from typing import Any, Protocol
 
 from lmc.frontend.capture.outside import is_quiet, is_users
 from lmc.frontend.capture.table import PURE_METHODS, is_known
 from lmc.frontend.expressions import Expr
-from lmc.frontend.source import NoSource, find
+from lmc.frontend.source import FunctionNode, NoSource, find
 
 _SCALARS = (str, int, float, bool, complex, bytes, type(None), enum.Enum, re.Pattern, Expr, type(...))
 _CONTAINERS = (tuple, list, dict, set, frozenset, collections.deque, collections.Counter, collections.defaultdict, types.MappingProxyType)
@@ -125,17 +126,7 @@ class _Body:
     """The source of a function: its nodes, and the values of its names."""
 
     def __init__(self, fn: types.FunctionType) -> None:
-        found = find(fn).node
-        self.nodes = [*_walk([found.body] if isinstance(found, ast.Lambda) else found.body)]
-        given = {node.arg for node in ast.walk(found) if isinstance(node, ast.arg)}
-        stored = [node for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
-        lambdas = [target for node in self.nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) for target in node.targets]
-        named = {node.name for node in self.nodes if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name}
-        functions = {node.name for node in self.nodes if isinstance(node, ast.FunctionDef)} | {node.id for node in lambdas if isinstance(node, ast.Name)}
-        self.functions = functions - given - {node.id for node in stored if node not in lambdas}
-        """Names to which nothing but functions of this one are bound."""
-        self._own = functions | given | named | {node.id for node in stored}
-        self._own -= {name for node in self.nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+        self.nodes, self.functions, self._own = _names(find(fn).node)
         self._cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         self._globals = fn.__globals__
 
@@ -160,6 +151,19 @@ class _Body:
         if isinstance(node, ast.Attribute) and (base := self.outside(node.value)) is not None and type(base[0]) is types.ModuleType:
             return (vars(base[0]).get(node.attr, _lazy(base[0], node.attr)),)
         return None
+
+
+@lru_cache(maxsize=1024)
+def _names(found: FunctionNode) -> tuple[Sequence[ast.AST], Set[str], Set[str]]:
+    """Return the nodes of a function's body, the names to which nothing but functions of it are bound, and all that are bound in it."""
+    nodes = [*_walk([found.body] if isinstance(found, ast.Lambda) else found.body)]
+    given = {node.arg for node in ast.walk(found) if isinstance(node, ast.arg)}
+    stored = [node for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    lambdas = [target for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) for target in node.targets]
+    named = {node.name for node in nodes if isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name}
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)} | {node.id for node in lambdas if isinstance(node, ast.Name)}
+    outer = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    return nodes, functions - given - {node.id for node in stored if node not in lambdas}, (functions | given | named | {node.id for node in stored}) - outer
 
 
 def _lazy(module: types.ModuleType, name: str) -> Any:

@@ -7,7 +7,7 @@ import linecache
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from lmc.errors import Loc
@@ -34,11 +34,15 @@ class SourceFunction:
 
 @dataclass(frozen=True)
 class _ParsedModule:
-    """The parsed source of a file. Only the statement that a function is in is looked through, and compiled."""
+    """The parsed source of a file. Only the statement that a function is in is looked through, and compiled.
+
+    known  functions that were found, with their code, by its id: every batch looks at its program
+    """
 
     file: str
     text: str
     tree: ast.Module
+    known: dict[int, tuple[types.CodeType, SourceFunction]] = field(default_factory=dict)
 
     def at(self, line: int) -> list[ast.stmt]:
         """Return the statements of the module that cover a line."""
@@ -86,6 +90,8 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     module = _module(code.co_filename)
     if module is None:
         raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell")
+    if (known := module.known.get(id(code))) is not None:
+        return known[1]
     place = (code.co_firstlineno, code.co_name)
     statements = module.at(code.co_firstlineno)
     nodes = [found for found in _functions(ast.Module(statements, [])) if found.place == place]
@@ -95,6 +101,7 @@ def _found(fn: types.FunctionType) -> SourceFunction:
         nodes = [found for found in nodes if isinstance(found.node, ast.Lambda) and _span(found.node.body) == _covered(code)]
     if len(nodes) != 1:
         raise NoSource(f"several functions named {code.co_name} start at {where}")
+    module.known[id(code)] = code, nodes[0]
     return nodes[0]
 
 
