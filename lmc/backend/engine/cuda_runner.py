@@ -258,14 +258,15 @@ class CudaRunner(ModelRunner):
         (kernels/embedding.py). Attention masks by a row's index in its context, which behind pictures is not its position."""
         spans = layout.spans
         ids, positions, in_context, slots = (stage.array(name, rows) for name in ("ids", "positions", "in_context", "slots"))
-        ids[:known] = tokens_of(spans)
+        if self._eyes is None:
+            np.concatenate([s.ids for s in spans], out=ids[:known])
+        else:
+            ids[:known] = tokens_of(spans)
         np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
         ends = np.cumsum(layout.lengths)
-        if places := self._places:
-            pending = np.flatnonzero(ids[:known] == PENDING)
+        if (places := self._places) and len(pending := (ids[:known] == PENDING).nonzero()[0]):
             ids[pending] = [-1 - places[spans[i].request] for i in ends.searchsorted(pending, side="right").tolist()]
-        in_context[:known] = np.arange(known)
-        in_context[:known] += int(layout.contexts[0]) - known if len(spans) == 1 else np.repeat(layout.contexts - ends, layout.lengths)
+        in_context[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
         positions[:known] = in_context[:known] if self._eyes is None else positions_of(spans)
         ids[known:], positions[known:], in_context[known:], slots[known:] = 0, 0, 0, self._pool.scratch
         if layout.adapters is not None:

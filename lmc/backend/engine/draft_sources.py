@@ -25,24 +25,28 @@ class Match(NamedTuple):
         found = self.text[self.at : self.at + n]
         if len(found) < n and self.repeats:
             found = np.resize(found, n)
-        foreign = np.flatnonzero(found.view(np.uint32) >= PICTURE)  # or negative
+        (foreign,) = (found.view(np.uint32) >= PICTURE).nonzero()  # or negative
         return found[: foreign[0]] if len(foreign) else found
 
 
 def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
     """Return the longest occurrence in `text` of the end of `end`, the last of several, with a continuation; None if it
     is too short."""
-    at = np.flatnonzero(text[:-1] == end[-1])
-    length = 1
-    while len(at) and length < min(LONGEST, len(end)):
+    (at,) = (text[:-1] == end[-1]).nonzero()
+    length, most = 1, min(LONGEST, len(end))
+    while len(at) > 1 and length < most:
         before = at[at >= length] - length
         further = before[text[before] == end[-1 - length]] + length
         if not len(further):
             break
         at, length = further, length + 1
-    if not len(at) or length < LEAST:
+    if not len(at):
         return None
-    return Match(text, int(at[-1]) + 1, length, source, text is end)
+    last = int(at[-1])
+    if len(at) == 1:
+        while length < min(most, last + 1) and text[last - length] == end[-1 - length]:
+            length += 1
+    return Match(text, last + 1, length, source, text is end) if length >= LEAST else None
 
 
 class ModelGuess(NamedTuple):
