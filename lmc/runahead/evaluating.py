@@ -293,8 +293,7 @@ class ProgramSource:
         if not ATOMS.issuperset(map(type, bound.arguments.values())):
             _ = self.snapshot  # before the program changes them
         self._running: dict[Place, Locals] = {}
-        self._steps: greenlet | None = None
-        self._paused: greenlet | None = None  # where the evaluation is: in `_steps`, or in a generator of the program's that it goes through
+        self._steps: greenlet | None = None  # the evaluation that is not over
         self._evaluation: Evaluation | None = None
         self._number = 0
         self._thread: threading.Thread | None = None  # not its number, which a later thread may have
@@ -310,19 +309,19 @@ class ProgramSource:
         if (self._number, self._thread) != (ledger.evaluations, threading.current_thread()):
             self._abandon()
         with frames(self._running):
-            outcome = self._begin(ledger, run) if self._paused is None else self._continue(self._paused)
-            while outcome is None and self._paused is not None:
+            outcome = self._begin(ledger, run) if self._steps is None else self._continue(self._steps)
+            while outcome is None and self._steps is not None:
                 before, stop = code.spent, stops()
                 compiled += code.spent - before  # by other programs
                 if stop:
                     self._evaluation.forget_locals()  # pyright: ignore[reportOptionalMemberAccess]
                     break
-                outcome = self._paused.switch(False)
+                outcome = self._steps.switch(False)
         ledger.once = code.spent - compiled
         if outcome is None:
             return None
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
-        self._paused = self._steps = self._evaluation = None
+        self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
         if outcome.stopped_at is not None and not outcome.paused:
             log("ahead", f"{self.function.name}: {outcome.reason} at {outcome.stopped_at}")
@@ -341,19 +340,18 @@ class ProgramSource:
 
     def _pauses(self) -> bool:
         """Within an evaluation: let who drives it decide whether it continues now, later or (True) no more."""
-        self._paused = getcurrent()
         return self._steps.parent.switch(None)  # pyright: ignore[reportOptionalMemberAccess]
 
-    def _continue(self, paused: greenlet, ends: bool = False) -> Outcome | None:
-        assert self._steps is not None
-        self._steps.parent = getcurrent()
-        return paused.switch(ends)
+    @staticmethod
+    def _continue(steps: greenlet, ends: bool = False) -> Outcome | None:
+        steps.parent = getcurrent()
+        return steps.switch(ends)
 
     def _abandon(self) -> None:
         """End an evaluation that is not continued."""
-        paused, self._paused = self._paused, None
-        if paused is not None and self._thread is threading.current_thread():  # else it ends in its own thread, as garbage
-            self._continue(paused, ends=True)
+        steps, self._steps = self._steps, None
+        if steps is not None and self._thread is threading.current_thread():  # else it ends in its own thread, as garbage
+            self._continue(steps, ends=True)
 
     def close(self) -> None:
         self._abandon()

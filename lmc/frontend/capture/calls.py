@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
-from enum import EnumMeta
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.answers import parse as parse_answer
@@ -15,14 +14,13 @@ from lmc.frontend.active import new_body, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
-from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.generators import GeneratorBody
+from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import LRU, is_plain, is_plain_enum
+from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, NotFollowed, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
@@ -144,12 +142,27 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
         ev.snapshot.changed.add((id(fn.module), name))
     frame.live = ev.frames.get(code.place)
     if code.is_generator:
-        frame.generator = GeneratorBody(frame, code.body)
-        return LazyItems(ev, frame.generator, frame.generator, of=(frame, code.effects))
+        return LazyItems(ev, lambda: _generated(frame, code), of=(frame, code.effects))
     if code.is_async and program is None:
         return Coroutine(lambda: ev.run_frame(frame), fn.name)
     frame.is_program = program is not None
     return ev.run_frame(frame)
+
+
+def _generated(frame: Frame, code: Code) -> Iterator[Any]:
+    """Yield what a generator of the program gives, all of it made before the first item is taken: one that changes nothing and makes no requests."""
+    ended: BaseException | None = None
+    try:
+        if frame.ev.may_ask(frame, code.effects) or frame.ev.may_change(frame, code.effects):
+            raise Undecided(None)
+        code.body(frame)
+    except (Raised, Undecided) as error:
+        ended = error
+    except Abandoned as abandoned:
+        ended = Undecided(abandoned.deps)
+    yield from frame.given
+    if ended is not None:
+        raise ended
 
 
 def run_frame(ev: Evaluator, frame: Frame) -> Any:
@@ -165,11 +178,6 @@ def run_frame(ev: Evaluator, frame: Frame) -> Any:
             raise
         ev.havoc(frame, code.effects, abandoned.deps)
         return Unknown(abandoned.deps)
-    except NotFollowed:
-        if frame.is_program:
-            raise
-        ev.havoc(frame, code.effects, None)
-        return ev.unknown_code(None, [*frame.vars.values()], {})
     finally:
         ev.depth -= 1
     return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(ev, frame.result) or NOTHING))
@@ -421,8 +429,6 @@ def _construct(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any])
         return op.native(cls, *args, **kwargs)
     if is_plain(cls):
         return instance(ev, cls, args, kwargs)
-    if type(cls) is EnumMeta and is_plain_enum(cls):
-        return op.apply(ev, "enum", lambda x: ev.adopt(cls(x)), *args)
     return ev.unknown_code(cls, args, kwargs)
 
 

@@ -54,10 +54,10 @@ def _compiled(fn: types.FunctionType) -> Code:
 
 def closure_of(ev: Evaluator, fn: types.FunctionType) -> Closure:
     """Return a function of the outside as one of the program's. Raises NotUnderstood."""
-    known = ev._functions.get(id(fn))
+    known = ev.functions.get(id(fn))
     if known is not None:
         return known
-    made = ev._functions[id(fn)] = Closure(code_of(fn), None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
+    made = ev.functions[id(fn)] = Closure(code_of(fn), None, fn.__name__, (), {}, module=fn.__globals__, own=fn)
     if fn.__closure__:
         made.outer = Frame(ev, {}, None, None, fn.__globals__)
         made.outer.cells = dict(zip(fn.__code__.co_freevars, fn.__closure__, strict=True))

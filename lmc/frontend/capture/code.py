@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
-from lmc.frontend.capture.unknown import Deps, Raised, Unknown
+from lmc.frontend.capture.unknown import MISSING, Deps, Raised, Stop, Undecided, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
 from lmc.frontend.state import State
@@ -109,6 +110,10 @@ spent = 0.0
 """CPU seconds spent compiling functions so far: approximate, counted without a lock."""
 
 
+MOST_GIVEN = 1000
+"""Items of a generator of which more are unknown: it may never end."""
+
+
 class Frame:
     """The names of a call or a comprehension.
 
@@ -117,7 +122,7 @@ class Frame:
     goes_on    in a comprehension: whether to go on behind an element of which it is undecided whether it belongs to it
     """
 
-    __slots__ = ("cells", "code", "ev", "generator", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
+    __slots__ = ("cells", "code", "ev", "given", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -127,7 +132,7 @@ class Frame:
         self.live: Any = None
         self.is_program = False
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
-        self.generator: Any = None  # of a generator function, its running body
+        self.given: list[Any] = []  # by a generator
         self.goes_on: Callable[[], bool] | None = None
 
     def inner(self, vars: dict[str, Any]) -> Frame:
@@ -164,6 +169,13 @@ class Frame:
             if name in frame.vars:
                 return frame.vars[name]
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
+
+    def give(self, x: Any) -> Unknown:
+        """Give an item of a generator."""
+        if len(self.given) >= MOST_GIVEN:
+            raise Undecided(None)
+        self.given.append(x)
+        return Unknown(None)  # what is sent to it
 
     def store(self, name: str, x: Any, kind: str) -> None:
         if kind == "local":
@@ -204,68 +216,135 @@ class Outcome:
     steps: int = 0
 
 
-class Evaluator(Protocol):
-    """An evaluation, as the rules of the language see it (evaluation.py)."""
+MOST_MISSED = 128
+"""Requests of one evaluation that it does not make: a loop may go on for ever, and what is open is bounded (`MAX_OPEN`)."""
+UNCERTAIN_MISS = 16
+"""As how many of them one behind something undecided counts, such as each turn of an agent's loop."""
 
-    certain: bool
-    check_at: int
-    shifted: bool
-    steps: int
-    current: State | None
-    depth: int
-    domain: Any
-    emitter: Any
-    explores: bool
-    exploring: int
-    forked: dict[int, Deps]
-    frames: Mapping[Any, Any]
-    generators: list[Any]
-    globals: dict[tuple[int, str], Any]
-    handled: list[Any]
-    loc: Loc
+
+class Evaluator:
+    """An evaluation as the rules of the language see it: its flags and its budget. The emitter reads `certain` and `shifted` at each request.
+
+    certain   only an exception could keep Python from making a request here
+    shifted   the addresses of requests here depend on something undecided
+    lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
+    forked    by id, states that an unknown number of forks may be joined into
+    risks     dependencies of unknown operations that may have raised
+    explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
+    frames    locals of the frames of Python's that run functions of the program now, by their places
+    locals    contents of these: none of it is kept after the evaluation
+    """
+
+    adopt: Callable[[Any], Any]
     locals: Any
-    lost: dict[int, Deps]
-    made_tasks: list[TaskOfRun]
-    outcome: Outcome
-    passes: Callable[[Loc], int]
-    risks: list[Deps]
-    snapshot: Any
-    states: list[State]
-    tasks: list[Any]
-    tries: int
-    _asks: dict[int, bool]
-    _functions: dict[int, Any]
+
+    def __init__(
+        self, loc: Loc, emitter: Any, domain: Any, snapshot: Any, *, budget: int = 50_000, paused: Callable[[], bool] = lambda: False,
+        passes: Callable[[Loc], int] = lambda _: 0, frames: Mapping[Any, Any] = {}, explores: bool = False,
+    ) -> None:  # fmt: skip
+        self.loc, self.emitter, self.domain, self.snapshot = loc, emitter, domain, snapshot
+        self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
+        self.certain, self.shifted, self.outcome = True, False, Outcome()
+        self.lost: dict[int, Deps] = {}
+        self.forked: dict[int, Deps] = {}
+        self.risks: list[Deps] = []
+        self.handled: list[Any] = []
+        self.exploring = self.tries = self.depth = self.steps = self.misses = 0
+        self.states: list[State] = []
+        self.current: State | None = None
+        self.tasks: list[Any] = []
+        self.made_tasks: list[TaskOfRun] = []
+        self.globals: dict[tuple[int, str], Any] = {}
+        self.functions: dict[int, Any] = {}
+        self.asks: dict[int, bool] = {}
+        self._budget, self.check_at = budget, 64
+
+    def count(self, n: int) -> None:
+        """Spend steps of the budget."""
+        self.steps += n
+        if self.steps >= self.check_at:
+            self.check()
+
+    def check(self) -> None:
+        """Stop if the budget is spent, or on request."""
+        self.check_at = self.steps + 64
+        if self.steps > self._budget:
+            raise Stop(f"{self._budget} steps")
+        if self.paused():
+            self.outcome.paused = True
+            raise Stop("paused")
+
+    def blocked(self, deps: Deps) -> None:
+        """Record that these answers would let the evaluation see more: certain requests, their addresses, or a whole prompt."""
+        if deps and deps not in self.outcome.waits:
+            self.outcome.waits.append(deps)
+
+    def confirm(self) -> None:
+        """Record that Python has made the current request: it has passed everything undecided."""
+        self.certain, self.shifted = True, False
+
+    def miss(self) -> None:
+        """Record that a request is not made ahead. Ends the evaluation after many."""
+        self.misses += 1 if self.certain else UNCERTAIN_MISS
+        if self.misses > MOST_MISSED and not self.exploring:
+            self._budget = self.steps - 1
+            raise Stop("too many requests that are not made ahead")
+
+    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        """Return the result of a pure operation with some unknown operands."""
+        if self.tries:
+            self.risks.append(deps)
+        return self.domain.operation(self, name, operands, deps)
 
     @property
-    def stops(self) -> bool: ...
-    @property
-    def adopt(self) -> Callable[[Any], Any]: ...
+    def stops(self) -> bool:
+        """Return whether the whole evaluation has to end: on request, or with its budget spent."""
+        return self.outcome.paused or self.steps > self._budget
+
+    def is_lost(self, x: Any) -> bool:
+        return bool(self.lost) and id(x) in self.lost
+
+    def global_value(self, module: dict[str, Any], name: str) -> Any:
+        key = (id(module), name)
+        found = self.globals.get(key, MISSING)
+        if found is not MISSING:
+            return found
+        if name in module:
+            raw = self.snapshot.first(key, module[name])
+            found = Unknown(None) if key in self.snapshot.changed else self.adopt(raw)
+        elif hasattr(builtins, name):
+            found = getattr(builtins, name)
+        else:
+            raise Raised(NameError(f"name '{name}' is not defined"))
+        self.globals[key] = found
+        return found
+
+    def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
+        self.snapshot.changed.add((id(module), name))
+        self.globals[id(module), name] = x
+
+    # -- rules of the language, each in its module (evaluation.py)
+
     def attribute(self, x: Any, name: str) -> Any: ...
-    def blocked(self, deps: Deps) -> None: ...
     def call(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def call_method(self, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def call_settled(self, kept: list[tuple[Any, ...]], callee: Any, method: str | None, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def call_with_unknown(self, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any: ...
     def catches(self, kinds: Any, value: Any) -> bool: ...
     def changes(self, x: Any) -> None: ...
-    def check(self) -> None: ...
     def class_of(self, x: Any) -> Any: ...
-    def count(self, n: int) -> None: ...
-    def global_value(self, module: dict[str, Any], name: str) -> Any: ...
     def hand_over(self, values: Sequence[Any], depth: int = 0) -> None: ...
     def havoc(self, frame: Frame, effects: PossibleEffects, deps: Deps) -> None: ...
     def is_instance(self, x: Any, kinds: Any) -> Any: ...
-    def is_lost(self, x: Any) -> bool: ...
     def language(self, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def left_off(self, values: Sequence[Any], deps: Deps) -> None: ...
     def lose(self, x: Any, deps: Deps) -> None: ...
     def may_ask(self, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
     def may_ask_in(self, values: Iterable[Any]) -> bool: ...
+    def may_change(self, frame: Frame, effects: PossibleEffects) -> bool: ...
     def may_skip(self, frame: Frame, target: Any) -> bool: ...
-    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any: ...
     def run_frame(self, frame: Frame) -> Any: ...
     def set_attribute(self, x: Any, name: str, value: Any) -> None: ...
-    def set_global(self, module: dict[str, Any], name: str, x: Any) -> None: ...
     def special(self, x: Any, name: str) -> Any: ...
     def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def unknown_code(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...

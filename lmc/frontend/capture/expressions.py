@@ -15,7 +15,7 @@ from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Sco
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.table import QUICK, QUICK_METHODS, are_small
-from lmc.frontend.capture.unknown import MISSING, NOTHING, NotFollowed, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Undecided, Unknown, join, raised
 
 Bind = Callable[[Frame, Any], None]
 
@@ -309,22 +309,6 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     return run
 
 
-def or_stop(rule: Callable[[Any, Scope], Eval] | None, node: Any, scope: Scope) -> Eval:
-    """Compile by a rule; what is unsupported stops the evaluation where it runs."""
-    loc = scope.loc(node)
-    try:
-        if rule is None:
-            raise NotUnderstood(type(node).__name__)
-        return rule(node, scope)
-    except NotUnderstood as error:
-        reason = str(error)
-
-    def stop(frame: Frame) -> None:
-        raise NotFollowed(reason, loc)
-
-    return stop
-
-
 def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
     """Compile a node with one value: `fn(frame, value)`."""
 
@@ -337,7 +321,7 @@ def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
 
 def _yield_from(frame: Frame, items: Any) -> Unknown:
     for item in op.iterate(frame.ev, items):
-        frame.generator.give(item)
+        frame.give(item)
     return Unknown(None)
 
 
@@ -422,7 +406,7 @@ RULES: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary,
     ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice,
     ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)),
-    ast.Yield: of_value(lambda frame, x: frame.generator.give(x)), ast.YieldFrom: of_value(_yield_from),
+    ast.Yield: of_value(Frame.give), ast.YieldFrom: of_value(_yield_from),
     ast.NamedExpr: _walrus, ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set),
 }  # fmt: skip
 """By the kind of a node; lambdas and comprehensions contain statements (statements.py, comprehensions.py)."""

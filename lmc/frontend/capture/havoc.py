@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lmc.frontend.capture import operations as op
@@ -30,7 +30,8 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     if ev.may_ask(frame, effects):
         ev.shifted = True
         ev.blocked(deps)
-    _touch(ev, frame, effects, deps, 0)
+    for change in _changes(ev, frame, effects):
+        change(deps)
     for name in effects.names | effects.appends:
         held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
@@ -38,9 +39,9 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
             frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
 
 
-def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, depth: int) -> None:
-    for name in effects.touched:
-        ev.lose(frame.peek(name), deps)
+def _changes(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> Iterator[Callable[[Deps], None]]:
+    """Yield what loses the objects that code with these effects may change, and the names of others that it may bind."""
+    lost = set(effects.touched)
     for call in effects.calls:
         fn = _resolved(ev, frame, call.func)
         callee = callee_of(ev, fn)
@@ -52,13 +53,19 @@ def _touch(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps, de
             given = [receiver, *call.args] if isinstance(fn, (BoundMethod, type, Object)) else call.args
             changed = [arg for parameter, arg in zip(code.positional, given, strict=False) if parameter in code.effects.touched]
             if depth < _DEEPEST:
-                for name in code.nonlocals:
-                    inner.store(name, Unknown(deps), "outer")
-                for name in code.writes_globals:
-                    inner.store(name, Unknown(deps), "global")
-                _touch(ev, inner, code.free_effects, deps, depth + 1)
-        for name in filter(None, map(root, changed)):
-            ev.lose(frame.peek(name), deps)
+                for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
+                    yield from [lambda deps, inner=inner, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
+                yield from _changes(ev, inner, code.free_effects, depth + 1)
+        lost.update(filter(None, map(root, changed)))
+    for x in map(frame.peek, lost):
+        if x is not None and type(x) not in op.ATOMS:
+            yield lambda deps, x=x: ev.lose(x, deps)
+
+
+def may_change(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
+    """Return whether code with these effects may change anything that others see."""
+    code = frame.code
+    return bool(code and (code.nonlocals or code.writes_globals)) or next(_changes(ev, frame, effects), None) is not None
 
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
@@ -72,10 +79,10 @@ def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 
         callee = callee_of(ev, fn)
         if callee is not None and depth < _DEEPEST:
             code, inner = callee
-            known = ev._asks.get(id(code))
+            known = ev.asks.get(id(code))
             if known is None:
-                ev._asks[id(code)] = False  # while it is visited: a recursion adds nothing
-                known = ev._asks[id(code)] = ev.may_ask(inner, code.effects, depth + 1)
+                ev.asks[id(code)] = False  # while it is visited: a recursion adds nothing
+                known = ev.asks[id(code)] = ev.may_ask(inner, code.effects, depth + 1)
             if known:
                 return True
     appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)

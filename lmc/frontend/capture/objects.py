@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import sys
 import types
-from enum import EnumMeta
 from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import is_plain, is_plain_enum
+from lmc.frontend.capture.outside import is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception, is_generated
@@ -50,10 +49,6 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
         return ev.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
     if isinstance(x, Expr):
         return op.native(getattr, x, name)
-    if type(kind) is EnumMeta and is_plain_enum(kind):
-        if name in ("name", "value") and not any(name in vars(one) for one in kind.__mro__ if one.__module__ != "enum"):
-            return ev.adopt(vars(x)[f"_{name}_"])
-        return _bound(ev, class_attribute(ev, kind, name), x, kind)
     if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
         held = getattr(kind, name, MISSING)
         if held is MISSING and kind is not LazyItems:
@@ -110,9 +105,6 @@ def class_attribute(ev: Evaluator, cls: type, name: str, after: type | None = No
 def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
     if name in ("__name__", "__qualname__"):
         return cls.__name__
-    if type(cls) is EnumMeta and is_plain_enum(cls):
-        member = vars(cls)["_member_map_"].get(name)
-        return ev.adopt(member) if member is not None else _bound(ev, class_attribute(ev, cls, name), None, cls)
     if is_plain(cls):
         found = class_attribute(ev, cls, name)
         if found is MISSING:

@@ -11,12 +11,11 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from enum import EnumMeta
 from typing import Any
 
 from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_plain_enum, is_users
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_users
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.expressions import Expr, as_expr
@@ -241,6 +240,14 @@ def truth(ev: Evaluator, x: Any) -> Any:
         return Unknown(undecided.deps)
 
 
+def decided(ev: Evaluator, x: Any) -> bool:
+    """Return whether a value is true. Raises Undecided where that is not known."""
+    known = truth(ev, x)
+    if isinstance(known, Unknown):
+        raise Undecided(known.deps, known)
+    return known
+
+
 def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value. Raises Undecided where they are not known."""
     deps = known(ev, x)
@@ -254,8 +261,6 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
         return iter([*x])
     if kind is StateGroup:
         return iter(list(x.states))
-    if type(x) is EnumMeta and is_plain_enum(x):
-        return map(ev.adopt, native(list, x))
     if kind is Object and (own := ev.special(x, "__iter__")) is not None and (items := ev.call(own, [], {})) is not x:
         return iterate(ev, items)
     if kind not in ATOMS and kind is not LazyItems:
@@ -305,8 +310,6 @@ def item(ev: Evaluator, x: Any, at: Any) -> Any:
     ):
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
-    if type(x) is EnumMeta and is_plain_enum(x):
-        return ev.adopt(native(operator.getitem, x, at))
     if not (kind in CONTAINERS or kind in ATOMS or isinstance(x, (State, StateGroup, Object, Unknown, Expr))):
         return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
     return apply(ev, "item", operator.getitem, x, at)

@@ -30,7 +30,7 @@ from lmc.segments import ChoicesMethod
 ATOMS: set[type] = {
     str, int, float, bool, bytes, complex, type(None), range, type(Ellipsis), type(NotImplemented), re.Pattern, re.Match, ChoicesMethod,
 }  # fmt: skip
-"""Types whose values never change and consist of nothing else; enums of programs are added on first use."""
+"""Types whose values never change and consist of nothing else; the matcher's are added when it is loaded (searching.py)."""
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most common of them."""
 SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
@@ -159,8 +159,6 @@ class Outside:
             return self._container(x, kind)
         if x is os.environ:
             return self._container(dict(os.environ), dict)
-        if type(kind) is EnumMeta and is_plain_enum(kind):
-            ATOMS.add(kind)
         if _is_opaque(kind) or kind in ATOMS or _is_known_class(x, kind) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
             return x  # reading a module of another class may do anything, such as import it
         held = self.snapshot.parts(x)
@@ -229,7 +227,7 @@ def is_holdable(x: Any) -> bool:
         return False
     if issubclass(kind, BaseException):
         return BaseException.__traceback__.__get__(x) is None  # type: ignore[attr-defined]
-    return _is_opaque(kind) or issubclass(kind, type) or type(kind) is EnumMeta or is_plain(kind)
+    return _is_opaque(kind) or issubclass(kind, type) or is_plain(kind)
 
 
 def _copied(x: Any, kind: type) -> Any:
@@ -289,31 +287,13 @@ _OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, 
 """Attributes that only a class out of C has of its own; such a class may be a heap type, too."""
 
 
-@functools.lru_cache(1024)
-def is_plain_enum(cls: type) -> bool:
-    """Return whether looking up, comparing, hashing and showing the members of an enum runs no code of the user's."""
-    if type(cls) is not EnumMeta or not all(_is_key(vars(member)["_value_"]) for member in vars(cls)["_member_map_"].values()):
-        return False
-    own = [base for base in cls.__mro__ if base.__module__ not in ("enum", "builtins")]
-    return all(type(base) is EnumMeta and not any(_is_hook(base, name) for name in vars(base)) for base in own)
-
-
-def _is_hook(cls: type, name: str) -> bool:
-    held = getattr(vars(cls)[name], "__func__", vars(cls)[name])  # of a class method, as `_missing_` is
-    if name != "_missing_" and (not (name.startswith("__") and name.endswith("__")) or name == "__class__"):
-        return False
-    if isinstance(held, types.FunctionType):
-        return is_users(held.__code__.co_filename)
-    return callable(held) and (type(held) is types.MethodType or type(held).__module__ != "builtins")
-
-
 _LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 """Modules whose objects a program may pass on: programs and backends."""
 _LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
 
 
-FOLLOWED: set[str] = {os.path.join(os.path.dirname(os.path.abspath(__file__)), "followed.py")}
+FOLLOWED: set[str] = set()
 """Files of lmc's that contain code for others, followed as the user's own."""
 
 

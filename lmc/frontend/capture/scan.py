@@ -84,6 +84,10 @@ class _Scan(ast.NodeVisitor):
 
     visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _named
 
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        self.names.update([node.rest] if node.rest else [])
+        self.generic_visit(node)
+
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         name = root(node.target)
         if name is not None:

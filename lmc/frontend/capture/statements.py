@@ -11,9 +11,9 @@ from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, Frame, NotUnderstood, Scope, as_def
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
-from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, or_stop, target
+from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
-from lmc.frontend.capture.scan import effects
+from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
 from lmc.frontend.capture.values import Closure
 from lmc.frontend.scopes import Bindings
@@ -40,7 +40,22 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
 
 
 def statement(node: ast.stmt, scope: Scope) -> Eval:
-    return or_stop(STATEMENTS.get(type(node)), node, scope)
+    """Compile a statement; one that is not supported is skipped, as if it were undecided whether it runs."""
+    rule = STATEMENTS.get(type(node))
+    try:
+        if rule is not None:
+            return rule(node, scope)
+    except NotUnderstood:
+        pass
+    loc = scope.loc(node)
+    site = BranchStatement(loc, Arm(lambda _: None, effects([node]), loc), Arm(lambda _: None, NO_EFFECTS, loc))
+
+    def skip(frame: Frame) -> Any:
+        if site.then.effects.yields:
+            raise Undecided(None)
+        return frame.ev.domain.branch(frame.ev, frame, Unknown(None), site)
+
+    return skip
 
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
@@ -155,10 +170,7 @@ def _while(node: ast.While, scope: Scope) -> Eval:
             ev.count(1)
             if endless:
                 ev.domain.turn(frame, site)
-            known = op.truth(ev, test(frame))
-            if known.__class__ is not bool:
-                raise Undecided(known.deps, known)
-            if not known:
+            if not op.decided(ev, test(frame)):
                 return None
             signal = body(frame)
             if signal is not None and signal is not CONTINUE:

@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.frontend import primitives, tools
-from lmc.frontend.capture import followed, searching
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture import searching
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Stop, Undecided, Unknown, join, raised
@@ -120,7 +120,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
     found = op.apply(ev, name, run)
-    return LazyItems(ev, found) if how == "finditer" and not isinstance(found, Unknown) else found
+    return LazyItems(ev, lambda: found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
 def are_small(receiver: Any, args: Sequence[Any]) -> bool:
@@ -149,11 +149,10 @@ def callback(ev: Evaluator, fn: Any) -> Any:
 
 _TAKING: Mapping[Any, str] = {
     list: "a", tuple: "a", set: "u", collections.deque: "av", dict: "m", collections.OrderedDict: "m", collections.Counter: "m", frozenset: "u",
-    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "a", zip: "i", enumerate: "ix", map: "fi", any: "i", all: "i",
-    itertools.takewhile: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v", itertools.repeat: "xv",
-    itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "a", itertools.permutations: "av", itertools.combinations: "av",
-    itertools.accumulate: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu",
-    min: "u|x", max: "u|x", iter: "i|fx",
+    collections.defaultdict: "dm", sum: "ux", sorted: "u", functools.reduce: "fux", reversed: "a", zip: "i", enumerate: "ix", map: "fi", filter: "fi",
+    any: "i", all: "i", itertools.takewhile: "fi", itertools.islice: "iv", itertools.chain: "i", itertools.cycle: "i", itertools.count: "v",
+    itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "a", itertools.permutations: "av",
+    itertools.combinations: "av", itertools.accumulate: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu", min: "u|x", max: "u|x", iter: "i|fx",
 }  # fmt: skip
 """Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, m mappings or iterables,
 f and d functions, v known values, x
@@ -177,7 +176,7 @@ def _natively(fn: Any, how: str) -> Rule:
                     collections.deque(items, 0)
             raise
         is_native = hasattr(type(found), "__next__") and type(found) not in (LazyItems, Object, Unknown)
-        return LazyItems(ev, op.counted(ev, found), sources=args) if is_native else found
+        return LazyItems(ev, lambda: op.counted(ev, found), sources=args) if is_native else found
 
     return made
 
@@ -230,7 +229,7 @@ for _fn in _ORDERED:
 CLASS_METHODS: dict[tuple[type, str], Rule] = {
     (dict, "fromkeys"): lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
     (itertools.chain, "from_iterable"): lambda ev, args, kwargs: LazyItems(
-        ev, (x for items in op.iterate(ev, args[0]) for x in op.iterate(ev, items)), sources=args
+        ev, lambda: (x for items in op.iterate(ev, args[0]) for x in op.iterate(ev, items)), sources=args
     ),
 }
 """Attributes of builtin classes."""
@@ -269,7 +268,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
         if (deps := join(op.known(ev, x), deps)) != NOTHING:
             raise Undecided(deps)
         found = run()
-        return list(found) if name == "values" else LazyItems(ev, found) if name == "elements" else found
+        return list(found) if name == "values" else LazyItems(ev, lambda: found) if name == "elements" else found
     except Undecided as undecided:
         return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), undecided.deps)
 
@@ -341,7 +340,6 @@ def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # -- rules of one line -----------------------------------------------------------------------------------------------------
 
 _SHORT: Mapping[Any, Rule] = {
-    filter: lambda ev, args, kwargs: ev.call(followed.kept, args, kwargs),
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
     str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),

@@ -7,17 +7,16 @@ import re
 import sys
 import types
 from collections.abc import Mapping
-from enum import EnumMeta
-from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, get_args, get_origin, is_typeddict
 
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, PLAIN, is_plain_enum, is_quiet
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, is_quiet
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.host import HostFunction
 
 _LIBRARY = ("builtins", "datetime", "decimal", "uuid", "typing")
 _HOOKS = ("__get_pydantic_json_schema__", "__get_pydantic_core_schema__", "model_json_schema", "model_rebuild")
-_NAMES = re.compile(r"[\w\s\[\],.|]*")
-"""A quoted annotation that only looks up names."""
+_BUILTIN = re.compile(r"(?:\b(?:str|int|float|bool|list|dict|tuple|None)\b|[\s\[\],|.])*")
+"""A quoted annotation with builtin types alone."""
 
 
 def is_data(asked: Any) -> bool:
@@ -25,8 +24,6 @@ def is_data(asked: Any) -> bool:
     kind = type(asked)
     if kind in ATOMS or kind in CONTAINERS or asked is Any:
         return True
-    if kind is EnumMeta:
-        return is_plain_enum(asked) and all(type(vars(member)["_value_"]) in PLAIN for member in vars(asked)["_member_map_"].values())
     if kind is type:
         return asked.__module__ == "builtins"
     origin = get_origin(asked) if is_quiet(kind) and kind.__module__ in ("typing", "types") else None
@@ -71,11 +68,5 @@ def _is_record(cls: type, above: tuple[Any, ...]) -> bool:
 def _are_inert(annotated: Any, above: tuple[Any, ...]) -> bool:
     """Return whether all annotations of a class or a function are inert."""
     holders = annotated.__mro__[:-1] if isinstance(annotated, type) else (annotated,)
-    said: list[Any] = [hint for holder in holders for hint in getattr(holder, "__annotations__", {}).values()]
-    quoted = [hint for hint in said if isinstance(hint, str)]
-    try:
-        if quoted:
-            said = [*get_type_hints(annotated, include_extras=True).values()] if all(map(_NAMES.fullmatch, quoted)) else [object()]
-    except (NameError, TypeError, AttributeError, SyntaxError):
-        return False
-    return all(is_inert(hint, above) for hint in said)
+    said = [hint for holder in holders for hint in getattr(holder, "__annotations__", {}).values()]
+    return all(_BUILTIN.fullmatch(hint) if isinstance(hint, str) else is_inert(hint, above) for hint in said)

@@ -62,10 +62,6 @@ class Stop(BaseException):
         self.reason, self.loc = reason, loc
 
 
-class NotFollowed(Stop):
-    """An unsupported statement or expression: a helper that has one is unknown code, a program is evaluated up to it."""
-
-
 class Raised(BaseException):
     """An exception of the program: a builtin one or lmc's as it is, one of the program's own classes as an `Object`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
@@ -120,20 +120,16 @@ class LazyItems:
     whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_generator", "_items", "_of", "_sources", "_stuck", "_whole", "over")
+    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_take", "_whole", "over")
 
     def __init__(
-        self, ev: Evaluator, items: Iterable[Any], generator: Any = None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, take: Callable[[], Iterator[Any]], *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._ev, self._items, self._generator = ev, iter(items), generator  # whose items they are
-        self._of, self._sources, self._whole = of, sources, whole
+        self._ev, self._take, self._of, self._sources, self._whole = ev, take, of, sources, whole
+        self._items: Iterator[Any] | None = None
         self._stuck: Undecided | None = None
         self.over = False
-
-    def __del__(self) -> None:
-        if self._generator is not None:
-            self._generator.drop()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -142,7 +138,8 @@ class LazyItems:
         self._ev.count(1)  # native code may go through it, too
         if self._stuck is not None:
             raise self._stuck
-        self._whole = None
+        if self._items is None:
+            self._whole, self._items = None, self._take()
         try:
             return next(self._items)
         except StopIteration:

@@ -66,7 +66,6 @@ TAKES_ALL: dict[str, Callable[[], Any]] = {
     "reduce": lambda: functools.reduce(operator.add, (scored(t) for t in ITEMS)),
     "mean": lambda: statistics.mean(scored(t) for t in ITEMS),
     "map": lambda: list(map(scored, ITEMS)),
-    "filter": lambda: list(filter(lambda t: scored(t) > 4, ITEMS)),
     "condition": lambda: [t for t in ITEMS if scored(t) > 4],
     "condition of a generator": lambda: sum(1 for t in ITEMS if scored(t) > 4),
     "condition that binds": lambda: [n for t in ITEMS if (n := scored(t)) > 4],

@@ -1,6 +1,6 @@
 """Evaluations follow classes, generators, coroutines, managers, exceptions, forks, sub-programs, pure functions."""
 
-# ruff: noqa: SIM401, UP031, UP032 (programs are written as people write them)
+# ruff: noqa: UP031, UP032 (programs are written as people write them)
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
-import enum
 import functools
 import itertools
 import sys
-import types
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ import pytest
 import lmc
 from lmc.frontend.capture import operations
 from lmc.frontend.capture.code import place_of
-from lmc.frontend.capture.generators import GeneratorBody
 from lmc.runahead.frames import frames
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.frontend.capture.recording import evaluate
@@ -164,47 +161,20 @@ class Point:
 
 
 @lmc.function
-def yields_anywhere(s, q):
-    def asks(n):
-        for k in range(n):
-            s.__iadd__(f"{q}{k}" + lmc.gen("x", max_tokens=2))
-            names = [(yield s["x"]), (yield f"{k}")]
-        return len(names) + len((yield from (c for c in "xy")) or "")
-
-    got = []
-    for text in asks(2):
-        s += text + lmc.gen("y", max_tokens=2)
-        got.append(s["y"])
-    s += f"{got}" + lmc.gen("end")
-    return got
-
-
-@lmc.function
 def matching(s, q):
-    match q.split():
-        case [first, *rest] if rest:
-            s += first + lmc.gen("x")
-        case _:
+    match q:
+        case "one" | "two":
+            s += lmc.gen("x")
+        case None:
             s += lmc.gen("y")
-    match {"k": s["x"] if "x" in s else 1}:
-        case {"k": str(text)}:
-            s += text + lmc.gen("z")
-        case {"k": int()}:
-            s += lmc.gen("w")
-    for found in (Point(1, q), Point(y="b"), [1, Point(3, "c"), "z"], Point(3, "c"), {"a": None, "b": 2, "c": 3}, (1,), 7, "no"):
+        case word if word.startswith("one"):
+            s += word + lmc.gen("z")
+    for found in (7, True, None, q, -1.5):
         match found:
-            case Point(x=1, y=y) | Point(y="b" as y):
-                text = f"point {y}"
-            case [int(n), *middle, str() as last] if n:
-                text = f"list {n} {len(middle)} {last}"
-            case {"a": None, "b": b, **more}:
-                text = f"dict {b} {more}"
-            case Point(3, found_y):
-                text = f"at {found_y}"
-            case tuple(t):
-                text = f"tuple {t}"
-            case 7 | 8:
-                text = "number"
+            case 7 | -1.5 as number:
+                text = f"number {number}"
+            case True | None:
+                text = "other"
             case _:
                 text = "else"
         s += text + lmc.gen("m", max_tokens=2)
@@ -279,31 +249,6 @@ class Programs:
     def greet(self, s, q):
         s += self.greeting + q + lmc.gen("x")
         return s["x"]
-
-
-class Mood(enum.Enum):
-    GOOD = "one"
-    BAD = "two"
-
-    @property
-    def other(self):
-        return Mood.BAD if self is Mood.GOOD else Mood.GOOD
-
-    @classmethod
-    def of(cls, text):
-        return next((m for m in cls if m.value in text), cls.BAD)
-
-
-@lmc.function
-def enums(s, q):
-    mood = Mood.of(q)
-    counts = dict.fromkeys(Mood, 0)
-    counts[mood] += 1
-    s += f"{mood} {mood.other.name} {Mood('two').value} {Mood['GOOD'] == mood} {counts[Mood.GOOD]}" + lmc.gen("x")
-    try:
-        Mood(s["x"])
-    except ValueError:
-        s += "none" + lmc.gen("y")
 
 
 @lmc.function
@@ -776,27 +721,67 @@ class Money:
 
 
 @lmc.function
-def abandoned(s, q):
-    def guarded(name):
+def skips(s, q, way):
+    found = text = "none"
+    if way == "groups":
         try:
-            s.__iadd__(f"<{name}>" + lmc.gen("x", max_tokens=2))
+            q.index("z")
+        except* ValueError:
+            found = text = "some"
+    elif way == "patterns":
+        match {"k": q}:
+            case {"k": "x", **found}:
+                text = "some"
+    else:
+        match [q]:
+            case [first] if first:
+                s += first + lmc.gen("x")
+    s += q + lmc.gen("a")
+    s += f"{text}{found}" + lmc.gen("b")
+
+
+@pytest.mark.parametrize("way, expected", [("groups", [True, False, False]), ("patterns", [True, False, False]), ("asks", [True, True, True])])
+def test_a_statement_that_is_not_supported_is_skipped(way: str, expected: list[bool]):
+    asked, outcome = evaluate(skips, q="q", way=way)
+    certain, shifted, *_ = expected
+    assert [(a.name, a.certain, a.shifted) for a in asked] == [("a", certain, shifted), ("b", certain, shifted)] and outcome.stopped_at is None
+    assert asked[0].prompt == (None if shifted else "q") and asked[1].prompt is None
+
+
+@lmc.function
+def left_to_python(s, q, way):
+    def asks():
+        for x in "ab":
+            s.__iadd__(f"<{x}>" + lmc.gen("x", max_tokens=2))
             yield s["x"]
-            yield "more"
-        finally:
-            s.__iadd__("</>")
 
-    s += next(guarded("a")) + lmc.gen("y", max_tokens=2)
+    def changes():
+        for x in "ab":
+            kept.append(x)
+            yield x
+
+    def endless():
+        while True:
+            yield q
+
+    kept = []
+    found = next({"asks": asks, "changes": changes, "endless": endless}[way]())
+    s += f"{found}" + lmc.gen("y", max_tokens=2)
+    s += f"{kept}" + lmc.gen("z", max_tokens=2)
 
 
-def test_finally_of_a_generator_is_evaluated_where_nobody_takes_the_rest():
-    python = run_python(abandoned, {"q": "q"})
-    asked, outcome = run_evaluation(abandoned, {"q": "q"}, python.answers)
-    assert asked == python.asked and len(asked) == 2 and outcome.stopped_at is None
-
-
-def test_a_generator_that_is_collected_while_it_ends_is_left_alone():
-    body: Any = GeneratorBody(types.SimpleNamespace(ev=types.SimpleNamespace(generators=[])), lambda _: body.drop())  # type: ignore[arg-type]
-    assert list(body) == []
+@pytest.mark.parametrize(
+    "way, expected",
+    [
+        ("asks", [("y", None, True), ("z", None, True)]),
+        ("changes", [("y", None, False), ("z", None, False)]),
+        ("endless", [("y", "q", False), ("z", "qY[]", False)]),
+    ],
+)
+def test_a_generator_is_followed_that_changes_nothing_and_asks_nothing(way: str, expected: Any):
+    """Its items are made before the first one is taken."""
+    asked, _ = evaluate(left_to_python, {"y": "Y"}, q="q", way=way)
+    assert [(a.name, a.prompt, a.shifted) for a in asked] == expected
 
 
 @lmc.function
