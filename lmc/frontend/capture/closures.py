@@ -7,8 +7,8 @@ from time import thread_time
 
 from lmc.frontend.capture import code
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope, as_def
-from lmc.frontend.capture.comprehensions import block  # statements with all expressions
 from lmc.frontend.capture.outside import is_users
+from lmc.frontend.capture.statements import block
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.capture.values import Closure
 from lmc.frontend.scopes import Bindings

@@ -10,6 +10,7 @@ from typing import Any
 from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Code, Eval, Frame, NotUnderstood, Scope, as_def
+from lmc.frontend.capture.comprehensions import COMPREHENSIONS
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, target
 from lmc.frontend.capture.patterns import SUBJECT, as_ifs
@@ -135,7 +136,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             if raises:
                 frame.ev.outcome.passed[site.loc] += 1
             return orelse(frame)
-        if yields or (frame.goes_on is not None and not frame.goes_on()):  # whether there is another item
+        if yields:  # whether there is another item
             raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
@@ -188,7 +189,7 @@ def _loop(site: LoopStatement, iterable: Eval, turns: Callable[[Frame, Any], Any
         try:
             signal = turns(frame, x)
         except Undecided as undecided:
-            if site.effects.yields or (frame.goes_on is not None and not frame.goes_on()):
+            if site.effects.yields:
                 raise
             return ev.domain.loop(ev, frame, undecided.test if undecided.test is not None else x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
         except Abandoned as abandoned:
@@ -345,7 +346,7 @@ def _closure(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval
     return run
 
 
-RULES[ast.Lambda] = lambda node, scope: _closure(as_def(node), scope)
+RULES.update({ast.Lambda: lambda node, scope: _closure(as_def(node), scope), **COMPREHENSIONS})
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
@@ -395,4 +396,4 @@ STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
-"""By the kind of a node; what takes the elements of comprehensions is theirs (comprehensions.py)."""
+"""By the kind of a node."""
