@@ -123,8 +123,8 @@ class Ledger:
     """
 
     __slots__ = (
-        "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused",
-        "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "calls", "closed", "ended", "evaluations", "guesses",
+        "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_calls", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused",
+        "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "guesses",
         "host_calls", "made_ahead", "missed", "once", "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source",
         "stream", "used", "wasted", "wasted_tokens",
     )  # fmt: skip
@@ -135,7 +135,7 @@ class Ledger:
     ) -> None:  # fmt: skip
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
-        self.calls = CallsAhead(self.wake)
+        self._calls: CallsAhead | None = None  # once there is one
         self.asked: dict[Address, Asked] = {}
         self.guesses: dict[Address, list[Guess]] = {}
         """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
@@ -166,6 +166,12 @@ class Ledger:
     def root(self) -> tuple[int, int, str]:
         """Return the run's own place: seed, item and stream. A sub-program with a seed of its own has the stream, but another seed."""
         return self.run.seed, self.run.item, self.stream
+
+    @property
+    def calls(self) -> CallsAhead:
+        with self._lock:
+            self._calls = self._calls or CallsAhead(self.wake)
+            return self._calls
 
     @property
     def usage(self) -> Usage:
@@ -398,7 +404,7 @@ class Ledger:
         if entry is not None:
             return entry.result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
-        return all(g.result.done for g in there) if there else self.calls.done(address)
+        return all(g.result.done for g in there) if there else self._calls is not None and self._calls.done(address)
 
     # -- waiting: the one place where a run waits for answers
 
@@ -408,7 +414,7 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        ready = profile.is_patient and not self._is_off() and (self._fresh or self.guesses or self.calls or self.worth())
+        ready = profile.is_patient and not self._is_off() and (self._fresh or self.guesses or self._calls or self.worth())
         lines = self._lines(awaited[0]) if ready else ()
         if lines and not profile.worth(lines):
             lines = ()
@@ -530,15 +536,15 @@ class Ledger:
             if self._useless and sys.exception() is None:  # which alone may keep Python from making certain requests
                 for site in [site for site, useless in self._useless.items() if useless]:
                     self.profile.wrong(site)
-            self._by_size.clear()
-            self._prefilled.clear()
-            self.asked.clear()
-            self._all, self._ends, self._prompts = [], {}, []
+            if self._keeps:
+                for held in (self._by_size, self._prefilled, self.asked, self._all, self._ends, self._prompts):
+                    held.clear()
             if self.source is not None:
                 self.source.close()
                 self.source = None
             self.plan.close()
-            self.calls.close()
+            if self._calls is not None:
+                self._calls.close()
         self.profile.ended(self)
 
 

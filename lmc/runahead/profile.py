@@ -64,6 +64,7 @@ class Profile:
     def __init__(self) -> None:
         self.cost = FIRST_COST
         self.waited = self.spent = self._until = 0.0  # seconds in which a run waited, and of all evaluations and plans; the end of the latest wait
+        self.begun, self.found = 0, False  # runs that began, and whether an evaluation of any has made a request
         self.waits, self.longest = 0, 0.0  # how many waits there were, and the seconds that one of them may last
         self.evaluations = self.asked = self.used = self.wasted = self.wasted_tokens = 0
         self.runs: deque[EndedRun] = deque(maxlen=KEPT)
@@ -78,6 +79,13 @@ class Profile:
     def patience(self) -> float:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
         return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
+
+    def is_idle(self) -> bool:
+        """Return whether a run that begins needs no evaluations, except for an occasional probe: waits are too short, or whole runs had none that made
+        requests."""
+        self.begun += 1
+        in_vain = not self.found and self.evaluations >= TRIALS and len(self.runs) >= USUAL
+        return (in_vain or not self.is_patient) and self.begun % PROBE != 0
 
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; of waits that overlap, the time counts once."""
@@ -114,6 +122,7 @@ class Profile:
                 seen[0] += 1
                 seen[1] += asked
         self.evaluations += 1
+        self.found = self.found or asked > 0
         self.spent += seconds
         self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)
 

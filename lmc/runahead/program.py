@@ -200,7 +200,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         emitter = state.emitter
         assert isinstance(emitter, LiveEmitter)
         run = emitter.run
-        source = None if policy is AheadPolicy.OFF else self.make_source(self.function, bound, state)
+        source = None if policy is AheadPolicy.OFF or self.profile.is_idle() else self.make_source(self.function, bound, state)
         greedy = run.defaults.temperature == 0
         annotations = self.planner.known(run.backend, greedy)
         plan = RunPlan(annotations or NO_ANNOTATIONS, self.planner.pins, run.backend, state.stream)

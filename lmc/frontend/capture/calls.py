@@ -396,7 +396,7 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
         if type(x) is LazyItems and not x.over:
             x.abandon(deps)
         elif type(x) is BoundMethod:
-            ev.hand_over([x.receiver, x.function])
+            ev.hand_over([x])
         else:
             called_elsewhere(ev, x)
 
@@ -458,14 +458,14 @@ def _descriptor(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any])
 
 
 _CALLS: dict[type, Any] = {
-    Closure: lambda ev, fn, args, kwargs: apply(ev, fn, args, kwargs),
-    types.FunctionType: lambda ev, fn, args, kwargs: call_function(ev, fn, args, kwargs),
+    Closure: apply,
+    types.FunctionType: call_function,
+    HostFunction: _host,
     BoundMethod: lambda ev, fn, args, kwargs: (
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
     ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
     LRU: lambda ev, fn, args, kwargs: cached(ev, fn.__wrapped__, args, kwargs),
-    HostFunction: lambda ev, fn, args, kwargs: _host(ev, fn, args, kwargs),
     types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(

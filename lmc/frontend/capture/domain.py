@@ -210,8 +210,9 @@ def _beginning(operands: Sequence[Any]) -> str:
 # -- the state that arms change
 
 _NUMBERS = ("forks", "calls", "tasks")
-_BOOKS = ("ctx", "ordinal", *_NUMBERS, "role", "previous", "types", "scopes", "_value")
-"""Attributes of a state that change as it goes on; those of a task."""
+_BOOKS: Mapping[type, Sequence[str]] = {
+    State: ("ctx", "ordinal", *_NUMBERS, "role", "previous", "types", "scopes", "_value"), TaskOfRun: _NUMBERS, Scoped: ("until",)}  # fmt: skip
+"""Attributes that change as a program goes on."""
 
 
 class Heap:
@@ -230,11 +231,10 @@ class Heap:
     def _take(self, x: Any) -> Iterator[Any]:
         """Copy the contents of `x`, and yield the objects to visit in it."""
         match x:
-            case State():
-                self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS}
-                yield from (x.variables, *x.scopes.values(), x._value)
-            case TaskOfRun():
-                self.held[id(x)] = x, {name: getattr(x, name) for name in _NUMBERS}
+            case State() | TaskOfRun() | Scoped():
+                self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS[type(x)]}
+                if isinstance(x, State):
+                    yield from (x.variables, *x.scopes.values(), x._value)
             case dict():
                 self.held[id(x)] = x, dict(x)
                 yield from x.values()
@@ -257,8 +257,6 @@ class Heap:
                 yield x.value
             case GatheredAnswers():
                 yield from x.items
-            case Scoped():
-                self.held[id(x)] = x, {"until": x.until}
             case _:
                 return
 

@@ -145,38 +145,32 @@ def _compare(node: ast.Compare, scope: Scope) -> Eval:
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
     """Compile a boolean operator, with a branch for each operand: the following operands may or may not run."""
-    is_or = isinstance(node.op, ast.Or)
-    values = [expression(value, scope) for value in node.values]
-    run: Eval = values[-1]
-    rest: list[ast.expr] = [node.values[-1]]
-    for value, source in zip(values[-2::-1], node.values[-2::-1], strict=True):
-        run = _either(value, Arm(run, effects(rest), scope.loc(rest[0])), is_or, scope.loc(source))
-        rest.insert(0, source)
-    return run
-
-
-def _either(value: Eval, behind: Arm, is_or: bool, loc: Loc) -> Eval:
-    def run(frame: Frame) -> Any:
-        x = value(frame)
-        known = op.truth(frame.ev, x)
-        if known is True or known is False:
-            return x if known is is_or else behind.run(frame)
-        decided = Arm(lambda _: x, NO_EFFECTS, loc)
-        site = BranchStatement(loc, decided, behind) if is_or else BranchStatement(loc, behind, decided)
-        return frame.ev.domain.choice(frame.ev, frame, known, site)
-
+    *values, last = node.values
+    run, rest = expression(last, scope), [last]
+    for value in reversed(values):
+        behind = Arm(run, effects(rest), scope.loc(rest[0]))
+        arms = (None, behind) if isinstance(node.op, ast.Or) else (behind, None)
+        run = _choice(expression(value, scope), *arms, scope.loc(value))
+        rest.insert(0, value)
     return run
 
 
 def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
-    test, arms = expression(node.test, scope), [Arm(expression(x, scope), effects([x]), scope.loc(x)) for x in (node.body, node.orelse)]
-    site = BranchStatement(scope.loc(node), *arms)
+    then, orelse = (Arm(expression(x, scope), effects([x]), scope.loc(x)) for x in (node.body, node.orelse))
+    return _choice(expression(node.test, scope), then, orelse, scope.loc(node))
+
+
+def _choice(test: Eval, then: Arm | None, orelse: Arm | None, loc: Loc) -> Eval:
+    """Compile a choice by the truth of a value; an arm that is None gives that value itself."""
 
     def run(frame: Frame) -> Any:
-        known = op.truth(frame.ev, test(frame))
+        x = test(frame)
+        known = op.truth(frame.ev, x)
         if known is True or known is False:
-            return (site.then if known else site.orelse).run(frame)
-        return frame.ev.domain.choice(frame.ev, frame, known, site)
+            arm = then if known else orelse
+            return x if arm is None else arm.run(frame)
+        itself = Arm(lambda _: x, NO_EFFECTS, loc)
+        return frame.ev.domain.choice(frame.ev, frame, known, BranchStatement(loc, then or itself, orelse or itself))
 
     return run
 

@@ -331,13 +331,8 @@ def delete_item(ev: Evaluator, x: Any, at: Any) -> None:
 def _changed(ev: Evaluator, x: Any, given: Sequence[Any], fn: Callable[..., Any], *args: Any) -> None:
     if isinstance(x, Unknown):
         return ev.hand_over(given)
-    ev.changes(x)
-    if ev.is_lost(x) and type(x) is not State:
-        return None
-    try:
-        native(fn, *args)
-    except Undecided as undecided:
-        ev.lose(x, undecided.deps)
+    with suppress(Undecided):
+        change(ev, x, NOTHING, fn, *args)
 
 
 def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:

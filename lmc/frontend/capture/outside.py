@@ -18,7 +18,6 @@ import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from enum import EnumMeta
 from typing import Any, Generic, Protocol
 
 from lmc.frontend.capture.unknown import Unknown
@@ -45,20 +44,8 @@ LARGEST = 20_000
 
 
 def is_quiet(kind: type) -> bool:
-    """Return whether a type may be compared and inspected: its metaclass defines nothing that this would run."""
-    meta = type(kind)
-    if meta is type or meta is ABCMeta or meta is EnumMeta:
-        return True
-    return type(meta) is type and all(_defined(meta, name) is getattr(type, name) for name in ("__getattribute__", "__hash__", "__eq__"))
-
-
-def _defined(meta: type, name: str) -> Any:
-    return next(vars(base)[name] for base in meta.__mro__ if name in vars(base))
-
-
-def _is_known_class(x: Any, meta: type) -> bool:
-    """Return whether an object is a class that may also be operated on: its metaclass is no user's."""
-    return issubclass(meta, type) and is_quiet(x) and meta.__module__.partition(".")[0] in _OF_METACLASSES
+    """Return whether a type may be compared and inspected: its metaclass is no user's."""
+    return type(kind) is type or type(kind).__module__.partition(".")[0] in _OF_METACLASSES
 
 
 _OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
@@ -159,7 +146,7 @@ class Outside:
             return self._container(x, kind)
         if x is os.environ:
             return self._container(dict(os.environ), dict)
-        if _is_opaque(kind) or kind in ATOMS or _is_known_class(x, kind) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
+        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
             return x  # reading a module of another class may do anything, such as import it
         held = self.snapshot.parts(x)
         if held is None:
