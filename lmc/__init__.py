@@ -13,99 +13,42 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lmc import config as _config
 from lmc.version import __version__ as __version__
 
-_HOMES: dict[str, tuple[str, ...]] = {
-    "lmc.constraints": (
-        "REGEX_BOOL", "REGEX_FLOAT", "REGEX_INT", "REGEX_STR",
-    ),
-    "lmc.frontend.expressions": (
-        "Expr",
-    ),
-    "lmc.frontend.primitives": (
-        "assistant", "assistant_begin", "assistant_end",
-        "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select", "separate_reasoning",
-        "special", "system", "system_begin", "system_end", "token_length_normalized",
-        "unconditional_likelihood_normalized", "user", "user_begin", "user_end", "video",
-    ),
-    "lmc.frontend.host": (
-        "host", "pure",
-    ),
-    "lmc.frontend.attempts": (
-        "Done", "Retry",
-    ),
-    "lmc.frontend.interrupts": (
-        "interrupt",
-    ),
-    "lmc.journals": (
-        "Journal",
-    ),
-    "lmc.frontend.tools": (
-        "call_tool", "tool_result",
-    ),
-    "lmc.frontend.interpreter": (
-        "Function", "State", "function",
-    ),
-    "lmc.segments": (
-        "ChoicesMethod", "SamplingParams",
-    ),
-    "lmc.chat": (
-        "get_chat_template", "register_chat_template",
-    ),
-    "lmc.limits": (
-        "Budget",
-    ),
-    "lmc.config": (
-        "set_default_backend",
-    ),
-    "lmc.runahead.program": (
-        "Program", "compile",
-    ),
-    "lmc.loading": (
-        "load",
-    ),
-    "lmc.timeline": (
-        "trace",
-    ),
-    "lmc.certifying": (
-        "Certificate", "certify",
-    ),
-    "lmc.backend.mock": (
-        "Mock",
-    ),
-    "lmc.backend.usage": (
-        "Prices",
-    ),
-    "lmc.backend.api.openai": (
-        "OpenAI",
-    ),
-    "lmc.backend.api.anthropic": (
-        "Anthropic",
-    ),
-    "lmc.backend.api.litellm": (
-        "LiteLLM", "VertexAI",
-    ),
-    "lmc.backend.api.sglang": (
-        "SGLang",
-    ),
-    "lmc.backend.api.vllm": (
-        "VLLM",
-    ),
-    "lmc.backend.local_model": (
-        "Engine",
-    ),
-    "lmc.backend.runtime": (
-        "Runtime",
-    ),
-    "lmc.compat": (
-        "global_config",
-    ),
-    "lmc.errors": (
-        "AnswerError", "ArgumentError", "BackendEnded", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
-        "IRError", "InDoubtEffect", "IncompleteAnswer", "Interrupted", "JournalError", "JournalWarning", "Refused",
-        "LmcError", "MissingPackageError", "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning",
-        "ToolError", "UnsupportedOpError",
-    ),
+_HOMES = {
+    "lmc.constraints": "REGEX_BOOL REGEX_FLOAT REGEX_INT REGEX_STR",
+    "lmc.frontend.expressions": "Expr",
+    "lmc.frontend.primitives":
+        "assistant assistant_begin assistant_end document gen gen_int gen_string greedy_token_selection image select separate_reasoning special "
+        "system system_begin system_end token_length_normalized unconditional_likelihood_normalized user user_begin user_end video",
+    "lmc.frontend.host": "host pure",
+    "lmc.frontend.attempts": "Done Retry",
+    "lmc.frontend.interrupts": "interrupt",
+    "lmc.journals": "Journal",
+    "lmc.frontend.tools": "call_tool tool_result",
+    "lmc.frontend.interpreter": "Function State function",
+    "lmc.segments": "ChoicesMethod SamplingParams",
+    "lmc.chat": "get_chat_template register_chat_template",
+    "lmc.limits": "Budget",
+    "lmc.config": "set_default_backend",
+    "lmc.runahead.program": "Program compile",
+    "lmc.loading": "load",
+    "lmc.timeline": "trace",
+    "lmc.certifying": "Certificate certify",
+    "lmc.backend.mock": "Mock",
+    "lmc.backend.usage": "Prices",
+    "lmc.backend.api.openai": "OpenAI",
+    "lmc.backend.api.anthropic": "Anthropic",
+    "lmc.backend.api.litellm": "LiteLLM VertexAI",
+    "lmc.backend.api.sglang": "SGLang",
+    "lmc.backend.api.vllm": "VLLM",
+    "lmc.backend.local_model": "Engine",
+    "lmc.backend.runtime": "Runtime",
+    "lmc.compat": "global_config",
+    "lmc.errors":
+        "AnswerError ArgumentError BackendEnded BackendError BudgetExceeded CancelledError ConstraintError Filtered HostTimeout IRError InDoubtEffect "
+        "IncompleteAnswer Interrupted JournalError JournalWarning Refused LmcError MissingPackageError ModelLoadError ParameterError ProgramError "
+        "PromptTooLongError RunTimeout SchemaWarning ToolError UnsupportedOpError",
 }  # fmt: skip
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
 _CONSTRUCTED = frozenset({
     "Anthropic", "Budget", "Engine", "Journal", "LiteLLM", "Mock", "OpenAI", "Prices", "Retry", "Runtime", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI",
