@@ -14,6 +14,7 @@ from lmc.segments import Gen
 
 if TYPE_CHECKING:
     from lmc.frontend.streaming import StateView
+    from lmc.runahead.records import Record
 
 
 @dataclass(frozen=True)
@@ -63,31 +64,6 @@ class RunRecord:
         return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
 
 
-class _LedgerRecord(Protocol):
-    """A request in a ledger (runahead/ledger.py)."""
-
-    @property
-    def address(self) -> tuple[int, int, str, int]: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def name(self) -> str | None: ...
-
-    @property
-    def loc(self) -> Loc | None: ...
-
-    @property
-    def result(self) -> Result: ...
-
-    @property
-    def ahead(self) -> str: ...
-
-    @property
-    def asked(self) -> float: ...
-
-
 class _Ledger(Protocol):
     """The ledger of a compiled run."""
 
@@ -96,7 +72,7 @@ class _Ledger(Protocol):
     stream: str
 
     @property
-    def records(self) -> Sequence[_LedgerRecord]: ...
+    def records(self) -> Sequence[Record]: ...
 
     @property
     def host_calls(self) -> Sequence[tuple[str, float, float]]: ...

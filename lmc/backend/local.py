@@ -42,7 +42,7 @@ from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.mover import Mover
+    from lmc.backend.engine.kv_copy import KVMover
     from lmc.backend.engine.whole_template import WholeTemplate
 
 
@@ -74,7 +74,7 @@ class LocalBackend:
         pace: Pace | None = None,
         now: Callable[[], float] = time.monotonic,
         core: type[EngineCore] = EngineCore,
-        mover: Mover | None = None,
+        mover: KVMover | None = None,
         drafts: Setting = "off",
         draft_row: float = 0.0,
         draft_model: Guesses | None = None,

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from lmc.videos import Film
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
     from torch import Tensor
+
+    from lmc.backend.engine.models.towers import Vision
 
 _REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
 _THREADS = 8  # most threads that prepare pictures; half of the processors, where these are fewer
@@ -76,44 +78,6 @@ def _prepare(wanted: weakref.ref[Preparing], prepare: Callable[[], Placed], plac
 _DROPPED = Placed((), Surroundings())
 
 
-class Sight(Protocol):
-    """A model's processor and vision tower (models/vision.py)."""
-
-    name: str
-    width: int  # of the decoder's hidden states
-    token: int  # placeholder for a picture's tokens where ids of the vocabulary are needed
-    around: Surroundings  # of images
-    around_video: Surroundings
-    video_token: int | None  # that of videos; None: it takes none
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds that the tower has computed so far."""
-        ...
-
-    def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        """Return an image as parts of a prompt: the tower's inputs, with the texts that the model's processor writes
-        between. From any thread."""
-        ...
-
-    def sample(self, film: Film, wanted: Frames) -> list[int]:
-        """Return the indices of a video's frames to show, in order."""
-        ...
-
-    def tokens(self, film: Film, number: int) -> int:
-        """Return how many tokens so many frames of a video are, before they are decoded."""
-        ...
-
-    def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
-        """Return a video as parts of a prompt. From any thread."""
-        ...
-
-    def look(self, shown: Sequence[Shown]) -> list[Tensor]:
-        """Return features of each, [count, (1 + deeper) · hidden_size]: in place of embeddings, then those added after
-        the first, second, … layer."""
-        ...
-
-
 _Key = tuple[Image, Loc | None, int]
 """A picture or a video, its line, where its errors are, and the tokens that it must have fewer of."""
 
@@ -121,7 +85,7 @@ _Key = tuple[Image, Loc | None, int]
 class Eyes:
     """A model's vision, with its cached pictures. `prepare` from any thread, `features` on the engine's."""
 
-    def __init__(self, sight: Sight, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
+    def __init__(self, sight: Vision, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
         self._workers = PreparingThreads(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), "lmc-eyes")
         self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)

@@ -16,15 +16,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.mover import Copy, CopyRates, Mover
+from lmc.backend.engine.mover import Copy, CopyRates
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.reservations import Reservations
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.kv_copy import KVMover
 
 log = logging.getLogger("lmc.engine")
 
@@ -73,7 +77,7 @@ class HostTier:
     failed           copies that could not be made: their tokens are recomputed
     """
 
-    def __init__(self, mover: Mover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, reservations: Reservations) -> None:
+    def __init__(self, mover: KVMover, tree: RadixCache, pool: SlotAllocator, rates: CopyRates, reservations: Reservations) -> None:
         self._mover, self._tree, self._pool, self.rates, self._reservations = mover, tree, pool, rates, reservations
         self._host, self._slots = RadixCache(), SlotAllocator(mover.ready)
         self._copies: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()  # of nodes of the device's tree

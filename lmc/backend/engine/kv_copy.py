@@ -33,8 +33,11 @@ _WORDS = (torch.int32, torch.int16, torch.uint8)
 
 
 class KVMover:
-    """A `Mover` (host_tier.py) of a pool. host_bytes: the host memory that it may use; None: as much as it leaves free
-    to all others, by what the machine shows at that time.
+    """Copies KV between slots of a pool and of the host, in the order of calls, after all launched passes.
+
+    host_bytes   the host memory that it may use; None: as much as it leaves free to all others, by what the machine shows at that time
+    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
+    token_bytes  of one token's KV
 
     A host row holds K and V of all layers of one token, as words of whatever dtype. Memory is allocated in pieces when it is
     wanted, on a GPU by a thread that pins it. If a piece cannot be allocated, it keeps those it has.
@@ -75,6 +78,7 @@ class KVMover:
     # -- memory ------------------------------------------------------------------------------------------------
 
     def want(self, slots: int) -> None:
+        """Make so many host slots available, as far as there is memory; beside passes, so it takes a while."""
         self._wanted = max(self._wanted, slots if self._shares else min(slots, self.capacity))
         if self.ready >= self._wanted or time.monotonic() < self._refused + _AGAIN:
             return
@@ -86,6 +90,7 @@ class KVMover:
 
     @property
     def grows(self) -> bool:
+        """Return whether more of them will come soon."""
         return self._growing.locked()
 
     def _share(self) -> int:
@@ -125,10 +130,12 @@ class KVMover:
         return self._copied(device, host, self._back)
 
     def settle(self) -> None:
+        """Wait for the copies begun."""
         if self._device.type == "cuda":
             self._stream.synchronize()
 
     def close(self) -> None:
+        """Wait for them, and free all memory; nothing is copied any longer."""
         self.settle()
         self.capacity, self._shares, self._wanted = 0, False, 0  # the last for a thread that is just computing the first
         with self._growing:

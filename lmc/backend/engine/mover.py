@@ -1,10 +1,8 @@
-"""The mover between the pool and the host's memory, as the host tier uses it (kv_copy.py implements it), and the rates of copies."""
+"""Copies between the pool and the host's memory (kv_copy.py makes them), and their rates."""
 
 from __future__ import annotations
 
 from typing import Protocol
-
-import numpy as np
 
 
 class Copy(Protocol):
@@ -16,42 +14,6 @@ class Copy(Protocol):
     def done(self) -> bool: ...
 
     def wait(self) -> None: ...
-
-
-class Mover(Protocol):
-    """Copies KV between slots of the device and of the host, in the order of calls, after all launched passes.
-
-    capacity     number of host slots that there will be, as far as can be told;  ready: of leading ones available by now
-    grows        more of them will come soon
-    token_bytes  of one token's KV
-    """
-
-    token_bytes: int
-
-    @property
-    def capacity(self) -> int: ...
-
-    @property
-    def grows(self) -> bool: ...
-
-    @property
-    def ready(self) -> int: ...
-
-    def want(self, slots: int) -> None:
-        """Make so many host slots available, as far as there is memory; beside passes, so it takes a while."""
-        ...
-
-    def out(self, device: np.ndarray, host: np.ndarray) -> Copy: ...
-
-    def back(self, host: np.ndarray, device: np.ndarray) -> Copy: ...
-
-    def settle(self) -> None:
-        """Wait for the copies begun."""
-        ...
-
-    def close(self) -> None:
-        """Wait for them, and free all memory; nothing is copied any longer."""
-        ...
 
 
 class CopyRates:

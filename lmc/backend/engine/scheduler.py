@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from lmc import config
 from lmc.backend.engine.admission import Admission
@@ -26,13 +27,16 @@ from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
 from lmc.backend.engine.forward_batch import ModelPass, PassCounts
 from lmc.backend.engine.lengths import AnswerLengths
-from lmc.backend.engine.mover import CopyRates, Mover
+from lmc.backend.engine.mover import CopyRates
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.reservations import most_preemptions
 from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.waiting import WaitingQueue
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.kv_copy import KVMover
 
 _FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
 _GROWS = 0.02  # seconds after which an idle engine looks whether the host tier has more room
@@ -44,7 +48,7 @@ class Scheduler:
 
     def __init__(
         self, num_slots: int, *, max_batch: int = 64, chunk: int = 512, policy: Policy = OWN, pace: Pace | None = None,
-        now: Callable[[], float] = time.monotonic, mover: Mover | None = None, drafts: Drafts | None = None,
+        now: Callable[[], float] = time.monotonic, mover: KVMover | None = None, drafts: Drafts | None = None,
     ) -> None:  # fmt: skip
         self.max_batch, self.chunk, self.policy, self._now = max_batch, chunk, policy, now
         self.pace = pace or Pace(chunk)

@@ -12,18 +12,22 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.lengths import AnswerLengths
-from lmc.backend.engine.mover import CopyRates, Mover
+from lmc.backend.engine.mover import CopyRates
 from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.reservations import Reservations
 from lmc.backend.engine.runs import Runs
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.kv_copy import KVMover
 
 _LEFT = 8  # 1/n of the pool left to growing answers when prefixes are fetched ahead
 
@@ -40,7 +44,7 @@ class SlotOwnership:
     """
 
     def __init__(
-        self, num_slots: int, lengths: AnswerLengths, policy: Policy, now: Callable[[], float], mover: Mover | None = None, rates: CopyRates | None = None
+        self, num_slots: int, lengths: AnswerLengths, policy: Policy, now: Callable[[], float], mover: KVMover | None = None, rates: CopyRates | None = None
     ) -> None:
         self.pool, self.policy = SlotAllocator(num_slots), policy
         self.tree = _TREES[policy.cache]()

@@ -40,8 +40,11 @@ _AT_ONCE = 16 << 10  # patches, about, that go through a tower together
 
 
 class Vision:
-    """A `Sight` (eyes.py) of one family. What is around a picture is known once the template is cut.
+    """The processor and vision tower of one family. What is around a picture is known once the template is cut.
 
+    width    of the decoder's hidden states
+    token    placeholder for a picture's tokens where ids of the vocabulary are needed;  video_token: that of videos; None: it takes none
+    around   what is around an image;  around_video: around a video
     marker   the token that a chat template writes for a picture
     decoder  its type, if our own code for text has another name for it
     filming  the directory's settings of its video processor
@@ -68,19 +71,20 @@ class Vision:
         """Refuse a configuration that the family may have but that is not supported."""
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        """Implement `Sight`."""
+        """Return an image as parts of a prompt: the tower's inputs, with the texts that the model's processor writes
+        between. From any thread."""
         raise NotImplementedError
 
     def sample(self, film: Film, wanted: Frames) -> list[int]:
-        """Implement `Sight`."""
+        """Return the indices of a video's frames to show, in order."""
         raise NotImplementedError
 
     def tokens(self, film: Film, number: int) -> int:
-        """Implement `Sight`."""
+        """Return how many tokens so many frames of a video are, before they are decoded."""
         raise NotImplementedError
 
     def watch(self, film: Film, indices: Sequence[int]) -> tuple[Part | Shown, ...]:
-        """Implement `Sight`."""
+        """Return a video as parts of a prompt. From any thread."""
         raise NotImplementedError
 
     def _takes_videos(self) -> None:
@@ -96,13 +100,14 @@ class Vision:
 
     @torch.inference_mode()
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
-        """Implement `Sight`."""
+        """Return features of each, [count, (1 + deeper) · hidden_size]: in place of embeddings, then those added after
+        the first, second, … layer."""
         with self._timer.timed():
             return [features for together in _together(shown) for features in self._features(together)]
 
     @property
     def seconds(self) -> float:
-        """Implement `Sight`."""
+        """Return the seconds that the tower has computed so far."""
         return self._timer.seconds
 
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
