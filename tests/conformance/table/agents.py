@@ -259,18 +259,3 @@ def steps_that_depend_on_steps(s, q):
             order.done(i)
     s += user(json.dumps(done)) + assistant(gen("report", max_tokens=4))
     return done, s["report"]
-
-
-@case(backend=by_name)
-def memory_that_is_summarised(s, q):
-    history, summary = list[tuple[str, str]](), ""
-    for i in range(4):
-        (f,) = s.fork(1)
-        f += system(f"So far: {summary}")
-        for role, text in history:
-            f += (user if role == "u" else assistant)(text)
-        f += user(f"{q}{i}") + assistant(gen("a", max_tokens=5))
-        history += [("u", f"{q}{i}"), ("a", f["a"])]
-        if len(history) > 4:
-            summary, history = child("Summarise " + " / ".join(text for _, text in history[:-2])).ret_value, history[-2:]
-    return summary, history

@@ -91,35 +91,6 @@ async def in_helpers_and_stacks(s: Any, q: str) -> Any:
             return [await ask("p"), await first.get("q"), await ask("r"), held["nothing"]]
 
 
-class Broken(Session):
-    async def __aenter__(self) -> Session:
-        raise RuntimeError(f"not {self.name}")
-
-
-@case()
-async def what_cannot_be_entered(s: Any, q: str) -> Any:
-    said = []
-    for how in (Broken(q), pair):
-        try:
-            async with how if how is not pair else q:  # type: ignore[union-attr]
-                s += "never"
-        except (RuntimeError, TypeError) as error:
-            said.append(str(error))
-            s += lmc.gen("a", max_tokens=2)
-
-    @contextlib.asynccontextmanager
-    async def own() -> AsyncIterator[None]:
-        raise RuntimeError("not own")
-        yield
-
-    try:
-        async with own():
-            s += "never"
-    except RuntimeError as error:
-        said.append(str(error))
-    return said
-
-
 async def fetch(x: str) -> str:
     effect("fetch", x)
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import lmc
-from tests.conformance.harness import case, effect, scripted
+from tests.conformance.harness import case, effect
 
 TENANT: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
@@ -24,13 +24,6 @@ async def broken(q: str) -> str:
     effect("broken", q)
     await asyncio.sleep(0)
     raise ValueError(f"no {q}")
-
-
-async def numbers(n: int) -> AsyncIterator[int]:
-    for i in range(n):
-        await asyncio.sleep(0)
-        effect("number", i)
-        yield i
 
 
 def plain(q: str) -> str:
@@ -51,18 +44,6 @@ async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
     return out, [x async for x, i in steps(2) if i], {i: x async for x, i in steps(1)}
 
 
-@case([{"q": "Search"}], backend=scripted(action=["Search", "Search", "Finish"] * 9), batch=False)
-async def react_with_awaited_tools(s: Any, q: str) -> Any:
-    seen = []
-    for _ in range(3):
-        s += q + lmc.select("action", ["Search", "Finish"])
-        if s["action"] == "Finish":
-            break
-        s += await search(q)
-        seen.append(s["action"])
-    return seen
-
-
 async def turn(s: Any, text: str) -> str:
     s += text + lmc.gen("t", max_tokens=6)
     effect("turn", s["t"])
@@ -75,14 +56,6 @@ async def tasks_of_tools(s: Any, q: str) -> Any:
     s += lmc.gen("a", max_tokens=4)
     s += await task
     return await asyncio.wait_for(search(s["a"]), timeout=60)
-
-
-@case()
-async def async_comprehensions(s: Any, q: str) -> Any:
-    squares = [i * i async for i in numbers(3) if i != 1]
-    texts = {k: await search(v) for k, v in (("x", q), ("y", "z"))}
-    s += "".join([await search(str(i)) async for i in numbers(2)]) + texts["y"]
-    return squares, sorted({len(t) async for t in named(2)})
 
 
 async def named(n: int) -> AsyncIterator[str]:
@@ -118,17 +91,6 @@ class Tools:
 
 
 TOOLS = Tools()
-
-
-@case()
-async def methods_and_roles(s: Any, q: str) -> Any:
-    with s.user():
-        s += q
-        s += await TOOLS.look(q)
-    with s.assistant():
-        s += lmc.gen("a", max_tokens=4)
-    found = f"{await search(s['a'])!r:>30}"
-    return found, s.messages()[0]["content"], s.get_meta_info("a")["finish_reason"]
 
 
 @case()
@@ -169,41 +131,6 @@ async def judges(s: Any, name: str) -> str:
     return s["v"].strip().upper()
 
 
-async def counts(s: Any, seen: list[str]) -> int:
-    s += lmc.gen("n", max_tokens=3)
-    seen.append(s["n"])
-    return len(json.loads(f"[{len(seen)}, 2]"))
-
-
-@case()
-async def gathers_helpers_that_only_ask(s: Any, q: str) -> Any:
-    s += q
-    forks = s.fork(3)
-    verdicts = await asyncio.gather(*[judges(f, str(i)) for i, f in enumerate(forks)])
-    first, second = await asyncio.gather(judges(s, "a"), judges(s, verdicts[0]))
-    s += " ".join(verdicts) + first + second
-    verdicts.append("own")
-    return verdicts, await search(q)
-
-
-@case()
-async def gathers_helpers_between_tools(s: Any, q: str) -> Any:
-    """The task of a tool goes on while the helpers are gathered, and what is done after them comes after its turns."""
-    s += await search(q)
-    seen: list[str] = []
-
-    async def asks(text: str) -> str:
-        nonlocal s
-        s += text + lmc.gen("t", max_tokens=3)
-        return s["t"]
-
-    task = asyncio.create_task(steps("beside"))
-    found = await asyncio.gather(asks("x"), counts(s, seen), asks("y"), return_exceptions=True)
-    effect("after", len(found))
-    s += await task + await search(s["t"])
-    return found, seen
-
-
 @lmc.function
 async def inner_asks(s: Any, tip: str) -> Any:
     s += "tip " + tip + lmc.gen("x", max_tokens=5)
@@ -235,19 +162,6 @@ async def fails_while_gathering(s: Any, q: str) -> Any:
     return await asyncio.gather(fails(s, 4))
 
 
-@case()
-async def catches_what_is_awaited(s: Any, q: str) -> Any:
-    s += lmc.gen("a", max_tokens=4)
-    try:
-        await search("before")
-        await broken(q)
-    except ValueError as error:
-        s += str(error)
-    finally:
-        effect("finally")
-    return await search("after")
-
-
 async def notes(s: Any, q: str) -> str:
     s += lmc.gen("a", max_tokens=3)
     effect("note", s["a"])
@@ -261,14 +175,6 @@ async def gather_of_helpers_with_effects(s: Any, q: str) -> Any:
     s += q + await search(q)
     found = await asyncio.gather(*[notes(f, q + str(i)) for i, f in enumerate(s.fork(2))])
     return found, TENANT.get(), await search("x")
-
-
-@case()
-async def gathers_and_awaits_later(s: Any, q: str) -> Any:
-    s += q + await search(q)
-    later = asyncio.gather(judges(s, "a"), judges(s, "b"))
-    s += "before"
-    return await search(s.text()), await later
 
 
 @case()
@@ -311,18 +217,6 @@ async def task_group(s: Any, q: str) -> Any:
         one = group.create_task(search(q))
         two = group.create_task(turn(s, q))
     return one.result(), two.result()
-
-
-@case()
-async def cancels_its_own_tool(s: Any, q: str) -> Any:
-    task = asyncio.create_task(asyncio.sleep(30))
-    await asyncio.sleep(0)
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        s += "cancelled"
-    return q
 
 
 @case()

@@ -358,14 +358,3 @@ def uses_of_a_box(use: str, fn: Callable[[Box], Any]) -> Case:
 
 
 CALLED_BY_PYTHON = {f"python_calls_{use}": uses_of_a_box(use, fn) for use, fn in USES.items()}
-
-
-@case([{"q": "a"}])
-def python_calls_on_constants(s, q):
-    box = Box(s, 5)
-    effect("made")
-    with box as b:
-        found = [b.x, b == box, b[0], b + 1]
-    box.x = 7
-    s += q + gen("x", max_tokens=3)
-    return found, box.x

@@ -43,16 +43,6 @@ def lists_that_reading_makes(s, q):
 
 
 @case()
-def sample_list_changes(s: Any, q: str) -> Any:
-    s += q + lmc.gen("x", max_tokens=3, n=2)
-    xs = s["x"]
-    xs.append("mine")
-    s["k"] = xs
-    xs.append("more")
-    return s["x"], s["k"], len(s["x"]), s["x"] is xs
-
-
-@case()
 def statistics_of_forks(s: Any, q: str) -> Any:
     forks = s.fork(3)
     forks += lambda i: q + str(i) + lmc.gen("x", regex="[0-9]")
@@ -88,18 +78,6 @@ def groups_by_an_answer(s: Any, q: str) -> Any:
     return groups
 
 
-@case()
-def cells_by_answers(s: Any, q: str) -> Any:
-    rows, kept = [[0] * 3 for _ in range(2)], {"0": {"n": 0}, "1": {"n": 1}}
-    for f in s.fork(3):
-        f += q + lmc.gen("x", regex="[0-2]") + lmc.gen("y", regex="[01]")
-        rows[int(f["y"])][int(f["x"])] += 1
-        kept[f["y"]]["n"] += int(f["x"])
-    pair = ([q], ["k"])
-    pair[int(f["y"])].append(f["x"])
-    return rows, kept, pair, [r for r in rows if sum(r) > 1]
-
-
 @case([{"q": q} for q in "abc"])
 def values_in_containers(s: Any, q: str) -> Any:
     forks = s.fork(2)
@@ -129,18 +107,6 @@ def mutable_result(s: Any, q: str) -> Any:
     r.append(1)
     s += str(len(r)) + str(len(r2))
     return r is r2, r
-
-
-@case()
-def ranks_states(s: Any, q: str) -> Any:
-    forks = s.fork(4)
-    forks += lambda i: f"{i}" + lmc.gen("v", regex="[0-9][0-9]")
-    ranked = sorted(zip([f["v"] for f in forks], range(4), forks), reverse=True)
-    score, _, worst = min((f["v"], i, f) for i, f in enumerate(forks))
-    heap = [(f["v"], i, f) for i, f in enumerate(forks)]
-    heapq.heapify(heap)
-    s += ranked[0][2]["v"] + worst["v"]
-    return score, [i for _, i, _ in heap], [f["v"] for f in heapq.nlargest(2, forks, key=lambda f: f["v"])], heapq.nsmallest(1, heap)[0][1]
 
 
 @case()

@@ -89,23 +89,6 @@ def walrus(s, q):
     return n, got, y
 
 
-@case([{"q": q} for q in "abcdefgh"], backend=by_name)
-def exits_from_loops(s, q):
-    for i in range(3):
-        for j in range(3):
-            if ask(s, f"{q}{i}{j}", "n") in "012":
-                break
-        else:
-            s += "all"
-            continue
-        effect("row", i, j)
-        if j:
-            break
-    else:
-        return "never"
-    return i, j
-
-
 @case(backend=by_name)
 def breaks_of_nested_loops(s, q):
     found = None

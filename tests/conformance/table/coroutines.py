@@ -27,21 +27,6 @@ async def gathered_forks(s, q):
 
 
 @case(backend=by_name)
-async def coroutines_with_limits(s, q):
-    gate, done = asyncio.Semaphore(2), []
-
-    async def one(i):
-        async with gate:
-            state = await achild.arun(f"{q}{i}")
-            return i, state.ret_value
-
-    for i, text in sorted(await asyncio.gather(*map(one, range(4)))):
-        done.append(text + str(i))
-    s += " ".join(done) + gen("z", max_tokens=2)
-    return done
-
-
-@case(backend=by_name)
 async def tasks_and_errors(s, q):
     async def number(f):
         f += q + gen("bad", max_tokens=2)
@@ -191,26 +176,3 @@ async def stops_what_goes_on_beside_it(s, q):
     await asyncio.gather(*tasks, return_exceptions=True)
     s += f"{done}" + gen("z", max_tokens=2)
     return done, s["z"]
-
-
-@case(backend=by_name)
-async def tells_those_that_wait(s, q):
-    told, changed, seen = asyncio.Event(), asyncio.Condition(), []
-
-    async def waits(i):
-        await told.wait()
-        seen.append(i)
-        async with changed:
-            await changed.wait_for(lambda: len(seen) > 2)
-
-    tasks = [asyncio.create_task(waits(i)) for i in range(2)]
-    s += q + gen("n", max_tokens=2)
-    s["n"]  # noqa: B018
-    told.set()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    async with changed:
-        seen.append("told")
-        changed.notify_all()
-    await asyncio.gather(*tasks)
-    return seen

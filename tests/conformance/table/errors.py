@@ -140,20 +140,6 @@ def retries(s, q):
             effect("tried", attempt)
 
 
-@case(backend=by_name)
-def chained_errors(s, q):
-    try:
-        try:
-            int(ask(s, q, "label"))
-        except ValueError as e:
-            raise RuntimeError("no number") from e
-    except RuntimeError as e:
-        s += f"{e}: {type(e.__cause__).__name__}" + gen("x", max_tokens=2)
-        with contextlib.suppress(KeyError):
-            s += {}["missing"]
-        return str(e.__cause__)[:20], e.__context__ is e.__cause__
-
-
 @contextlib.contextmanager
 def section(s: Any, title: str) -> Iterator[list[str]]:
     effect("begin", title)

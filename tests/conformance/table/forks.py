@@ -8,8 +8,7 @@ from typing import Any
 
 import lmc
 from lmc import assistant, gen, system, user
-from tests.conformance.harness import case, effect, opaque
-from tests.conformance.outside import tool
+from tests.conformance.harness import case, effect
 from tests.conformance.shared import by_name, child, faulty
 
 
@@ -141,19 +140,6 @@ def a_group_in_a_fork(s: Any, q: str) -> Any:
             group += lambda i: str(i) + lmc.gen("y", max_tokens=2)
         s += "going on" + lmc.gen("z", max_tokens=2)
     return [[f["y"] + f["x"] for f in group] for group in inner]
-
-
-def numbered_item(i: int) -> Any:
-    effect("item", i)
-    return f"{i}"
-
-
-@case()
-def forks_from_a_function(s: Any, q: str) -> Any:
-    forks = s.fork(2)
-    forks += numbered_item
-    forks += lambda i: tool(i) + lmc.gen("x", max_tokens=2)
-    return [f["x"] for f in forks], opaque(q) * 0
 
 
 @case(backend=by_name)

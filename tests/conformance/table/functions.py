@@ -6,7 +6,6 @@ import collections
 import functools
 import operator
 import re
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -178,39 +177,6 @@ def calculator(s, q):
 
     s += str(expression()) + gen("z", max_tokens=2)
     return s["z"]
-
-
-class Bus:
-    def __init__(self) -> None:
-        self.handlers: dict[str, list[Any]] = defaultdict(list)
-        self.log: list[Any] = []
-
-    def on(self, event: str) -> Any:
-        def decorate(fn: Any) -> Any:
-            self.handlers[event].append(fn)
-            return fn
-
-        return decorate
-
-    def emit(self, event: str, *args: Any) -> None:
-        for fn in self.handlers[event]:
-            self.log.append((event, fn(*args)))
-
-
-@case(backend=by_name)
-def handlers_of_events(s, q):
-    bus = Bus()
-
-    @bus.on("hit")
-    def ask(x):
-        s.__iadd__(f"1{x}" + gen("a", max_tokens=2))
-        return tool(s["a"])
-
-    bus.on("hit")(number)
-    bus.on("miss")(lambda x: tool("miss" + x))
-    for event in ("hit", "miss", "hit"):
-        bus.emit(event, q[:1])
-    return bus.log
 
 
 def is_even(x: Any) -> bool:

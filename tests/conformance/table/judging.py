@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import itertools
 import json
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,32 +69,12 @@ def comparing_pairs(s, q):
 
 
 @case(backend=by_name)
-def best_of(s, q):
-    s += user(q)
-    forks = s.fork(3)
-    forks += assistant("Answer: " + gen("a", max_tokens=3) + " score " + gen("score", max_tokens=1))
-    best = max(forks, key=lambda f: (int(f["score"]), f["a"]))
-    s += best["a"] + gen("end", max_tokens=2)
-    return [f["score"] for f in forks], best["a"]
-
-
-@case(backend=by_name)
 def debate(s, q):
     said = dict.fromkeys(["ann", "bob"], "")
     for turn in range(2):
         said = {who: child(f"{who} {turn} {q} " + " / ".join(v for k, v in said.items() if k != who)).ret_value for who in said}
     s += "\n".join(f"{k}: {v}" for k, v in said.items()) + select("winner", list(said))
     return s["winner"]
-
-
-@case([{"q": "a", "n": 5}, {"q": "b", "n": 3}], temperature=0.9)
-def consistency(s: Any, q: str, n: int) -> str:
-    s += q
-    forks = s.fork(n)
-    for f in forks:
-        f += lmc.gen("a", max_tokens=1)
-    votes = Counter(f["a"] for f in forks)
-    return votes.most_common(1)[0][0]
 
 
 @case(backend=by_name)

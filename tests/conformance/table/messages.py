@@ -12,17 +12,6 @@ from tests.conformance import outside
 from tests.conformance.harness import case, effect
 from tests.conformance.shared import by_name
 
-EXAMPLES = [("2+2", "4"), ("3*3", "9")]
-
-
-@case()
-def few_shot(s: Any, q: str) -> str:
-    s += "Solve.\n"
-    for question, answer in EXAMPLES:
-        s += f"Q: {question}\nA: {answer}\n"
-    s += f"Q: {q}\nA:" + lmc.gen("answer", max_tokens=8, stop="\n")
-    return s["answer"].strip()
-
 
 @case()
 def chat_until(s: Any, q: str) -> Any:
@@ -66,17 +55,6 @@ def copies_and_scopes(s: Any, q: str) -> Any:
     s.set_var("k", s["x"] + "k")
     s["j"] = [s["x"]]
     return s["k"], s["j"], s.get_var("x"), s.get_meta_info("x")["finish_reason"]["type"], "k" in s, "z" in s
-
-
-@case(backend=by_name)
-def var_scopes(s, q):
-    with s.var_scope("whole"):
-        s += q + gen("x", max_tokens=2)
-        with s.var_scope("inner"):
-            s += "in" + gen("y", max_tokens=2)
-    s["own"] = s["inner"].upper()
-    s += f"{'x' in s}{'zz' in s}{s['own']}" + gen("z", max_tokens=2)
-    return s["whole"], s.get_meta_info("x")["completion_tokens"]
 
 
 @case([{"q": "a"}])

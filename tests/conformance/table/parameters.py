@@ -42,20 +42,6 @@ def list_of_the_outside(s: Any, q: str) -> Any:
     return s["x"]
 
 
-@case()
-def own_containers(s: Any, q: str) -> Any:
-    stops: Any = {"z", "e"}
-    ask = lmc.gen("x", max_tokens=9, stop=stops)
-    s += q + ask
-    stops.add("a")
-    s += q + ask
-    stops = ["u"]
-    ask = lmc.gen("x", max_tokens=9, stop=stops)
-    stops.append(s["x"][:1] or "e")
-    s += q + ask
-    return s["x"]
-
-
 @case([{"q": q, "options": {"max_tokens": 9, "stop": [stop]}} for q, stop in (("a", "z"), ("b", 1))])
 def by_keywords_of_an_argument(s: Any, q: str, options: dict[str, Any]) -> Any:
     ask = lmc.gen("x", **options)
@@ -106,13 +92,6 @@ def spoilt_by_an_own_object_that_raises(s: Any, q: str, xs: list[Any]) -> Any:
 
 
 @case(GIVEN)
-def asked_and_never_read(s: Any, q: str, xs: list[Any]) -> Any:
-    (fork,) = s.fork(1)
-    fork += lmc.gen("x", max_tokens=9, stop=xs)
-    return q
-
-
-@case(GIVEN)
 def refused_and_handled(s: Any, q: str, xs: list[Any]) -> Any:
     try:
         s += q + lmc.gen("x", max_tokens=9, stop=xs)
@@ -121,22 +100,6 @@ def refused_and_handled(s: Any, q: str, xs: list[Any]) -> Any:
         xs[:] = ["a"]
         s += q + lmc.gen("x", max_tokens=9, stop=xs)
     return s["x"]
-
-
-@case(GIVEN)
-def in_a_helper_and_a_sub_program(s: Any, q: str, xs: list[Any]) -> Any:
-    asks = list(map(lambda stops: lmc.gen("x", max_tokens=9, stop=stops), [xs, [q, *xs]]))
-    below = asking(xs)
-    for ask in asks:
-        s += q + ask
-    xs.append(0)
-    return below["c"], opaque(q) * 0
-
-
-@lmc.function
-def asking(s: Any, xs: list[Any]) -> None:
-    s += "a" + lmc.gen("c", max_tokens=9, stop=xs)
-    xs.append("e")
 
 
 @case(GIVEN)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
-import itertools
 import json
 import operator
 from collections.abc import Iterable
@@ -73,18 +71,3 @@ def hops(s, q):
         frontier = following[:2]
     s += json.dumps(graph) + gen("sum", max_tokens=3)
     return graph, sorted(seen)
-
-
-@case(backend=by_name)
-def chunks_by_size(s, q):
-    text = f"{q} lorem ipsum dolor sit amet " * 3
-
-    def chunked(words, size):
-        it = iter(words)
-        while batch := list(itertools.islice(it, size)):
-            yield " ".join(batch)
-
-    parts = [child(c).ret_value for c in chunked(text.split(), 5)]
-    merged = functools.reduce(lambda a, b: f"({a} {b})", parts)
-    s += merged + gen("m", max_tokens=3)
-    return merged

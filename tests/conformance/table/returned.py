@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import lmc
-from lmc import gen, select, user
+from lmc import gen, user
 from tests.conformance.harness import case
-
-
-@case()
-def a_fork(s, q):
-    s += q + gen("x", max_tokens=2)
-    forks = s.fork(3)
-    for i, f in enumerate(forks):
-        f += str(i) + gen("y", max_tokens=3)
-    return max(forks, key=lambda f: len(f["y"]))
 
 
 @case()
@@ -34,11 +25,3 @@ def child(s, tip):
 def of_a_sub_program(s, q):
     s += q
     return child(tip=q + "!")
-
-
-@case()
-def some_in_a_tuple(s, q):
-    s += q + select("w", ["a", "b"])
-    f = s.fork(2)
-    f += gen("y", max_tokens=2)
-    return (f[0], s, f[1]["y"]) if s["w"] == "a" else (s, (1, f[1]["y"]))

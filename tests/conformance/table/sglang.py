@@ -307,25 +307,10 @@ def by_a_pydantic_model(s, country):
     return [Capital.model_validate_json(s[name]).population for name in ("as_model", "as_text", "as_dtype")]
 
 
-@case([{"name": "Ann"}])
-def a_regex_from_parts(s, name):
-    fields = {"job": r"[a-z]{3,8}", "age": r"[1-9][0-9]?", "happy": "(true|false)"}
-    pattern = r"\{" + ", ".join(f'"{key}": ' + (f'"{value}"' if key == "job" else value) for key, value in fields.items()) + r"\}"
-    s += name + " is " + sgl.gen("json", regex=pattern, max_tokens=64)
-    return sorted(json.loads(s["json"]))
-
-
 @case([{}])
 def letters_beyond_ascii(s):
     s += "四字成语：" + sgl.gen("idiom", regex="[\u4e00-\u9fff]{4}", temperature=0)
     return len(s["idiom"])
-
-
-@case([{"qas": [{"prompt": "Hi.", "new_tokens": 4}, {"prompt": "Why?", "new_tokens": 8}]}, {"qas": [{"prompt": "Ho.", "new_tokens": 3}]}])
-def turns_from_data(s, qas):
-    for qa in qas:
-        s += qa["prompt"]
-        s += sgl.gen(max_tokens=qa["new_tokens"], ignore_eos=True)
 
 
 class Memory:

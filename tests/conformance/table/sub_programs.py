@@ -114,14 +114,6 @@ def children_of_children(s: Any, q: str) -> Any:
 
 
 @case(backend=by_name, journal="refused")
-def programs_with_options(s, q):
-    warm = child(q, temperature=0.9, name="b")
-    seeded = [child.run(text=q, seed=i) for i in range(2)]
-    s += warm.ret_value + "".join(x["a"] for x in seeded) + gen("x", max_tokens=2, temperature=0.5)
-    return s["x"]
-
-
-@case(backend=by_name, journal="refused")
 def samples_with_seeds(s, q):
     found = [child.run(q, seed=seed, temperature=0.8).ret_value for seed in range(3)]
     votes = collections.Counter(x[-1] for x in found)
