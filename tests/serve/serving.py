@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +20,7 @@ import lmc
 from lmc.serve.app import create_app
 from lmc.serve.settings import ServerSettings
 
+ROOT = Path(__file__).parent.parent.parent
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 
 
@@ -152,3 +157,25 @@ def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
         server.should_exit = True
         thread.join(10)
         where.close()
+
+
+@contextmanager
+def supervised(*programs: str, backend: str = "mock", **environment: str):
+    """The process of `lmc serve --restart`, a function that reads on to the next URL that it says, and what it said before."""
+    command = [sys.executable, "-m", "lmc", "serve", "--backend", backend, "--port", "0", "--restart", *programs]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+    assert process.stderr is not None
+    said = list[str]()
+
+    def url() -> str:
+        while " at http" not in (line := process.stderr.readline()):
+            assert line, said
+            said.append(line)
+        return line.split(" at ")[1].strip()
+
+    try:
+        yield process, url, said
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stderr.close()

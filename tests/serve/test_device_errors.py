@@ -6,24 +6,20 @@ The engine is a real one on a CPU; a kernel of its model raises what torch raise
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.fuzzing import bases
+from tests.serve.serving import supervised
 
 pytest.importorskip("torch")
 httpx = pytest.importorskip("httpx")
 
 pytestmark = pytest.mark.model
-ROOT = Path(__file__).parent.parent.parent
 CHAT = "/v1/chat/completions"
 
 PROGRAM = """
@@ -60,18 +56,6 @@ def test_a_device_error_is_a_503_to_clients_and_another_process_takes_over(tmp_p
     model.files["config.json"]["max_position_embeddings"] = 512
     path = model.write(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "lmc", "serve", "--backend", str(path), "--port", "0", "--restart", f"{tmp_path}/program.py:does"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "LMC_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env)
-    assert process.stderr is not None
-    said = list[str]()
-
-    def url() -> str:
-        while " at http" not in (line := process.stderr.readline()):
-            assert line, said
-            said.append(line)
-        return line.split(" at ")[1].strip()
-
     asked = {"model": "model", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 400, "logit_bias": {"1": -100}}
     answers = dict[str, tuple[int, str]]()
 
@@ -79,7 +63,8 @@ def test_a_device_error_is_a_503_to_clients_and_another_process_takes_over(tmp_p
         answer = httpx.post(at + CHAT, json=asked | {"stream": how == "stream"}, timeout=120)
         answers[how] = answer.status_code, answer.text
 
-    try:
+    quiet = {"LMC_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with supervised(f"{tmp_path}/program.py:does", backend=str(path), **quiet) as (process, url, said):
         at = url()
 
         def run(what: str):
@@ -121,7 +106,3 @@ def test_a_device_error_is_a_503_to_clients_and_another_process_takes_over(tmp_p
         assert httpx.post(at + CHAT, json=asked | {"max_tokens": 4}, timeout=60).json()["usage"]["completion_tokens"] == 4
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stderr.close()

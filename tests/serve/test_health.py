@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,10 +16,9 @@ from lmc.backend.base import Health
 from lmc.serve import main, supervisor
 from lmc.serve.app import create_app
 from lmc.serve.main import listen, serve
-from tests.serve.serving import HELLO, ByHand, events, running, settings, talk, until
+from tests.serve.serving import HELLO, ByHand, events, running, settings, supervised, talk, until
 
 pytestmark = pytest.mark.api
-ROOT = Path(__file__).parent.parent.parent
 CHAT = "/v1/chat/completions"
 BODY, STREAM = json.dumps(HELLO).encode(), json.dumps({**HELLO, "stream": True}).encode()
 
@@ -219,18 +214,7 @@ def breaks(s):
 def test_a_worker_that_is_killed_or_broken_is_replaced(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     targets = [f"{tmp_path}/program.py:{name}" for name in ("who", "dies", "breaks")]
-    command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", "--restart", *targets]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert process.stderr is not None
-    said = list[str]()
-
-    def url() -> str:
-        while " at http" not in (line := process.stderr.readline()):
-            assert line, said
-            said.append(line)
-        return line.split(" at ")[1].strip()
-
-    try:
+    with supervised(*targets) as (process, url, said):
         first = url()
         pids = [httpx.post(f"{first}/programs/who", json={}, timeout=20).json()["return_value"]]
         for harm, reason in (("dies", "signal SIGKILL"), ("breaks", "a broken engine")):
@@ -244,29 +228,18 @@ def test_a_worker_that_is_killed_or_broken_is_replaced(tmp_path):
         assert len({*pids, process.pid}) == 4
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stderr.close()
 
 
 def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path):
     """It went on, and held the socket."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "lmc", "serve", "--backend", "mock", "--port", "0", "--restart", f"{tmp_path}/program.py:who"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert process.stderr is not None
-    try:
-        url = next(line for line in process.stderr if " at http" in line).split(" at ")[1].strip()
+    with supervised(f"{tmp_path}/program.py:who") as (process, read, _):
+        url = read()
         assert httpx.post(f"{url}/programs/who", json={}, timeout=20).json()["return_value"] != process.pid
         process.kill()
         assert process.stderr.read().count("Traceback") == 0, "to its end, which is the worker's, too"
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health", timeout=20)
-    finally:
-        process.kill()
-        process.wait(10)
-        process.stderr.close()
 
 
 def test_a_worker_that_ends_at_once_is_not_replaced_for_ever(capfd):
