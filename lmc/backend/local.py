@@ -193,6 +193,7 @@ class LocalBackend:
         return found if eyes is None else eyes.counters(found)
 
     def spent(self) -> Spending:
+        """Return what its requests have used so far; it has no cost."""
         return Spending.of(self.counters())
 
     def flush_cache(self) -> None:

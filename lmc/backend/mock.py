@@ -361,6 +361,7 @@ class Mock:
             return self._count()
 
     def spent(self) -> Spending:
+        """Return what its requests have used so far; it has no cost."""
         return Spending.of(self.counters())
 
     def _count(self) -> Counters:

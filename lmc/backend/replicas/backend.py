@@ -92,6 +92,7 @@ class Replicas:
         return reduce(add, [replica.counters() for replica in self._every], Counters())
 
     def spent(self) -> Spending:
+        """Return what its requests have used so far; it has no cost."""
         return Spending.of(self.counters())
 
     def flush_cache(self) -> None:
