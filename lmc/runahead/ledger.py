@@ -414,7 +414,7 @@ class Ledger:
         if not awaited:
             return
         began, profile = perf_counter(), self.profile
-        ready = profile.is_patient and not self._is_off() and (self._fresh or self.guesses or self._calls or self.worth())
+        ready = not self._is_off() and profile.is_patient and (self._fresh or self.guesses or self._calls or self.worth())
         lines = self._lines(awaited[0]) if ready else ()
         if lines and not profile.worth(lines):
             lines = ()
