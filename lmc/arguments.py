@@ -37,6 +37,8 @@ def number(low: float, high: float = math.inf, *, above: bool = False) -> Check:
             raise wrong_type(name, value, "a number")
         try:
             value = float(value)
+        except OverflowError:  # a whole number of more digits than a double can have
+            value = math.inf if value > 0 else -math.inf
         except (TypeError, ValueError):
             raise wrong_type(name, value, "a number") from None
         if not low <= value <= high or (above and value == low):

@@ -82,6 +82,8 @@ def json_text(kind: str, value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{kind}=… takes JSON text, a dict or a pydantic model: {error}") from None
+    except RecursionError:
+        raise ConstraintError(f"{kind}=… is nested too deep") from None
 
 
 _DTYPES: Mapping[Any, tuple[str, tuple[str, ...]]] = {

@@ -108,7 +108,7 @@ RUN_SAMPLING = tuple(name for name in _PARAMETERS if name not in ("max_tokens", 
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """Return `; did you mean 'x'?`, or a list of the known names."""
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(str(name), known, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}" if known else "; it takes none"
 
 

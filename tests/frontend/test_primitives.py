@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Any, Literal
 
 import pytest
@@ -113,11 +114,14 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stop_regex": ["a" * 128_000, "(" * 128_001]}, ConstraintError, "has 256,001 characters, and at most 256,000 are allowed"),
     ({"regex": 3}, ArgumentError, "must be the text"),
     ({"json_schema": "{"}, ConstraintError, "not valid JSON"),
+    ({"json_schema": functools.reduce(lambda inner, _: {"items": inner}, range(5000), {})}, ConstraintError, "nested too deep"),
     ({"max_tokens": -1}, ParameterError, "max_tokens=-1: must be at least 0"),
     ({"max_tokens": "8"}, ArgumentError, "max_tokens='8': must be a whole number"),
     ({"max_tokens": True}, ArgumentError, "whole number"),
     ({"temperature": -0.1}, ParameterError, "at least 0"),
     ({"temperature": "hot"}, ArgumentError, "must be a number"),
+    ({"temperature": -(10**400)}, ParameterError, "at least 0"),
+    ({"top_p": 10**400}, ParameterError, "at most 1"),
     ({"temperature": float("nan")}, ParameterError, "at least 0"),
     ({"top_p": 0}, ParameterError, "above 0"),
     ({"top_k": 0}, ParameterError, "at least 1 or -1"),

@@ -675,6 +675,7 @@ CALLS: list[tuple[Any, str]] = [
     (lambda: program.run("a", stop=[""]), "an empty text would stop at once"),
     (lambda: program.bind(qestion="a"), "did you mean 'question'?"),
     (lambda: program.run_batch([{"question": "a"}, {"qestion": "b"}]), "item 1 of the batch: "),
+    (lambda: program.run_batch([{"question": "a", 5: "b"}]), "has no parameter 5"),
     (lambda: program.run_batch({"question": "a"}), "a batch is a list of items, each a dict or a tuple, not one dict"),
     (lambda: program.run_batch(None), "a batch is a list of items, each a dict or a tuple, not"),
     (lambda: program.run_batch(["a"]), "an item must be a dict or a tuple, not 'a'"),
