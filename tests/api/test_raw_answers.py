@@ -132,6 +132,34 @@ def test_a_stream_that_is_cut_is_no_answer(talk, how):
     assert backend.spent().attempts == 3
 
 
+@pytest.mark.parametrize("text", ("two", "one"), ids=("another", "less"))
+def test_a_stream_is_not_continued_by_an_answer_that_is_not_what_was_shown(talk, text):
+    """However long it is: what was shown would not be what the program reads."""
+
+    async def answer(request, writer):
+        begun = sse(talk.kind, streamed(talk.kind)[: 3 if talk.kind == "anthropic" else 1], done=False)
+        return await streams(begun if request.number == 0 else sse(talk.kind, streamed(talk.kind, text)))(request, writer)
+
+    backend = talk(answer)
+    assert "the model's next answer is another one" in said(lambda: growing(backend))
+    assert backend.spent().attempts == 2
+
+
+def test_a_piece_of_another_answer_is_not_taken_for_one_of_this(opened):
+    other = {"id": "1", "model": "m", "choices": [{"index": 1, "delta": {"content": "two"}, "finish_reason": None}]}
+    events = streamed("openai")
+    server = opened(api("openai", streams(sse("openai", [*events[:1], other, *events[1:]]))))
+    assert "pieces of several answers, where one was asked for" in said(lambda: growing(opened(backend_of("openai", server.url))))
+
+
+def test_a_piece_without_a_text_is_what_a_filter_says_of_it(opened):
+    """Azure's, where it runs beside the stream."""
+    filtered = {"id": "", "model": "", "choices": [{"index": 0, "finish_reason": None, "content_filter_offsets": {"check_offset": 9}}]}
+    events = streamed("openai")
+    server = opened(api("openai", streams(sse("openai", [*events[:2], filtered, events[2], filtered, *events[3:]]))))
+    assert growing(opened(backend_of("openai", server.url))) == TEXT
+
+
 ERRORS = {
     "of vLLM": (b'data: {"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}}\n\n', 500),
     "of vLLM, older": (b'data: {"object": "error", "message": "the engine died", "type": "BadRequestError", "code": 400}\n\ndata: [DONE]\n\n', 400),

@@ -264,4 +264,5 @@ class EventAssembler:
     def result(self) -> Any:
         if not self._body.get("stop_reason"):
             raise Fault("the stream ended before the answer did")
+        self._watch.ended(self._text)
         return self._read({**self._body, "content": [block for _, block in sorted(self._blocks.items())]})

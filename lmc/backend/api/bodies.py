@@ -72,11 +72,11 @@ REFUSAL, FILTERED = "refusal", "content_filter"
 
 
 def choices_of(body: Body, n: int) -> list[Body]:
-    """Return the n choices in order. Raises Malformed if some are missing."""
+    """Return the n choices in order. Raises Malformed for more or fewer of them."""
     choices: Any = body.get("choices")
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
         check_no_error(body)
-        raise Malformed(f"the answer lacks the {n} choices that were asked for")
+        raise Malformed(f"the answer has {len(choices) if isinstance(choices, list) else 'no'} choices instead of {n}")
     return sorted(choices, key=lambda c: int(c.get("index") or 0))
 
 

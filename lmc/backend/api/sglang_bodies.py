@@ -136,4 +136,5 @@ class WatchedStream:
     def result(self) -> Any:
         if self._whole is None:
             raise Fault("the stream ended before the answer did")
+        self._watch.ended(self._part.text)
         return self._read(self._whole)

@@ -20,12 +20,17 @@ class Watch:
 
     def grown(self, text: str) -> None:
         """Report the attempt's text so far."""
-        text = self._part(text)
-        if len(text) > len(self._shown):
-            if not text.startswith(self._shown):
-                raise Fault("the stream broke off, and the model's next answer is another one", status=400)
-            delta, self._shown = text[len(self._shown) :], text
-            self._feed(delta)
+        text, shown = self._part(text), self._shown
+        if not (text.startswith(shown) or shown.startswith(text)):
+            raise Fault(_OTHER, status=400)
+        if len(text) > len(shown):
+            self._shown = text
+            self._feed(text[len(shown) :])
+
+    def ended(self, text: str) -> None:
+        """Report the attempt's whole text: no less than what was shown."""
+        if not self._part(text).startswith(self._shown):
+            raise Fault(_OTHER, status=400)
 
 
 class Unwatched(Watch):
@@ -39,6 +44,7 @@ class Unwatched(Watch):
 
 
 UNWATCHED = Unwatched()
+_OTHER = "the stream broke off, and the model's next answer is another one"
 
 
 class Pieces:
@@ -61,9 +67,9 @@ class Pieces:
             self._begun()
         self._body |= {k: v for k, v in body.items() if k in ("id", "model", "usage", "service_tier") and v}
         for choice in body.get("choices") or ():
-            delta: Any = choice.get("delta") if self._chat else choice
-            if not isinstance(delta, dict):
-                raise Malformed("a piece of the answer has no text")
+            if (index := choice.get("index") or 0) != self._choice.setdefault("index", index):
+                raise Malformed("the stream has pieces of several answers, where one was asked for")
+            delta: Any = choice if not self._chat else choice.get("delta") or {}  # what Azure's filter says of a text has none
             self._choice |= {k: v for k, v in choice.items() if k in ("finish_reason", "stop_reason", "matched_stop") and v is not None}
             logprobs: Any = choice.get("logprobs")
             for name, listed in logprobs.items() if isinstance(logprobs, dict) else ():
@@ -114,6 +120,7 @@ class Pieces:
     def result(self) -> Any:
         if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
+        self._watch.ended(self._text or "")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
         said = {**self._said, **({"function_call": self._function} if self._function else {}), **({"thinking_blocks": self._blocks} if self._blocks else {})}
         choice |= (
