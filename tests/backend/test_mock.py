@@ -43,7 +43,6 @@ from tests.fsm.test_json_schema import is_valid, validator
 from tests.pictures import png
 from tests.searching import search, some
 
-GREEDY = SamplingParams(temperature=0.0)
 LOC = Loc("prog.py", 3, 4)
 
 

@@ -10,8 +10,6 @@ from tests.conformance.programs import source, sources
 from tests.conformance.search import Setting, problem
 from tests.searching import search
 
-PROGRAMS = 500
-"""Looked at for every change: by `make conformance`, on all cores."""
 HERE = 4
 SLICES = 4
 

@@ -158,10 +158,6 @@ PROGRAMS = {
 }  # fmt: skip
 
 
-def log_of(mock):
-    return sorted(repr((call.prompt, call.name)) if hasattr(call, "name") else repr(call) for call in mock.call_log)
-
-
 @pytest.mark.parametrize("latency", [0.0, 0.15], ids=["at once", "slow"])
 @pytest.mark.parametrize("ahead", ["off", "certain", "likely"])
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -89,10 +89,6 @@ def test_what_a_run_was_given_is_let_go_of_when_it_ends(mode: str) -> None:
         gc.enable()
 
 
-def number() -> int:
-    return 1
-
-
 @lmc.function
 def patterns(s, q):
     s += q + lmc.gen("a", max_tokens=3)

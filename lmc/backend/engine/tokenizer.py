@@ -21,8 +21,6 @@ from lmc.fsm.canonical import Canonical, merges_of
 from lmc.segments import Part, Special
 from lmc.tracebacks import warn
 
-_REPLACEMENT = "\ufffd"
-
 
 def _byte_alphabet() -> dict[str, int]:
     """Return GPT-2's printable stand-in character for each byte, inverted (openai/gpt-2, encoder.py)."""

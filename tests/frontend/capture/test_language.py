@@ -22,8 +22,6 @@ from lmc.runahead.frames import frames
 from tests.frontend.capture.comparing import run_evaluation, run_python
 from tests.frontend.capture.recording import evaluate
 
-SEEN: list[str] = []
-
 
 @lmc.function
 def child(s, tip, k=1):

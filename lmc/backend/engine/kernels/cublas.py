@@ -24,8 +24,6 @@ _FLOAT32, _COMPUTE_FLOAT32 = 0, 68
 _TRANSPOSES_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
 _MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
 
-_Proposed = tuple[bytes, int]  # an algorithm, and the bytes of workspace that it needs
-
 
 class _Algorithm(ctypes.Structure):
     _fields_ = [("data", c_uint64 * 8)]

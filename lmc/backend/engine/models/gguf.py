@@ -46,7 +46,6 @@ class GgufFile:
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
     buffer: mmap.mmap
-    header_size: int  # bytes before the tensor data
 
     def raw(self, name: str) -> Array:
         """Return the tensor's bytes as stored (a view of the mapping)."""
@@ -153,7 +152,7 @@ class _HeaderReader:
         alignment = Claims(metadata, str(self.path)).whole("general.alignment", 1 << 16, 32)
         start = -(-self.at // alignment) * alignment
         tensors = {t.name: self.placed(t, start) for t in found}
-        return GgufFile(self.path, metadata, tensors, self.buffer, start)
+        return GgufFile(self.path, metadata, tensors, self.buffer)
 
     def tensor_info(self) -> TensorInfo:
         name, dims = self.text(), self.scalar("I")
