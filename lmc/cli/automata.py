@@ -13,7 +13,7 @@ import typer
 
 from lmc.cli.console import text_of, write
 from lmc.cli.errors import as_usage
-from lmc.cli.options import OutputFile
+from lmc.cli.options import OutputFile, unset
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.userfiles import UsageError
 
@@ -34,8 +34,8 @@ def dump_fsm(
     regex: Annotated[
         str | None, typer.Argument(metavar="REGEX", show_default=False, help="A pattern in Python's syntax, with ASCII classes; (?u) makes them Unicode.")
     ] = None,
-    schema: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a JSON schema.")] = None,
-    lark: Annotated[Path | None, typer.Option(metavar="FILE", show_default=False, help="File with a grammar in Lark's syntax.")] = None,
+    schema: Annotated[Path | None, unset(metavar="FILE", help="File with a JSON schema.")] = None,
+    lark: Annotated[Path | None, unset(metavar="FILE", help="File with a grammar in Lark's syntax.")] = None,
     format: Annotated[Drawing, typer.Option(help="dot is for Graphviz, html is a page for a browser.")] = Drawing.text,
     output: OutputFile = None,
 ) -> None:

@@ -18,7 +18,7 @@ import lmc
 from lmc import named, userfiles
 from lmc.cli.console import say, write
 from lmc.cli.models import open_backend
-from lmc.cli.options import Arguments, InputFile, ModelName, Target
+from lmc.cli.options import Arguments, InputFile, ModelName, Target, unset
 from lmc.cli.run import arguments_of, one_source
 from lmc.config import config
 from lmc.items import read_items
@@ -38,13 +38,9 @@ def bench(
     ways: Annotated[
         str, typer.Option(metavar="LIST", help="Ways to compare, separated by commas; the first is what the others are compared with.")
     ] = "loop,interpreted,one by one,compiled",
-    rate: Annotated[
-        float | None, typer.Option(metavar="R", show_default=False, help="Also let the items arrive at random, R a second, as users of a service.")
-    ] = None,
-    expected: Annotated[
-        str | None, typer.Option(metavar="FIELD", show_default=False, help="The field of --input with what an item should return: adds its accuracy.")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--json", metavar="FILE", show_default=False, help="Also write the figures to this file, as JSON.")] = None,
+    rate: Annotated[float | None, unset(metavar="R", help="Also let the items arrive at random, R a second, as users of a service.")] = None,
+    expected: Annotated[str | None, unset(metavar="FIELD", help="The field of --input with what an item should return: adds its accuracy.")] = None,
+    output: Annotated[Path | None, unset("--json", metavar="FILE", help="Also write the figures to this file, as JSON.")] = None,
 ) -> None:
     """Run a program in several ways and compare them: seconds, latencies, requests, tokens, price.
 

@@ -16,7 +16,7 @@ import typer
 from lmc import userfiles
 from lmc.cli.console import say
 from lmc.cli.models import open_backend
-from lmc.cli.options import MaxTokens, ModelName, Temperature
+from lmc.cli.options import MaxTokens, ModelName, Temperature, unset
 from lmc.config import config
 from lmc.errors import LmcError
 from lmc.userfiles import UsageError
@@ -34,16 +34,13 @@ _MOST_CALLS = 8  # of tools, before the next user message
 
 def chat(
     backend: ModelName = None,
-    system: Annotated[str, typer.Option("--system", "-s", metavar="TEXT", show_default=False, help="System prompt.")] = "",
+    system: Annotated[str, unset("--system", "-s", metavar="TEXT", help="System prompt.")] = "",
     tools: Annotated[
-        Path | None,
-        typer.Option(
-            "--tools", metavar="FILE.py", show_default=False, help="File with functions that the model may call; those whose names begin with _ are left out."
-        ),
+        Path | None, unset("--tools", metavar="FILE.py", help="File with functions that the model may call; those whose names begin with _ are left out.")
     ] = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = 1024,
-    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, unset(metavar="N", help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
     """Chat with a model in the terminal.
 

@@ -15,7 +15,7 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say
 from lmc.cli.models import open_backend
-from lmc.cli.options import BackendName
+from lmc.cli.options import BackendName, unset
 from lmc.userfiles import UsageError
 
 
@@ -23,10 +23,7 @@ def check(
     target: Annotated[str, typer.Argument(metavar="FILE.py[:FUNCTION]", show_default=False, help="The program; without :FUNCTION, all programs in the file.")],
     backend: BackendName = "mock",
     prices: Annotated[
-        str | None,
-        typer.Option(
-            metavar="IN,OUT[,CACHED]", show_default=False, help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens."
-        ),
+        str | None, unset(metavar="IN,OUT[,CACHED]", help="Price in dollars of a million prompt tokens, answer tokens and cached prompt tokens.")
     ] = None,
     context: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", show_default="the backend's", help="Length of the model's context.")] = None,
 ) -> None:

@@ -12,14 +12,14 @@ from lmc import userfiles
 from lmc.cli.console import say, text_of, write
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend
-from lmc.cli.options import Arguments, BackendName, Format, NoLoc, OutputFile, Target
+from lmc.cli.options import Arguments, BackendName, Format, NoLoc, OutputFile, Target, unset
 from lmc.userfiles import UsageError
 
 
 def dump_ir(
     target: Target,
     arg: Arguments = None,
-    after: Annotated[str | None, typer.Option(metavar="PASS", show_default=False, help="Show the graph as it is after this pass; trace: before any.")] = None,
+    after: Annotated[str | None, unset(metavar="PASS", help="Show the graph as it is after this pass; trace: before any.")] = None,
     format: Annotated[Format, typer.Option(help="text can be read back (lmc opt), dot is for Graphviz, html is a page for a browser.")] = Format.text,
     no_loc: NoLoc = False,
     output: OutputFile = None,
@@ -69,10 +69,9 @@ def opt(
     file: Annotated[Path, typer.Argument(metavar="FILE.lmir", show_default=False, help="The graph, as text.")],
     passes: Annotated[
         str | None,
-        typer.Option(
+        unset(
             "--passes",
             metavar="PIPELINE",
-            show_default=False,
             help="Names of passes in the order in which they run, separated by commas, with options in braces: "
             "plan-prefix{min_chars = 4}. [default: the pipeline of --target]",
         ),
@@ -81,9 +80,7 @@ def opt(
     template: Annotated[str, typer.Option(metavar="NAME", help="Name of the chat template.")] = "chatml",
     greedy: Annotated[bool, typer.Option("--greedy", help="Assume temperature 0 for requests that set none.")] = False,
     verify_each: Annotated[bool, typer.Option("--verify-each", help="Check the graph after every pass.")] = False,
-    print_after: Annotated[
-        str, typer.Option("--print-after", metavar="PASSES", show_default=False, help="Print the graph to standard error after these passes, or after all.")
-    ] = "",
+    print_after: Annotated[str, unset("--print-after", metavar="PASSES", help="Print the graph to standard error after these passes, or after all.")] = "",
     timing: Annotated[bool, typer.Option("--timing", help="Print time and statistics of each pass to standard error.")] = False,
     list_passes: Annotated[
         bool, typer.Option("--list", help="List all passes with their options, and exit.", is_eager=True, callback=lambda wanted: _list_passes(wanted))

@@ -13,7 +13,7 @@ import typer
 
 from lmc.cli.console import say, text_of, write
 from lmc.cli.errors import as_usage
-from lmc.cli.options import OutputFile
+from lmc.cli.options import OutputFile, unset
 from lmc.errors import ArgumentError, JournalError
 from lmc.userfiles import UsageError
 
@@ -39,11 +39,9 @@ journal = typer.Typer(
 )  # fmt: skip
 
 Path_ = Annotated[Path, typer.Argument(metavar="JOURNAL", show_default=False, help="Journal of a run or of a batch.")]
-KeyFile = Annotated[
-    Path | None, typer.Option("--key-file", metavar="FILE", show_default=False, help="File with the key of an encrypted journal: 32 bytes, or a passphrase.")
-]
-Item = Annotated[int | None, typer.Option("--item", metavar="N", show_default=False, help="Number of one run of a batch.")]
-Effect = Annotated[int | None, typer.Option("--effect", metavar="N", show_default=False, help="Number of the call or question, if several wait.")]
+KeyFile = Annotated[Path | None, unset("--key-file", metavar="FILE", help="File with the key of an encrypted journal: 32 bytes, or a passphrase.")]
+Item = Annotated[int | None, unset("--item", metavar="N", help="Number of one run of a batch.")]
+Effect = Annotated[int | None, unset("--effect", metavar="N", help="Number of the call or question, if several wait.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")]
 
 
@@ -119,13 +117,9 @@ def show(path: Path_, item: Item = None, key_file: KeyFile = None, as_json: AsJs
 @journal.command()
 def resolve(
     path: Path_,
-    answer: Annotated[
-        str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="Answer to a question: text, or JSON if it has a schema.")
-    ] = None,
-    result: Annotated[str | None, typer.Option("--result", metavar="JSON", show_default=False, help="What a call in doubt, which was made, returned.")] = None,
-    error: Annotated[
-        str | None, typer.Option("--error", metavar="TEXT", show_default=False, help="Message of the RuntimeError that a call in doubt raised.")
-    ] = None,
+    answer: Annotated[str | None, unset("--answer", metavar="TEXT", help="Answer to a question: text, or JSON if it has a schema.")] = None,
+    result: Annotated[str | None, unset("--result", metavar="JSON", help="What a call in doubt, which was made, returned.")] = None,
+    error: Annotated[str | None, unset("--error", metavar="TEXT", help="Message of the RuntimeError that a call in doubt raised.")] = None,
     item: Item = None,
     effect: Effect = None,
     key_file: KeyFile = None,
@@ -165,13 +159,10 @@ def export(path: Path_, output: OutputFile = None, item: Item = None, key_file: 
 def compact(
     path: Path_,
     older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="AGE", show_default=False, help="Also delete runs that ended well at least this long ago: 90s, 12h, 30d."),
+        str | None, unset("--older-than", metavar="AGE", help="Also delete runs that ended well at least this long ago: 90s, 12h, 30d.")
     ] = None,
     key_file: KeyFile = None,
-    new_key_file: Annotated[
-        Path | None, typer.Option("--new-key-file", metavar="FILE", show_default=False, help="File with a new key to encrypt the journal with.")
-    ] = None,
+    new_key_file: Annotated[Path | None, unset("--new-key-file", metavar="FILE", help="File with a new key to encrypt the journal with.")] = None,
 ) -> None:
     """Rewrite the file without what no run needs any more. Deleted runs cannot be resumed, and are refused if they are called again."""
     with as_usage():

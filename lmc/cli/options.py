@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def unset(*names: str, metavar: str, help: str, **more: Any) -> Any:
+    """Describe an option without a default."""
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help, **more)
+
 
 Target = Annotated[
     str,
@@ -16,13 +22,7 @@ Target = Annotated[
 ]
 Arguments = Annotated[
     list[str] | None,
-    typer.Option(
-        "--arg",
-        "-a",
-        metavar="NAME=VALUE",
-        show_default=False,
-        help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …",
-    ),
+    unset("--arg", "-a", metavar="NAME=VALUE", help="An argument of the program; repeatable. Text, or JSON if the parameter is annotated as int, list, …"),
 ]
 BACKENDS = (
     "smollm2 (the small model), mock (no model: made-up answers), the path of a model folder or GGUF file, a hub id, "
@@ -81,20 +81,17 @@ Adapters = Annotated[
 ]
 InputFile = Annotated[
     Path | None,
-    typer.Option(
+    unset(
         "--input",
         "-i",
         metavar="FILE",
-        show_default=False,
         help="Items to run: JSONL with one object of arguments per line, or CSV (.csv, .tsv) with a header; - for standard input.",
     ),
 ]
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave out places in the source.")]
-Temperature = Annotated[
-    float | None, typer.Option(min=0, metavar="T", show_default=False, help="Temperature of every gen that sets none; 0 takes the likeliest token.")
-]
-MaxTokens = Annotated[int | None, typer.Option(min=1, metavar="N", show_default=False, help="Length limit, in tokens, of every gen that sets none.")]
-OutputFile = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", show_default=False, help="File to write to.  [default: standard output]")]
+Temperature = Annotated[float | None, unset(min=0, metavar="T", help="Temperature of every gen that sets none; 0 takes the likeliest token.")]
+MaxTokens = Annotated[int | None, unset(min=1, metavar="N", help="Length limit, in tokens, of every gen that sets none.")]
+OutputFile = Annotated[Path | None, unset("--output", "-o", metavar="FILE", help="File to write to.  [default: standard output]")]
 
 
 class Format(StrEnum):

@@ -14,7 +14,7 @@ from lmc.cli.console import say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import open_backend
-from lmc.cli.options import BACKENDS
+from lmc.cli.options import BACKENDS, unset
 from lmc.userfiles import UsageError
 
 
@@ -23,11 +23,11 @@ def replay(
     target: Annotated[
         str | None, typer.Argument(metavar="FILE.py:FUNCTION", show_default=False, help="The run's program; with it, prompts and source lines are shown.")
     ] = None,
-    item: Annotated[int | None, typer.Option("--item", metavar="N", show_default=False, help="Number of one run of a batch.")] = None,
+    item: Annotated[int | None, unset("--item", metavar="N", help="Number of one run of a batch.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per run.")] = False,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", show_default=False, help="Write a page for a browser.")] = None,
-    at: Annotated[int | None, typer.Option("--from", metavar="STEP", show_default=False, help="What if: make the requests from this step on anew.")] = None,
-    answer: Annotated[str | None, typer.Option("--answer", metavar="TEXT", show_default=False, help="What if: take this as the answer of step --from.")] = None,
+    html: Annotated[Path | None, unset("--html", metavar="FILE", help="Write a page for a browser.")] = None,
+    at: Annotated[int | None, unset("--from", metavar="STEP", help="What if: make the requests from this step on anew.")] = None,
+    answer: Annotated[str | None, unset("--answer", metavar="TEXT", help="What if: take this as the answer of step --from.")] = None,
     backend: Annotated[str, typer.Option("--backend", "-b", metavar="NAME", help="Backend for the steps from --from on: " + BACKENDS)] = "mock",
     effects: Annotated[
         bool, typer.Option("--run-effects", help="Make the calls of tools after --from, instead of taking their results from the journal.")

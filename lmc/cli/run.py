@@ -34,6 +34,7 @@ from lmc.cli.options import (
     Target,
     Temperature,
     TensorParallel,
+    unset,
 )
 from lmc.config import config
 from lmc.items import InputItems, read_items
@@ -56,35 +57,20 @@ def run(
     draft_model: DraftModel = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed of the run, which makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, unset(metavar="N", help="Seed of the run, which makes sampling repeatable.")] = None,
     journal: Annotated[
         Path | None,
-        typer.Option(
-            "--journal",
-            metavar="FOLDER",
-            show_default=False,
-            help="Record the run here: after a crash, or when a person has answered, the same command continues it.",
-        ),
+        unset("--journal", metavar="FOLDER", help="Record the run here: after a crash, or when a person has answered, the same command continues it."),
     ] = None,
     key_file: KeyFile = None,
     with_media: Annotated[bool, typer.Option("--with-media", help="Copy files of pictures and videos into the journal.")] = False,
     deadline: Annotated[
         str | None,
-        typer.Option(
-            "--deadline",
-            metavar="24h",
-            show_default=False,
-            help="Use the batch API of OpenAI or Anthropic: answers within a day, at half the price. Needs --journal.",
-        ),
+        unset("--deadline", metavar="24h", help="Use the batch API of OpenAI or Anthropic: answers within a day, at half the price. Needs --journal."),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            "--html",
-            metavar="FILE",
-            show_default=False,
-            help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph.",
-        ),
+        unset("--html", metavar="FILE", help="Write a page for a browser: the conversation, the source with what each line cost, a timeline, the graph."),
     ] = None,
     interpret: Annotated[bool, typer.Option("--interpret", help="Run without compiling.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the results in --output, and run the items that are missing.")] = False,

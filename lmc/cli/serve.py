@@ -17,7 +17,7 @@ from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend, use
-from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Replicas, TensorParallel
+from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Replicas, TensorParallel, unset
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -45,10 +45,7 @@ def serve(
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on. All but loopback are open to the network: use --api-keys.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")] = 8000,
     api_keys: Annotated[
-        Path | None,
-        typer.Option(
-            "--api-keys", metavar="FILE", show_default=False, help="File with the keys that requests must have, one per line, as `lmc new-key` writes them."
-        ),
+        Path | None, unset("--api-keys", metavar="FILE", help="File with the keys that requests must have, one per line, as `lmc new-key` writes them.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -74,11 +71,9 @@ def serve(
             help="Host (HOST or HOST:PORT) from which pictures in requests may be fetched; repeatable.",
         ),
     ] = None,
-    audit_log: Annotated[
-        Path | None, typer.Option("--audit-log", metavar="FILE", show_default=False, help="Append a line for each request to this file.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="PEM", show_default=False, help="Certificate; makes the server speak HTTPS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="PEM", show_default=False, help="Private key of the certificate.")] = None,
+    audit_log: Annotated[Path | None, unset("--audit-log", metavar="FILE", help="Append a line for each request to this file.")] = None,
+    tls_cert: Annotated[Path | None, unset("--tls-cert", metavar="PEM", help="Certificate; makes the server speak HTTPS.")] = None,
+    tls_key: Annotated[Path | None, unset("--tls-key", metavar="PEM", help="Private key of the certificate.")] = None,
     name: Annotated[
         list[str] | None, typer.Option("--name", metavar="MODEL", show_default="the backend's", help="Name of the model in requests; repeatable.")
     ] = None,
@@ -97,10 +92,9 @@ def serve(
     lenient: Annotated[bool, typer.Option("--lenient", help="Ignore unknown fields in requests, instead of refusing them.")] = False,
     journals: Annotated[
         Path | None,
-        typer.Option(
+        unset(
             "--journals",
             metavar="FOLDER",
-            show_default=False,
             help="Keep runs that have an id (?run=ID) here: they may wait for a person (lmc.interrupt) and continue later; /runs shows them.",
         ),
     ] = None,

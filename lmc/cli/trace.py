@@ -13,7 +13,7 @@ from lmc import userfiles
 from lmc.cli.console import progress, say
 from lmc.cli.errors import RunFailed
 from lmc.cli.models import open_backend
-from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, Temperature
+from lmc.cli.options import Arguments, InputFile, MaxTokens, ModelName, Target, Temperature, unset
 from lmc.cli.run import Job, arguments_of, one_source, sampling
 from lmc.config import config
 from lmc.items import read_items
@@ -28,7 +28,7 @@ def trace(
     backend: ModelName = None,
     temperature: Temperature = None,
     max_tokens: MaxTokens = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", show_default=False, help="Seed, which makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, unset(metavar="N", help="Seed, which makes sampling repeatable.")] = None,
 ) -> None:
     """Run a program and record what happens when, for ui.perfetto.dev or chrome://tracing.
 
