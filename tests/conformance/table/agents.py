@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import enum
 import graphlib
 import heapq
@@ -67,21 +66,6 @@ def dispatching_agent(s, q):
     else:
         s += " over"
     return steps, done
-
-
-@case(backend=by_name)
-def agent_with_memory(s, q):
-    memory: collections.deque[str] = collections.deque(maxlen=3)
-    facts: dict[str, int] = {}
-    for i in range(4):
-        said = ask(s, f"Memory: {list(memory)} facts {facts}. {q}{i}", "names")
-        for name in said.split(", "):
-            facts[name] = facts.get(name, 0) + 1
-        memory.append(said)
-        if max(facts.values()) > 3:
-            break
-    best, *_rest = sorted(facts, key=lambda n: (-facts[n], n))
-    return best, list(memory)
 
 
 @case(backend=by_name)

@@ -31,34 +31,6 @@ class Session:
         return f"<{self.name}{q}>"
 
 
-@contextlib.asynccontextmanager
-async def pair(name: str) -> AsyncIterator[str]:
-    effect("in", name)
-    try:
-        yield name + "!"
-    except ValueError:
-        effect("caught", name)
-    finally:
-        effect("out", name)
-
-
-@case()
-async def inside_of_each_other(s: Any, q: str) -> Any:
-    async with Session("o") as outer:
-        s += await outer.get(q) + lmc.gen("a", max_tokens=2)
-        try:
-            async with Session("i") as inner:
-                s += await inner.get(s["a"])
-                if q != "c":
-                    raise ValueError(q)
-        except ValueError as error:
-            s += str(error)
-    async with pair(q) as (first, *_), pair("2") as other:
-        s += first + other + lmc.gen("b", max_tokens=2)
-        raise ValueError(s["b"])
-    return first
-
-
 @case()
 async def left_by_break_and_return(s: Any, q: str) -> Any:
     try:
@@ -74,21 +46,6 @@ async def left_by_break_and_return(s: Any, q: str) -> Any:
     finally:
         async with Session("finally") as last:
             s += await last.get("x")
-
-
-@case()
-async def in_helpers_and_stacks(s: Any, q: str) -> Any:
-    async def ask(name: str) -> str:
-        nonlocal s
-        async with Session(name) as one:
-            s += name + lmc.gen("a", max_tokens=2)
-            return await one.get(s["a"])
-
-    async with contextlib.AsyncExitStack() as stack:
-        first = await stack.enter_async_context(Session("first"))
-        held = {"lock": asyncio.Lock()}
-        async with held["lock"] as held["nothing"]:
-            return [await ask("p"), await first.get("q"), await ask("r"), held["nothing"]]
 
 
 async def fetch(x: str) -> str:

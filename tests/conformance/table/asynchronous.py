@@ -20,28 +20,9 @@ async def search(q: str) -> str:
     return f"found {q}"
 
 
-async def broken(q: str) -> str:
-    effect("broken", q)
-    await asyncio.sleep(0)
-    raise ValueError(f"no {q}")
-
-
 def plain(q: str) -> str:
     effect("plain", q)
     return q.upper()
-
-
-@case()
-async def unpacks_what_its_own_generator_gives(s: Any, q: str) -> Any:
-    async def steps(n: int) -> AsyncIterator[Any]:
-        for i in range(n):
-            s.__iadd__(f"{i}" + lmc.gen("x", max_tokens=2))
-            yield s["x"].split() + [i], i
-
-    out = []
-    async for (*words, last), i in steps(2):
-        out.append((words, last, i))
-    return out, [x async for x, i in steps(2) if i], {i: x async for x, i in steps(1)}
 
 
 async def turn(s: Any, text: str) -> str:
@@ -73,14 +54,6 @@ async def inner(s: Any, tip: str) -> Any:
 def inner_sync(s: Any, tip: str) -> Any:
     s += "tip " + tip + lmc.gen("x", max_tokens=5)
     return s["x"]
-
-
-@case()
-async def awaited_sub_programs(s: Any, q: str) -> Any:
-    child = await inner.arun(tip=q, temperature=0.4)
-    other = inner_sync(tip=q)
-    s += child["x"] + other["x"]
-    return child.ret_value, other.ret_value
 
 
 class Tools:
@@ -235,10 +208,3 @@ async def forgets_to_await_later(s: Any, q: str) -> Any:
     s += q + lmc.gen("a", max_tokens=3)
     await search(s["a"])
     inner(tip=q)
-
-
-@case()
-async def awaits_a_program_that_is_not_async(s: Any, q: str) -> Any:
-    s += q + lmc.gen("a", max_tokens=3)
-    await search(s["a"])
-    s += (await inner_sync.arun(tip=q))["x"]

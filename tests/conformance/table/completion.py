@@ -20,18 +20,6 @@ async def fetch(x: Any, turns: int) -> str:
 
 
 @case(backend=by_name)
-async def waits_for_the_first(s, q):
-    s += q + gen("a", max_tokens=2)
-    pending = {asyncio.create_task(fetch(f"{q}{i}", 9 - 4 * i), name=f"{i}") for i in range(3)}
-    order = []
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        order.append(sorted(task.get_name() for task in done))
-        s += f"{order}" + gen("b", max_tokens=2)
-    return order
-
-
-@case(backend=by_name)
 async def waits_for_all_and_for_errors(s, q):
     tasks = [asyncio.create_task(fetch(x, n)) for n, x in enumerate(("a", "bad", "c"), 1)]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -51,16 +39,6 @@ async def waits_for_some_time(s, q):
     found = await asyncio.gather(*tasks, return_exceptions=True)
     s += q + f"{len(done)}{found!r}" + gen("a", max_tokens=2)
     return s["a"], tasks[1].cancelled()
-
-
-@case(backend=by_name)
-async def takes_tools_as_they_end(s, q):
-    s += q
-    got = []
-    for ended in asyncio.as_completed([fetch(f"{i}", 8 - 2 * i) for i in range(4)]):
-        got.append(await ended)
-        s += got[-1] + gen("b", max_tokens=2)
-    return got
 
 
 @case(backend=by_name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import heapq
-import itertools
 import json
 import statistics
 from typing import Any
@@ -49,23 +48,6 @@ def statistics_of_forks(s: Any, q: str) -> Any:
     most = statistics.multimode(f["x"] for f in forks)
     most.append("k")
     return statistics.mean(int(f["x"]) for f in forks), statistics.median([int(f["x"]) for f in forks]), most
-
-
-def fill(x: str, out: list[Any]) -> int:
-    out.append(x)
-    return len(out)
-
-
-@case()
-def lists_made_by_operators(s: Any, q: str) -> Any:
-    counts, seen, both = [0] * 3, [q] + ["k"], [[]] * 2
-    for f in s.fork(3):
-        f += q + lmc.gen("x", regex="[0-2]")
-        counts[int(f["x"])] += 1
-    n = fill(s["y"] if "y" in s else q, seen)
-    both[0].append(n)
-    seen = seen + [str(c) for c in counts]
-    return counts, seen, both, both[0] is both[1], counts is not [0] * 3
 
 
 @case()
@@ -144,13 +126,3 @@ def answers_that_keep_items(s, q):
     many = sum(1 for w in WORDS if number_of(f"count {w}{q}") > 3)
     s += f"{kept} {named} {flat} {table} {odd} {many}" + gen("z", max_tokens=3)
     return kept, s["z"]
-
-
-@case(backend=by_name)
-def answers_that_end_a_search(s, q):
-    some = any(number_of(f"any {w}{q}") > 7 for w in WORDS)
-    every = all(number_of(f"all {w}{q}") > 1 for w in WORDS)
-    first = next((w for w in WORDS if number_of(f"first {w}{q}") > 5), "none")
-    taken = list(itertools.takewhile(lambda w: number_of(f"while {w}{q}") > 2, WORDS))
-    s += f"{some} {every} {first} {taken}" + gen("z", max_tokens=3)
-    return child(f"after {first}").ret_value, s["z"]

@@ -9,7 +9,7 @@ import lmc
 from lmc import gen
 from tests.conformance.harness import case, effect, scripted
 from tests.conformance.outside import tool
-from tests.conformance.shared import ask, by_name, child, faulty
+from tests.conformance.shared import by_name, faulty
 
 
 @case([{"q": str(i)} for i in range(8)])
@@ -76,17 +76,6 @@ def early_return(s: Any, q: str) -> Any:
             return c
         s += lmc.gen("y", max_tokens=1)
     return None
-
-
-@case(backend=by_name)
-def walrus(s, q):
-    found = [y for i in range(3) if (y := child(f"{q}{i}", "n").ret_value) > "3"]
-    if (n := len(found)) > 1 and (m := max(found)):
-        s += f"{n}{m}"
-    while (got := ask(s, f"more {n}", "n")) > "4" and n < 4:
-        n += 1
-    s += got + gen("w", max_tokens=2)
-    return n, got, y
 
 
 @case(backend=by_name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import lmc
@@ -140,30 +138,6 @@ def retries(s, q):
             effect("tried", attempt)
 
 
-@contextlib.contextmanager
-def section(s: Any, title: str) -> Iterator[list[str]]:
-    effect("begin", title)
-    notes: list[str] = []
-    s += f"<{title}>"
-    try:
-        yield notes
-    except ValueError as e:
-        notes.append(str(e))
-        effect("swallowed")
-    finally:
-        s += f"</{title}>"
-        effect("end", len(notes))
-
-
-@case(backend=by_name)
-def context_managers(s, q):
-    with section(s, q) as outer, section(s, "inner") as inner:
-        outer.append(ask(s, "one"))
-        inner.append(str(int(ask(s, "two", "bad"))))
-    s += f"{outer}{inner}" + gen("x", max_tokens=2)
-    return outer, inner
-
-
 @case(backend=by_name)
 def asserts(s, q):
     n = int(ask(s, q, "n"))
@@ -172,36 +146,6 @@ def asserts(s, q):
     s += str(n) + gen("x", max_tokens=2)
     assert n != 4, f"{n} is four"
     return n
-
-
-def retry(times: int) -> Any:
-    def decorate(fn: Any) -> Any:
-        @functools.wraps(fn)
-        def inner(*args: Any) -> Any:
-            for i in range(times):
-                try:
-                    return fn(*args)
-                except ValueError as error:
-                    effect("retry", i, str(error))
-                    args[0].__iadd__(f"\nError: {error}\n")
-                    if i == times - 1:
-                        error.add_note(f"after {times} times")
-                        raise
-
-        return inner
-
-    return decorate
-
-
-@retry(3)
-def pair(s: Any, q: str) -> tuple[str, int]:
-    name, value = ask(s, q, "names").split(", ", 1)[:2] if len(s.text()) % 2 else ask(s, q, "bad").split(" ")
-    return name, int(value.strip("x, "))
-
-
-@case([{"q": q} for q in "abcd"], backend=by_name)
-def retries_with_the_error_in_the_prompt(s, q):
-    return pair(s, q)
 
 
 @case([{"q": q} for q in "abcdef"], backend=by_name)

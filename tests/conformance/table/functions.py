@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -148,35 +145,6 @@ def guarded_answers(s, q):
         except Blocked as blocked:
             out.append(f"blocked {blocked}")
     return out
-
-
-@case(backend=by_name)
-def calculator(s, q):
-    tokens = collections.deque(re.findall(r"\d+|[-+*()]", f"({ask(s, q, 'n')}+{ask(s, q + '2', 'n')})*2-1"))
-
-    def expression() -> int:
-        value = term()
-        while tokens and tokens[0] in "+-":
-            value = (operator.add if tokens.popleft() == "+" else operator.sub)(value, term())
-        return value
-
-    def term() -> int:
-        value = atom()
-        while tokens and tokens[0] == "*":
-            tokens.popleft()
-            value *= atom()
-        return value
-
-    def atom() -> int:
-        if tokens[0] != "(":
-            return int(tokens.popleft())
-        tokens.popleft()
-        value = expression()
-        tokens.popleft()
-        return value
-
-    s += str(expression()) + gen("z", max_tokens=2)
-    return s["z"]
 
 
 def is_even(x: Any) -> bool:

@@ -78,24 +78,6 @@ def debate(s, q):
 
 
 @case(backend=by_name)
-def tournament(s, q):
-    players = [f"{q}{i}" for i in range(5)]
-
-    def better(a: str, b: str) -> str:
-        f, g = s.fork(2)
-        f += f"{a} against {b}:" + gen("n", max_tokens=2)
-        g += f"{b} against {a}:" + gen("n", max_tokens=2)
-        return a if f["n"] >= g["n"] else b
-
-    rounds = []
-    while len(players) > 1:
-        pairs = iter(players)
-        players = [better(a, b) if b is not None else a for a, b in itertools.zip_longest(pairs, pairs)]
-        rounds.append(players.copy())
-    return rounds
-
-
-@case(backend=by_name)
 def debate_of_agents(s, q):
     class Agent:
         def __init__(self, name: str) -> None:

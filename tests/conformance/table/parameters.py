@@ -119,15 +119,6 @@ def number_of_tokens(s: Any, q: str, n: Any) -> Any:
     return s["x"]
 
 
-@case(NUMBERS)
-def number_that_is_handled(s: Any, q: str, n: Any) -> Any:
-    try:
-        s += q + lmc.gen("x", max_tokens=n)
-    except lmc.LmcError as error:
-        effect("refused", str(error).splitlines()[0], q)
-    return "x" in s
-
-
 @case([{"q": q, "told": told} for q, told in (("a", [TOLD]), ("b", [3]), ("c", [TOLD, TOLD_AGAIN]))])
 def tools_given(s: Any, q: str, told: list[Any]) -> Any:
     ask = lmc.gen("x", max_tokens=9, tools=told)

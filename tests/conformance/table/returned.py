@@ -19,9 +19,3 @@ def a_fork_with_an_open_role(s, q):
 def child(s, tip):
     s += tip + gen("x", max_tokens=2)
     return s, tip
-
-
-@case()
-def of_a_sub_program(s, q):
-    s += q
-    return child(tip=q + "!")

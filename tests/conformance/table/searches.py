@@ -66,37 +66,6 @@ def best_first(s, q):
     return max((entry[2] for entry in heap), default=node).path(), sorted(seen)
 
 
-@dataclass
-class Tree:
-    visits: int = 0
-    value: float = 0.0
-    kids: dict[str, Tree] = field(default_factory=dict)
-
-    def bound(self, n: int) -> float:
-        return self.value / (self.visits or 1) + 1.4 * math.sqrt(math.log(n + 1) / (self.visits or 1))
-
-
-@case(backend=by_name)
-def tree_search_by_visits(s, q):
-    s += q
-    root, states = Tree(), {(): s.fork(1)[0]}
-    for turn in range(4):
-        nodes, path = [root], ()
-        while nodes[-1].kids:
-            key, node = max(nodes[-1].kids.items(), key=lambda kv: (kv[1].bound(root.visits), kv[0]))
-            nodes.append(node)
-            path += (key,)
-        for i, f in enumerate(states[path].fork(2)):
-            f += f"\n{turn}.{i}" + gen("act", max_tokens=3)
-            key = f["act"] + str(i)
-            nodes[-1].kids[key], states[path + (key,)] = Tree(), f
-        states[path] += " rollout" + gen("score", regex="[0-9]")
-        for node in nodes:
-            node.visits += 1
-            node.value += int(states[path]["score"]) / 10
-    return max(root.kids, key=lambda k: root.kids[k].visits), round(root.value, 2), sorted(map(len, states))
-
-
 @dataclass(order=True)
 class Beam:
     score: float

@@ -2,7 +2,6 @@
 
 import json
 import re
-from math import exp
 from typing import Any
 
 import pydantic
@@ -83,19 +82,6 @@ def gen_with_choices(s, question):
         s += "The key word is" + sgl.gen("word", max_tokens=12)
 
 
-ENDINGS = [
-    {"question": "He strikes a match. ", "choices": ["It burns.", "It swims.", "It sings aloud.", "It is a cat."]},
-    {"question": "She opens the book. ", "choices": ["She reads.", "She barks at the moon.", "It rains.", "The end."]},
-    {"question": "They board the train. ", "choices": ["It leaves.", "It melts.", "It flies.", "It is late again."]},
-]
-
-
-@case(ENDINGS, temperature=0)
-def sentence_endings(s, question, choices):
-    s += "Finish the story.\n\n" + question
-    s += sgl.select("answer", choices=choices)
-
-
 OCTETS = r"((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)"
 
 
@@ -109,18 +95,6 @@ def decode_int(s):
 def ip_address(s):
     s += "Q: What is the address of the name server?\n"
     s += "A: " + sgl.gen("answer", temperature=0, regex=OCTETS)
-
-
-@case([{}], temperature=0.0)
-def json_by_regexes(s):
-    s += "Basic facts of Lisbon as a JSON object:\n"
-    with s.var_scope("json_output"):
-        s += "{\n"
-        s += '  "name": ' + sgl.gen(regex=sgl.REGEX_STR) + ",\n"
-        s += '  "population": ' + sgl.gen(regex=sgl.REGEX_INT, stop=[" ", "\n"]) + ",\n"
-        s += '  "latitude": ' + sgl.gen(regex=r"[0-9]+\.[0-9]+", stop=[" ", "\n"]) + ",\n"
-        s += '  "capital": ' + sgl.gen(regex="(true|false)") + "\n"
-        s += "}"
 
 
 @case([{}], max_new_tokens=64)
@@ -163,22 +137,6 @@ def every_dtype(s):
     s += "Pi: " + sgl.gen("float_res", dtype=float) + "\n"
     s += "Blue? " + sgl.gen("bool_res", dtype=bool) + "\n"
     s += "By name: " + sgl.gen("named", dtype="int") + "\n"
-
-
-@case([{"question": "2 + 2?", "width": 2}])
-def paths_by_confidence(s, question, width):
-    s += "Q: " + question + "\nA:"
-    first = s.fork(1)[0]
-    first += sgl.gen("start", max_tokens=1, return_logprob=True, top_logprobs_num=width, return_text_in_logprobs=True)
-    tops = first.get_meta_info("start")["output_top_logprobs"][0]
-    found = []
-    for f, (_, _, text) in zip(s.fork(width), tops):
-        f += text + sgl.gen("answer", temperature=0, max_tokens=8, return_logprob=True, top_logprobs_num=2)
-        best = f.get_meta_info("answer")["output_top_logprobs"]
-        gaps = [exp(a[0]) - exp(b[0]) for a, b in best]
-        found.append((sum(gaps) / len(gaps), f["answer"]))
-    s += max(found)[1]
-    return sorted(found)
 
 
 @case([{"question": "2 + 2?", "width": 3}])
@@ -255,21 +213,6 @@ def skeleton_of_thought(s, topic):
     for i, (f, point) in enumerate(zip(forks, points), 1):
         f += sgl.user(f"Write point {i}, {point}, in one sentence.") + sgl.assistant(sgl.gen("text", max_tokens=12))
     return "\n".join(f["text"] for f in forks)
-
-
-DOCS = ["Ann lives in Rome.", "Bob lives in Bonn.", "Cid moved from Rome to Paris.", "Dee is a cat."]
-
-
-@case([{"docs": DOCS, "question": "Who lives in Bonn?"}, {"docs": DOCS[:2], "question": "Who is Ann?"}], temperature=0)
-def many_documents(s, docs, question):
-    s += sgl.user_begin()
-    s += "Answer from these documents.\n"
-    forks = s.fork(len(docs))
-    forks += lambda i: "".join(["\nDocument ", str(i), "\n", docs[i], "\nEnd of document"])
-    forks.join("concate_and_append")
-    s += "\nQuestion: " + question
-    s += sgl.user_end()
-    s += sgl.assistant(sgl.gen("answer", max_tokens=16))
 
 
 INDEX = {"rome": ["Rome is in Italy.", "Rome has hills."], "bonn": ["Bonn is on the Rhine."]}

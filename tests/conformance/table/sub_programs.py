@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 from typing import Any
 
 import lmc
 from lmc import gen
 from tests.conformance.harness import case, effect
-from tests.conformance.shared import by_name, child
+from tests.conformance.shared import by_name
 
 
 @lmc.function
@@ -76,23 +75,6 @@ def compiled_inside(s: Any, q: str) -> Any:
 
 
 @lmc.function
-def _tip(s: Any, about: str, n: int = 2) -> Any:
-    s += f"Tip on {about}:" + lmc.gen("tip", max_tokens=n)
-    return s["tip"]
-
-
-def _tips(topics: Any) -> list[Any]:
-    return [_tip(about=t)["tip"] for t in topics]
-
-
-@case()
-def sub_programs(s: Any, q: str) -> Any:
-    kids = [_tip(about=t) for t in (q, "k")]
-    s += " ".join(kid["tip"] for kid in kids)
-    return _tips([s["x"] if "x" in s else "l"]), [k.ret_value for k in kids], {t: _tip(t, n=1).ret_value for t in "ab"}
-
-
-@lmc.function
 def leaf(s: Any, tip: str) -> str:
     s += tip + lmc.gen("l", max_tokens=2)
     effect("leaf", s["l"])
@@ -111,14 +93,6 @@ def children_of_children(s: Any, q: str) -> Any:
     found = [branch(tip=s["x"]), branch(tip=q)]
     s += lmc.gen("y", max_tokens=2)
     return [f.ret_value for f in found], found[0]["b"]
-
-
-@case(backend=by_name, journal="refused")
-def samples_with_seeds(s, q):
-    found = [child.run(q, seed=seed, temperature=0.8).ret_value for seed in range(3)]
-    votes = collections.Counter(x[-1] for x in found)
-    s += f"{votes.most_common()}" + gen("z", max_tokens=2)
-    return found, s["z"]
 
 
 @lmc.function

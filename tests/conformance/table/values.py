@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import csv
 import enum
-import io
 import json
 import re
 import string
@@ -115,19 +112,6 @@ def nested_json(s, q):
     del data["name"]
     s += json.dumps(data, sort_keys=True) + gen("w", max_tokens=3)
     return data
-
-
-@case(backend=by_name)
-def rows_of_a_table(s, q):
-    rows, out = list(csv.DictReader(io.StringIO("id,text\n1,good\n2,bad\n3,so\n"))), io.StringIO()
-    writer, confusion = csv.writer(out), collections.defaultdict(collections.Counter)
-    for row in rows:
-        (f,) = s.fork(1)
-        f += f"{q} {row['text']}:" + gen("label", max_tokens=8)
-        confusion[row["text"]][f["label"]] += 1
-        writer.writerow([row["id"], f["label"]])
-    s += out.getvalue() + gen("z", max_tokens=3)
-    return {k: dict(v) for k, v in confusion.items()}
 
 
 @case(backend=scripted(labels=['["x"]', '["y"]'] * 9, one=["p", "q"] * 9))
