@@ -128,6 +128,15 @@ class Answer:
         self._ids.append(token)
         return True
 
+    def advance_by(self, tokens: Sequence[int]) -> int:
+        """Push tokens of a plain answer as far as `advance` would, and none that stands for a failure; return how many."""
+        tokens = tokens[: max(0, self._params.max_new_tokens - self.sampled - 1)]
+        if not self.stop_ids.isdisjoint(tokens) or min(tokens, default=0) < 0:
+            tokens = tokens[: next(i for i, token in enumerate(tokens) if token < 0 or token in self.stop_ids)]
+        self.sampled += len(tokens)
+        self._ids += tokens
+        return len(tokens)
+
     def push(self, token: int) -> Ending | None:
         """Push one more token; return the ending if it was the last."""
         self.sampled += 1

@@ -51,8 +51,7 @@ class Delivery:
             req.in_flight -= 1
         self._scores(work, output)
         n, drafts, read = len(work.samples), work.drafts, self._pending_deltas
-        logprobs, checked = output.logprobs, list(zip(output.tokens[n:], output.logprobs[n:], strict=True))
-        now, follows = time.perf_counter(), n <= MOST_DRAFTING
+        logprobs, now, follows = output.logprobs, time.perf_counter(), n <= MOST_DRAFTING
         for i, ((_, req), place, token) in enumerate(zip(work.samples, work.places, output.tokens[:n], strict=True)):
             if req.done:
                 continue
@@ -63,7 +62,7 @@ class Delivery:
                 req.passes += 1
                 req.first_at = req.first_at or now
                 req.learn(place, token)
-            elif not self._sample(req, place, token, logprobs[i], drafts.get(req), checked):
+            elif not self._sample(req, place, token, logprobs[i], drafts.get(req), output.tokens[n:], logprobs[n:]):
                 continue
             if answer.streams:
                 read.append(req)
@@ -75,8 +74,9 @@ class Delivery:
         self.finish_ready(work.unsampled)
 
     def _sample(
-        self, req: Request, place: int, token: int, logprob: TokenLogprob | None, draft: Draft | None, checked: Sequence[tuple[int, TokenLogprob | None]]
-    ) -> bool:
+        self, req: Request, place: int, token: int, logprob: TokenLogprob | None, draft: Draft | None,
+        drawn: Sequence[int], logprobs: Sequence[TokenLogprob | None],
+    ) -> bool:  # fmt: skip
         """Deliver a drawn token, and what its draft gives; return False if that was not wanted any more, or failed."""
         if not req.awaits(place):
             return False
@@ -84,7 +84,8 @@ class Delivery:
         try:
             self._push(req, place, token, logprob)
             if draft is not None:
-                self._verify(req, place, draft, checked)
+                mine = slice(draft.first, draft.first + len(draft.ids))
+                self._verify(req, place, draft.ids.tolist(), drawn[mine], logprobs[mine])
         except Exception as error:
             self.drop(req, as_backend_error(error))
             return False
@@ -101,13 +102,11 @@ class Delivery:
             else:  # a forced token: its turn comes before that of this pass's sample
                 score.request.logprobs.append(TokenLogprob(score.token, value, top))
 
-    def _verify(self, req: Request, place: int, draft: Draft, checked: Sequence[tuple[int, TokenLogprob | None]]) -> None:
+    def _verify(self, req: Request, place: int, ids: Sequence[int], drawn: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
         """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""
-        req.drafted += len(draft.ids)
-        self.drafted += len(draft.ids)
-        ids, at = draft.ids.tolist(), 0
-        if req.is_plain and not req.done:
-            at = self._verify_plain(req, place, ids, [token for token, _ in checked[draft.first : draft.first + len(ids)]])
+        req.drafted += len(ids)
+        self.drafted += len(ids)
+        at = self._verify_plain(req, place, ids, drawn) if req.is_plain and not req.done else 0
         for i, token in enumerate(ids[at:], at):
             if req.done or req.ending is not None or req.ids[place + i] != token:
                 return
@@ -119,16 +118,14 @@ class Delivery:
             self.accepted += 1
             if behind == req.length:
                 assert req.expect() == behind
-                self._push(req, behind, *checked[draft.first + i])
+                self._push(req, behind, drawn[i], logprobs[i])
 
     def _verify_plain(self, req: Request, place: int, ids: Sequence[int], drawn: Sequence[int]) -> int:
         """Continue a plain answer by what was drawn after its draft's tokens, as far as these are right and nothing ends it; return how many are."""
         assert req.answer is not None
-        said, n = int(req.ids[place]), 0
-        for token, following in zip(ids, drawn, strict=True):
-            if said != token or following < 0 or not req.answer.advance(following):
-                break
-            said, n = following, n + 1
+        said = [int(req.ids[place]), *drawn]
+        right = len(ids) if said[:-1] == ids else next(i for i, token in enumerate(ids) if said[i] != token)
+        n = req.answer.advance_by(drawn[:right])
         req.extend(drawn[:n])
         self.scheduler.accept(req, n)
         req.accepted += n

@@ -56,14 +56,14 @@ class Costs:
         if plain := self._plain.get(answers):
             self.step += (min(2.0, seconds / steps / plain) - self.step) / 16
 
-    def worth(self, answers: int, chances: Sequence[np.ndarray], guessed: Sequence[bool] = (), rows: int | None = None) -> list[int]:
+    def worth(self, answers: int, chances: Sequence[Sequence[float]], guessed: Sequence[bool] = (), rows: int | None = None) -> list[int]:
         """Return how many tokens of each draft to run to maximize tokens per second; none if drafts would not gain.
         `chances`: the probabilities that as many tokens of each draft are right (Odds). `guessed`: those of a smaller
         model, whose tokens cost one more step shared by all of these. `rows`: the most in all."""
         guessed = guessed or [False] * len(chances)
         step = self.step / max(1, sum(guessed))
         costs = [self.row + step * model for model in guessed]
-        order = [(p, i) for i, each in enumerate(chances) for p in each.tolist()]
+        order = [(p, i) for i, each in enumerate(chances) for p in each]
         if len(chances) > 1:  # else they fall
             order.sort(key=lambda one: (one[0] / costs[one[1]] if costs[one[1]] else one[0], *one), reverse=True)
         counts = [0] * len(chances)

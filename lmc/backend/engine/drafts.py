@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from time import perf_counter
 from typing import Literal, NamedTuple, Protocol
 
@@ -103,8 +105,8 @@ class Odds:
         prior = self._prior.rates() if isinstance(self._prior, Odds) else self._prior
         return [(hits + _WEIGHT * p) / (tries + _WEIGHT) for hits, tries, p in zip(self._hits, self._tries, prior, strict=True)]
 
-    def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> np.ndarray:
-        """Return [n] probabilities that the first, the first two, … tokens after an occurrence are the next ones.
+    def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> list[float]:
+        """Return `n` probabilities that the first, the first two, … tokens after an occurrence are the next ones.
         expected: these, as far as they are known."""
         every = self.rates()
         rates = [every[b] for b in _BUCKETS[length : length + n]]
@@ -112,7 +114,7 @@ class Odds:
         for i, counted in enumerate(map(self._tokens.get, expected)):
             if counted is not None:
                 rates[i] = (counted[0] + rates[i]) / (counted[1] + 1)
-        return np.cumprod(rates)
+        return list(accumulate(rates, mul))
 
 
 @dataclass(slots=True)
@@ -297,7 +299,7 @@ class Drafts:
 
     def _chance_of_another(self, req: Request) -> float:
         """Return the probability that another occurrence is found after the token being sampled, and the next token is as there."""
-        return float(self._odds(req, _FOUND).chances(req.vain, 1, [int(req.ids[req.length - req.awaited - 1])])[0])
+        return self._odds(req, _FOUND).chances(req.vain, 1, [int(req.ids[req.length - req.awaited - 1])])[0]
 
     def _odds(self, req: Request, source: str) -> Odds:
         return self._own_odds(req, source) or self._of_all(source)
@@ -407,13 +409,13 @@ class Drafts:
         """Return how many tokens of each draft to run. `wait`: what else they would cost. `rows`: the most in all."""
         if self.setting != "auto":
             return [offer.tokens for offer in offers]
-        chances: list[np.ndarray] = []
+        chances: list[list[float]] = []
         for req, n, before, expected in offers:
             if expected is None:
-                chances.append(np.cumprod(np.full(n + before, self._odds(req, _MODEL).chances(_GUESS, 1)[0]))[before:])
+                chances.append(list(accumulate(self._odds(req, _MODEL).chances(_GUESS, 1) * (n + before), mul))[before:])
                 continue
             if req.match is None:
-                chances.append(np.array([self._chance_of_another(req)]))
+                chances.append([self._chance_of_another(req)])
                 continue
             right = self._odds(req, req.match.source).chances(req.match.length, n + before, expected)
             if before:

@@ -293,7 +293,7 @@ def test_odds_are_learned():
         odds.learn(8, False)
     assert odds.chances(8, 3)[0] < 0.2 < before[0]
     assert (np.diff(before) < 0).all()
-    assert Odds(odds).chances(8, 1) < 0.2, "one that begins expects what all know"
+    assert Odds(odds).chances(8, 1)[0] < 0.2, "one that begins expects what all know"
 
 
 @pytest.mark.parametrize(("length", "right"), [(2, 0), (2, 3), (14, 2), (9, 40), (17, 1), (30, 60)])
