@@ -26,6 +26,7 @@ BLOCK = 64  # slots
 NARROW, WIDE = 16, 64  # lanes: rows times the heads of q that share a head of k
 HEADER = 2  # of indices: how many blocks are widened, and where they begin
 _FEW_TILES = 16  # of passes whose cut is kept
+_EACH = 1  # blocks that a program reads of a lone span's narrow tiles at most, about
 _STEP = 4  # blocks of a lone span's slots are counted in: what is behind them is masked
 _NO_TILES, _NO_SLOTS = np.empty((0, 5), np.int64), np.empty(0, np.int32)
 _START = 1.0  # cost of beginning a piece, in blocks read meanwhile (measured)
@@ -146,8 +147,8 @@ class Tiler:
 
     def has_narrow(self, rows: int, blocks: int) -> bool:
         """Return whether a single span of few rows has narrow tiles. Each of these reads all of its blocks of slots, which takes less than a kernel for
-        wide ones beside them while each block has a program."""
-        return rows <= self.few or -(-rows // self.few) * blocks <= self.shares
+        wide ones beside them while no program has many."""
+        return rows <= self.few or -(-rows // self.few) * blocks <= _EACH * self.shares
 
     def lone(self, rows: int, blocks: int, cut: int) -> Plan | None:
         """Return the plan, without slots, of a single span of few rows and so many blocks of slots: pieces of as many blocks each, a share for each
