@@ -98,7 +98,9 @@ def kind_of(fn: Any) -> CallKind:
     if cls.__module__ in COMPUTE and cls is not operator.methodcaller:
         return CallKind.CALLS_BACK
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
-    return CallKind.OWN if isinstance(call, types.FunctionType) and not from_library(cls) and (names_language(call) or holds_language(fn)) else CallKind.EITHER
+    if not isinstance(call, types.FunctionType) or from_library(cls):
+        return CallKind.EITHER
+    return CallKind.AGAIN if is_instrumented(call.__code__) else CallKind.OWN if names_language(call) or holds_language(fn) else CallKind.EITHER
 
 
 def _of_function(fn: types.FunctionType) -> CallKind:

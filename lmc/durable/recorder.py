@@ -31,7 +31,7 @@ from lmc.durable.library import KEPT, is_kept, is_of_kept, passes_on
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
-from lmc.durable.stand_ins import RecordedClass, RecordedFunction
+from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
@@ -75,6 +75,8 @@ class Recorder:
             kind = CallKind.OWN if is_plain(fn) else kind
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
+        if fn is contextlib.closing or fn is contextlib.aclosing:
+            return lambda thing: CLOSING[fn](self, thing) if self.journal.effects.has_made(thing) else fn(thing)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType, type) and fn in _WRITING:
             return functools.partial(self._writes, fn)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and fn in _COPYING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, aclosing, closing
 from typing import Any, Protocol
 
 from lmc.durable.effects import CallKind
@@ -15,6 +15,7 @@ class CallRecorder(Protocol):
 
     def callee(self, fn: Any) -> Any: ...
     def made(self, fn: Any, kind: CallKind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
+    def awaited(self, x: Any) -> Any: ...
     def going_on(self) -> AbstractContextManager[None]: ...
 
 
@@ -61,6 +62,31 @@ class RecordedClass:
 
     def __reduce__(self) -> Any:
         return _class_itself, (self.cls,)
+
+
+class RecordedClosing(closing[Any]):
+    """`closing` of an object that the program has made."""
+
+    def __init__(self, recorder: CallRecorder, thing: Any) -> None:
+        super().__init__(thing)
+        self._recorder, self._thing = recorder, thing
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder.callee(self._thing.close)()
+
+
+class RecordedAclosing(aclosing[Any]):
+    """`aclosing` of an object that the program has made."""
+
+    def __init__(self, recorder: CallRecorder, thing: Any) -> None:
+        super().__init__(thing)
+        self._recorder, self._thing = recorder, thing
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._recorder.awaited(self._recorder.callee(self._thing.aclose)())
+
+
+CLOSING = {closing: RecordedClosing, aclosing: RecordedAclosing}
 
 
 def _class_itself(cls: type) -> type:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import copy
@@ -194,6 +195,12 @@ class Door:
     async def __aexit__(self, *_: Any) -> None:
         self.__exit__()
 
+    def close(self) -> None:
+        CALLS.append(("Door.close", self.name))
+
+    async def aclose(self) -> None:
+        CALLS.append(("Door.aclose", self.name))
+
 
 @lmc.function
 def opens_doors(s: Any) -> Any:
@@ -205,7 +212,8 @@ def opens_doors(s: Any) -> Any:
         s += stack.enter_context(Door("3")) + lmc.gen("b", max_tokens=2)
         s["b"]
     Door.__exit__(first)
-    return s["b"]
+    with contextlib.closing(first) as same:
+        return s["b"], same is first
 
 
 @lmc.function
@@ -215,8 +223,26 @@ async def opens_doors_slowly(s: Any) -> Any:
         stack.push(Door("2"))
         s += await stack.enter_async_context(Door("3")) + stack.enter_context(Door("4")) + lmc.gen("a", max_tokens=2)
         s += tool(s["a"])
-    s += lmc.gen("b", max_tokens=2)
+    async with contextlib.aclosing(Door("5")):
+        s += lmc.gen("b", max_tokens=2)
     return s["b"]
+
+
+@lmc.function
+async def awaits_objects(s: Any) -> Any:
+    """Of a class that the program defines, of which instances are functions."""
+
+    class Slow:
+        def __init__(self, mark: str) -> None:
+            self.mark = mark
+
+        async def __call__(self, x: str) -> str:
+            return tool(x + self.mark)
+
+    s += lmc.gen("a", max_tokens=2)
+    slow = Slow("!")
+    s += await slow(s["a"]) + lmc.gen("b", max_tokens=2)
+    return await asyncio.gather(slow("c"), Slow("?")("d"))
 
 
 @lmc.function
@@ -712,8 +738,8 @@ def wraps_containers(s: Any) -> Any:
 PROGRAMS = [
     writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
-    opens_doors, opens_doors_slowly, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory, has_fields_in_memory,
-    draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
+    opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
+    has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
 ]  # fmt: skip
 
 
