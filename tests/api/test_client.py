@@ -8,10 +8,12 @@ import threading
 
 import pytest
 
+import lmc
 from lmc import gc_tuning
 from lmc.backend.api.exchange import Fault, Malformed
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.rates import ConcurrencyLimit
+from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
 
@@ -23,7 +25,7 @@ def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
 
         async def one(i: int) -> None:
             nonlocal inside, most
-            async with room:
+            async with room.turn(None, 0):
                 entered.append(i)
                 inside += 1
                 most = max(most, inside)
@@ -44,16 +46,53 @@ def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
 def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
     async def scenario() -> None:
         room = ConcurrencyLimit(1)
-        await room.__aenter__()
-        waits = [asyncio.create_task(room.__aenter__()) for _ in range(2)]
-        await asyncio.sleep(0)
-        await room.__aexit__()  # the first has its turn
-        waits[0].cancel()  # and gives it up before it runs
+
+        async def one() -> None:
+            async with room.turn(None, 0):
+                pass
+
+        async with room.turn(None, 0):
+            waits = [asyncio.create_task(one()) for _ in range(2)]
+            await asyncio.sleep(0)
+        waits[0].cancel()  # it has its turn, and gives it up before it runs
         await asyncio.wait_for(waits[1], 30)
-        await room.__aexit__()
         assert room._inside == 0 and waits[0].cancelled()
 
     asyncio.run(scenario())
+
+
+def test_batches_take_turns_and_of_a_batch_the_run_that_began_first():
+    async def scenario() -> None:
+        room, entered = ConcurrencyLimit(1), list[str]()
+
+        async def one(batch: str, run: int, name: str) -> None:
+            async with room.turn(batch, run):
+                entered.append(f"{batch}{run}{name}")
+
+        asked = [("a", 2, "x"), ("a", 3, "x"), ("a", 1, "x"), ("a", 1, "y"), ("b", 9, "x"), ("b", 8, "x"), ("c", 7, "x")]
+        async with room.turn("a", 1):
+            tasks = [asyncio.create_task(one(*ask)) for ask in asked]
+            await asyncio.sleep(0)
+        await asyncio.gather(*tasks)
+        assert entered == ["a1x", "b8x", "c7x", "a1y", "b9x", "a2x", "a3x"] and room._inside == 0
+
+    asyncio.run(scenario())
+
+
+@lmc.function
+def two(s, q):
+    s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=4)) + lmc.user("And?") + lmc.assistant(lmc.gen("b", max_tokens=4))
+
+
+def test_requests_wait_as_those_of_their_batch_and_run(openai, monkeypatch):
+    waited, turn = list[tuple[object, int]](), ConcurrencyLimit.turn
+    monkeypatch.setattr(ConcurrencyLimit, "turn", lambda room, *whose: waited.append(whose) or turn(room, *whose))
+    backend, _ = openai(TextModel())
+    for _ in range(2):
+        two.run_batch([{"q": q} for q in "xyz"], backend=backend, temperature=0)
+    first, second = waited[:6], waited[6:]
+    assert len(set(first)) == len(set(second)) == 3 and max(run for _, run in first) < min(run for _, run in second)
+    assert len({batch for batch, _ in first}) == len({batch for batch, _ in second}) == 1 and first[0][0] != second[0][0]
 
 
 @pytest.mark.parametrize("kind", [Fault, Malformed])

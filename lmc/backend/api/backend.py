@@ -340,7 +340,9 @@ class ApiBackend(ABC):
         return place
 
     async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[ApiResult]) -> PromptNode:
-        tally = work.tally or AttemptUsage(ask.name, ask.loc, work.hints.shared, work.hints.trace)
+        run = work.hints.run
+        turn = (None, 0) if run is None else (run.batch, run.number)
+        tally = work.tally or AttemptUsage(ask.name, ask.loc, work.hints.shared, work.hints.trace, turn)
         if (desk := _desk(work.hints)) is not None:
             tally.waves, tally.identity = desk.waves_of(self, self.name, self.batch_api, self._loop), repr(replace(ask, loc=None))
         try:

@@ -159,7 +159,7 @@ class Client:
         while True:
             account, ticket = AttemptAccount(self.ledger, tally), None
             try:
-                async with self.rates.room:
+                async with self.rates.room.turn(*tally.turn):
                     sent = request()
                     if tally.trace:
                         sent = replace(sent, headers={**sent.headers, **dict(tally.trace)})

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 from lmc.config import log
@@ -71,8 +73,8 @@ class Ticket:
 
 
 class ConcurrencyLimit:
-    """A bounded number of concurrent requests, first come first served (asyncio's semaphore scans all waiters each time
-    one leaves).
+    """A bounded number of concurrent requests. Batches take turns; of a batch, the run that began first goes first, so that
+    runs end, and find their prompts in the server's cache, before others begin.
 
     most   most that may ever be in flight
     begin  most until the limits are known; None: `most`
@@ -83,7 +85,8 @@ class ConcurrencyLimit:
         self._window = float(min(most, begin or most))
         self._probing = begin is not None  # the server's limits are still unknown
         self._inside = 0
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: dict[Hashable, list[tuple[int, int, asyncio.Future[None]]]] = {}  # of each batch, a heap
+        self._came = count()
         self.freed: Callable[[], object] | None = None  # called once when there are free places
 
     @property
@@ -91,21 +94,24 @@ class ConcurrencyLimit:
         """Return how many may be in flight now."""
         return int(self._window)
 
-    async def __aenter__(self) -> None:
+    @asynccontextmanager
+    async def turn(self, batch: Hashable, run: int) -> AsyncGenerator[None]:
+        """Make a request of a batch's run within the limit."""
         if self._inside < self.window and not self._waiting:
             self._inside += 1
-            return
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        else:
+            future = asyncio.get_running_loop().create_future()
+            heappush(self._waiting.setdefault(batch, []), (run, next(self._came), future))
+            try:
+                await future
+            except asyncio.CancelledError:
+                if not future.cancelled():  # cancelled: the next waiter gets its place
+                    self.leave()
+                raise
         try:
-            await future
-        except asyncio.CancelledError:
-            if not future.cancelled():  # cancelled: the next waiter gets its place
-                self.leave()
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        self.leave()
+            yield
+        finally:
+            self.leave()
 
     @property
     def free(self) -> int:
@@ -122,7 +128,11 @@ class ConcurrencyLimit:
 
     def _admit(self) -> None:
         while self._waiting and self._inside < self.window:
-            future = self._waiting.popleft()
+            batch, waiting = next(iter(self._waiting.items()))
+            future = heappop(waiting)[-1]
+            del self._waiting[batch]
+            if waiting:
+                self._waiting[batch] = waiting  # behind the others
             if not future.done():
                 self._inside += 1
                 future.set_result(None)

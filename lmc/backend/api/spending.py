@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from lmc.backend.api.batches import Waves
@@ -67,6 +68,7 @@ class AttemptUsage:
     """Cost of one answer so far: every attempt for it counts. `loc` and `name` identify it, `shared` and `trace` are as
     in Hints.
 
+    turn      batch and number of its run, by which requests wait for one another
     failed    error of the latest attempt, one in a list; None: no need to back off
     waves     of batches for its requests; None: they are sent at once
     identity  of the request, besides its prompt, for batches;  sent: requests for it so far
@@ -77,6 +79,7 @@ class AttemptUsage:
     loc: Loc | None = None
     shared: tuple[tuple[int, float], ...] = ()
     trace: tuple[tuple[str, str], ...] = ()
+    turn: tuple[Hashable, int] = (None, 0)
     usage: Usage = _NO_USAGE
     attempts: int = 0
     unreported: int = 0
