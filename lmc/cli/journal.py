@@ -15,6 +15,7 @@ from lmc.cli.console import say, text_of, write
 from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile, unset
 from lmc.errors import ArgumentError, JournalError
+from lmc.pages import several
 from lmc.userfiles import UsageError
 
 if TYPE_CHECKING:
@@ -228,8 +229,6 @@ def _runs(path: Path, key_file: Path | None) -> tuple[list[RunStatus], str]:
 
 
 def _line(run: RunStatus) -> str:
-    from lmc.durable.steps import several
-
     ended = f", {time.strftime('%Y-%m-%d %H:%M', time.localtime(run.ended))}" if run.ended and run.status in ("finished", "failed", "deleted") else ""
     error = f" ({run.error.splitlines()[0]:.100})" if run.error else ""
     return f"{run.program}: {run.status}{ended}{error}; {several(run.answers, 'answer')}, {several(run.effects, 'effect')}"
@@ -244,8 +243,6 @@ def _what(waiting: PendingQuestion) -> str:
 
 
 def _wave(wave: Wave) -> str:
-    from lmc.durable.steps import several
-
     how = "in doubt: the next call looks for it on the server" if wave.batch is None else f"{wave.batch}, "
     if wave.batch is not None:
         how += "not over when it was last looked at" if wave.failed is None else f"over, {wave.failed} failed" if wave.failed else "over"

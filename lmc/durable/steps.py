@@ -20,7 +20,7 @@ from lmc.durable.cipher import Key
 from lmc.durable.groups import Record, output_of
 from lmc.durable.records import Contents, Effect
 from lmc.errors import JournalError
-from lmc.pages import quoted
+from lmc.pages import quoted, several
 
 
 @dataclass
@@ -224,10 +224,6 @@ def _near(line: str) -> str:
         return min(line, os.path.relpath(file) + colon + number, key=len) if file else line
     except ValueError:  # another drive
         return line
-
-
-def several(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def to_html(stories: Sequence[Story], title: str) -> str:
