@@ -12,20 +12,16 @@ import inspect
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from lmc.backend.results import Result
 from lmc.errors import ProgramError
-from lmc.frontend.emitter import GatheredAnswers, Scoped, Taken
 from lmc.prompt import Prompt
 from lmc.waiting import Signal, in_event_loop, is_set
 
 T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from lmc.frontend.streaming import StateView
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -55,29 +51,9 @@ async def after(answers: list[Result], read: Callable[[], T]) -> T:
     return read()
 
 
-def unanswered(state: StateView, name: Any) -> list[Result]:
-    """Return the answers that reading a variable would wait for."""
-    return [answer for answer in _answers(state.variables.get(name), state.ctx) if not answer.done]
-
-
 def unanswered_in(ctx: Any) -> list[Result]:
     """Return the answers that reading a prompt would wait for; nothing while tracing."""
     return [answer for answer in ctx.answers() if not answer.done] if isinstance(ctx, Prompt) else []
-
-
-def _answers(held: Any, end: Any) -> Iterator[Result]:
-    match held:
-        case Result():
-            yield held
-        case Taken(answer=Result() as answer):
-            yield answer
-        case GatheredAnswers():
-            for item in held.items:
-                yield from _answers(item, end)
-        case Scoped(since=Prompt() as since):
-            yield from (held.until or end).answers(since)
-        case _:
-            return
 
 
 async def on_thread(work: Callable[[], None]) -> None:

@@ -37,7 +37,6 @@ from lmc.prompt import Prompt
 from lmc.tracebacks import AnswersByName, hide, users_frames
 
 V = TypeVar("V")
-Name = TypeVar("Name")
 
 _MEANT: Mapping[str, str] = {
     **{name: f"append the expression: s += lmc.{name}(…)" for name in ("gen", "gen_int", "gen_string", "select", "image", "video", "document", "special")},

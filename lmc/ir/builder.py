@@ -25,9 +25,6 @@ class Names:
         other._next = dict(self._next)
         return other
 
-    def reserve(self, name: str) -> None:
-        self._taken.add(name)
-
     def numbered(self, prefix: str) -> str:
         """Return the first free name of `prefix0`, `prefix1`, …"""
         n = self._next.get(prefix, 0)
@@ -136,12 +133,6 @@ class Builder:
     def is_empty(self, label: str) -> bool:
         """Return whether nothing was emitted to a block."""
         return not self._open[label] and label not in self._closed
-
-    def block(self, hint: str | None = None) -> str:
-        """Add a block and make it the current one; return its label."""
-        label = self.label(hint)
-        self.at(label)
-        return label
 
     def block_param(self, type: Type, label: str, hint: str | None = None) -> Value:
         """Add a parameter to a block, after its others."""
