@@ -40,7 +40,9 @@ class Batch:
 
 
 class Batches:
-    """The common part of both. `created`: all batches; `paid`: requests that were answered, by id, as often as that was."""
+    """The common part of both. `path`: where they are made; `created`: all batches; `paid`: requests that were answered, by id, as often as that was."""
+
+    path = "/v1/batches"
 
     def __init__(self, handle: Callable[[str, Body], Answer], *, looks: int = 2, fate: Fate = lambda n, id, body: "ok", most: int = 50_000) -> None:
         self.answer, self.looks, self.fate, self.most = handle, looks, fate, most
@@ -88,8 +90,15 @@ class Batches:
         if batch.status == "in_progress":
             batch.results, batch.status = {id: "canceled" for id, _ in batch.requests}, "over"
 
-    def error(self, status: int, message: str) -> Body:
-        raise NotImplementedError
+    def handle(self, path: str, body: Body) -> Answer:
+        if path == self.path:
+            return self._create(body)
+        if match := re.fullmatch(rf"{self.path}/([^/]+)/cancel", path):
+            batch = self.batch(match[1])
+            assert batch is not None
+            self.cancel(batch)
+            return Answer(self._shown(batch))
+        return self.answer(path, body)
 
 
 class OpenAIBatches(Batches):
@@ -97,16 +106,7 @@ class OpenAIBatches(Batches):
         return {"error": {"message": message, "type": "invalid_request_error" if status < 500 else "server_error", "param": None, "code": code}}
 
     def handle(self, path: str, body: Body) -> Answer:
-        if path == "/v1/files":
-            return self._upload(body)
-        if path == "/v1/batches":
-            return self._create(body)
-        if match := re.fullmatch(r"/v1/batches/([^/]+)/cancel", path):
-            batch = self.batch(match[1])
-            assert batch is not None
-            self.cancel(batch)
-            return Answer(self._shown(batch))
-        return self.answer(path, body)
+        return self._upload(body) if path == "/v1/files" else super().handle(path, body)
 
     def get(self, path: str) -> Answer | None:
         where, asked = urlsplit(path).path, parse_qs(urlsplit(path).query)
@@ -205,21 +205,11 @@ class OpenAIBatches(Batches):
 
 
 class AnthropicBatches(Batches):
-    url = ""
+    url, path = "", "/v1/messages/batches"
 
     def error(self, status: int, message: str) -> Body:
         kinds = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}
         return {"type": "error", "error": {"type": kinds.get(status, "api_error"), "message": message}}
-
-    def handle(self, path: str, body: Body) -> Answer:
-        if path == "/v1/messages/batches":
-            return self._create(body)
-        if match := re.fullmatch(r"/v1/messages/batches/([^/]+)/cancel", path):
-            batch = self.batch(match[1])
-            assert batch is not None
-            self.cancel(batch)
-            return Answer(self._shown(batch))
-        return self.answer(path, body)
 
     def get(self, path: str) -> Answer | None:
         where, asked = urlsplit(path).path, parse_qs(urlsplit(path).query)
