@@ -1,4 +1,4 @@
-"""One evaluation of a program on known values: its flags, its budget, what it has lost, and the rules it goes by."""
+"""One evaluation of a program on known values: what it has lost, and the rules it goes by."""
 
 from __future__ import annotations
 
