@@ -71,3 +71,24 @@ def test_what_an_exception_kept_python_from_is_not_wrong():
         except ValueError:
             backend.open()
     assert not program.profile.off and program.profile.wasted == 15
+
+
+@lmc.function
+def asks_once(s, q):
+    s += q + gen("a", max_tokens=3)
+    return s["a"]
+
+
+def test_only_every_32nd_run_tries_where_whole_runs_found_nothing():
+    program, begun = lmc.compile(asks_once, backend=lmc.Mock()), []
+    make = program.make_source
+    program.make_source = lambda *given: begun.append(given) or make(*given)
+    for _ in range(3):
+        program.profile.evaluated(("a line",), 0.001, 0)
+    program.batch([("q",)] * 32)
+    assert len(begun) == 32
+    program.batch([("q",)] * 64)
+    assert len(begun) == 34
+    program.profile.evaluated(("a line",), 0.001, 1)
+    program.batch([("q",)] * 8)
+    assert len(begun) == 42
