@@ -43,36 +43,6 @@ def test_a_whole_journal_answers_everything(first: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.search
-def test_cut_at_any_byte(tmp_path: Path) -> None:
-    path, rest = tmp_path / "journal", tmp_path / "rest"
-    expected = seen(agent.run("e", backend=lmc.Mock(), seed=3))
-    CALLS.clear()
-    lmc.compile(agent)("e", backend=lmc.Mock(), seed=3, journal=path)
-    calls, size = list(CALLS), path.stat().st_size
-    assert len(calls) > 2
-    lines = path.read_bytes().split(b"\n")
-    ends = [sum(len(line) + 1 for line in lines[:i]) for i in range(len(lines))]
-    program, doubts = lmc.compile(agent), 0
-    for at in sorted({*range(0, size, 97 if searching.TIMES else 485), *ends, *[max(0, e - 1) for e in ends]}):
-        cut(path, at, rest)
-        known = records.parse(rest.read_bytes(), "x")
-        effects = {} if known is None or 0 not in known.runs else known.runs[0].effects
-        asked = set() if known is None else ask_places(rest)
-        CALLS.clear()
-        mock = lmc.Mock()
-        try:
-            assert seen(program("e", backend=mock, seed=3, journal=rest)) == expected
-        except InDoubtEffect as error:
-            doubts += 1
-            assert error.loc is not None and any(e.outcome is None for e in effects.values())
-            continue
-        assert all(e.outcome is not None for e in effects.values())
-        assert [*calls[: len(effects)], *CALLS] == calls
-        assert len(asked) + len(mock.call_log) == len(ask_places(path))
-    assert doubts
-
-
-@pytest.mark.search
 def test_a_batch_cut_at_random_points(tmp_path: Path) -> None:
     items = [{"q": f"item {i}"} for i in range(searching.size(10, 30))]
     program = lmc.compile(agent)
