@@ -141,6 +141,31 @@ def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
     mock.close()
 
 
+def test_a_stream_of_the_parent_ends_in_a_child():
+    begun, goes_on = threading.Event(), threading.Event()
+
+    @lmc.function
+    def waits(s):
+        s += lmc.gen("a", max_tokens=2)
+        begun.set()
+        goes_on.wait()
+        s += lmc.gen("b", max_tokens=2)
+        return s["b"]
+
+    def says(read: Callable[[], object]) -> str:
+        try:
+            return str(read())
+        except lmc.ProgramError as error:
+            return error.message
+
+    state = waits.run(backend=lmc.Mock(), stream=True)
+    begun.wait()
+    for read in (lambda: "".join(state.text_iter()), lambda: state["b"], lambda: state.ret_value):
+        assert re.search("runs in " + FORKED, in_child(lambda: says(read)))  # noqa: B023
+    goes_on.set()
+    assert state.ret_value == state["b"]
+
+
 def test_a_child_does_not_keep_a_journals_lock(tmp_path):
     """The parent's run is over, the child still lives: another run may have the journal."""
     path, header = tmp_path / "journal", {"kind": "run", "program": "p", "source": "", "compiled": "", "backend": "b", "sampling": {}, "seed": 1}

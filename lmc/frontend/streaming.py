@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from lmc.backend.results import Result
+from lmc.errors import ProgramError
+from lmc.forking import REMEDY, belongs_here
 from lmc.frontend.emitter import Ctx, Emitter, Scoped, Stored, Taken
 from lmc.prompt import Excerpt, Piece, Prompt
 from lmc.segments import Given, Image, Mark, plain
@@ -28,6 +30,13 @@ class Progress:
         self.error: BaseException | None = None
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
+        belongs_here(self)
+
+    def forked(self, parent: int) -> None:
+        """End the run in a child of fork(): its thread is the parent's."""
+        self._lock, self._watchers = threading.Lock(), []
+        if self.elsewhere() and not self.done:
+            self.finish(ProgramError(f"the program of this stream runs in process {parent}, of which this one is a fork: {REMEDY}"))
 
     def finish(self, error: BaseException | None) -> None:
         self.error, self.done = error, True
