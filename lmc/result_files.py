@@ -179,9 +179,9 @@ def _writing(path: Path | None) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if path is None:
+        if path is None and isinstance(error, BrokenPipeError):
             raise
-        raise UsageError(f"cannot write the results to {path}: {error.strerror}; choose another --output") from error
+        raise UsageError(f"cannot write the results to {path or 'standard output'}: {error.strerror}; choose another --output") from error
 
 
 def _line(record: Item) -> str:

@@ -1,5 +1,6 @@
 """`lmc run` as a user meets it: return values, records as they come, interruption, and what goes on with --resume."""
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from lmc.cli.run import Job
+from lmc.result_files import Results
+from lmc.userfiles import UsageError
 from tests.cli.harness import PROGRAM, ROOT, items, jsonl
 from tests.searching import some
 
@@ -307,6 +310,15 @@ def test_a_full_disk_is_named_with_the_file(lmc_cli, folder):
     items(folder / "in.jsonl", {"text": "a"})
     code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", "full", "-b", "mock")
     assert code == 2 and "cannot write the results to full: No space left on device; choose another --output" in err
+
+
+def test_standard_output_on_a_full_disk_is_named(monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=len, flush=full))
+    with pytest.raises(UsageError, match="cannot write the results to standard output: No space left on device; choose another --output"):
+        Results(None).write({"index": 0})
 
 
 def test_resume_keeps_what_matches_and_asks_for_nothing(lmc_cli, results):
