@@ -170,7 +170,8 @@ class Ledger:
     @property
     def calls(self) -> CallsAhead:
         with self._lock:
-            self._calls = self._calls or CallsAhead(self.wake)
+            if self._calls is None:
+                self._calls = CallsAhead(self.wake)
             return self._calls
 
     @property
@@ -339,7 +340,7 @@ class Ledger:
 
     def pure_calls(self) -> CallsAhead | None:
         """Return the calls of pure functions that the run knows; None where nothing is made ahead."""
-        return None if self._is_off() else self.calls
+        return None if self.closed or self.policy is AheadPolicy.OFF else self.calls
 
     def listen(self, result: Result, tools: Mapping[str, HostFunction]) -> None:
         """Call those tools that are declared pure as soon as a growing answer contains their arguments."""

@@ -127,8 +127,9 @@ class Says(Held):
         return type(out)(tokens, out.logprobs, out.scores, out.tops)
 
 
-@pytest.mark.parametrize("pure", [True, False])
-def test_a_pure_tool_begins_before_the_answer_ends(pure):
+@pytest.mark.parametrize(("pure", "idle"), [(True, False), (True, True), (False, False)])
+def test_a_pure_tool_begins_before_the_answer_ends(pure, idle):
+    """Also in runs that need no evaluations."""
     begun, calls = threading.Event(), list[str]()
 
     def look(city: str) -> str:
@@ -151,7 +152,9 @@ def test_a_pure_tool_begins_before_the_answer_ends(pure):
     else:
         runner.may_run = lambda work: not begun.is_set()
     with engine:
-        state = lmc.compile(agent, backend=engine)()
+        program = lmc.compile(agent, backend=engine)
+        program.profile.is_idle = lambda: idle
+        state = program()
         assert state.ret_value == ["Rome is large."] and calls == ["Rome"]
         plain = agent.run(backend=engine) if pure else state
         assert plain.ret_value == state.ret_value and plain.text() == state.text()
