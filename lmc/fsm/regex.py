@@ -247,15 +247,32 @@ class _RegexReader:
         """Return the pattern; when searching, with any text before and after it where no anchor forbids it."""
         if not self.search:
             return self.sequence(items, at_start=True, at_end=True)
+        found: dict[tuple[bool, bool], list[Node]] = {}
+        for anchors, middle in self.searched(items):
+            found.setdefault(anchors, []).append(middle)
+        some = Repeat(ANY, 0, None)
+        arms = [
+            Concat((*(() if at_start else (some,)), middles[0] if len(middles) == 1 else Union(tuple(middles)), *(() if at_end else (some,))))
+            for (at_start, at_end), middles in found.items()
+        ]
+        return arms[0] if len(arms) == 1 else Union(tuple(arms))
+
+    def searched(self, items: list[tuple[Any, Any]]) -> Iterator[tuple[tuple[bool, bool], Node]]:
+        """Yield the alternatives that are searched for, and whether each is anchored at the start, and at the end."""
         if len(items) == 1 and items[0][0] is _sre.BRANCH:
-            return Union(tuple(self.whole(list(arm)) for arm in items[0][1][1]))
+            for arm in items[0][1][1]:
+                yield from self.searched(list(arm))
+            return
         if len(items) == 1 and items[0][0] is _sre.SUBPATTERN:
             _, add, remove, body = items[0][1]
-            return self.under(add, remove).whole(list(body))
+            yield from self.under(add, remove).searched(list(body))
+            return
         for end in (0, -1):  # alternatives with anchors at an end are split: `^a|^ab$` is read as `^a(?:|b$)`
             if len(items) > 1 and _holds_anchors(items[end]):
                 before, behind = ([], items[1:]) if end == 0 else (items[:-1], [])
-                return Union(tuple([self.whole([*before, *arm, *behind]) for arm in _arms(items[end])]))
+                for arm in _arms(items[end]):
+                    yield from self.searched([*before, *arm, *behind])
+                return
         starts, ends = (_STARTS[1:], _ENDS[1:]) if self.flags & re.MULTILINE else (_STARTS, _ENDS)
         at_start = any(op is _sre.AT and arg in starts for op, arg in items[:1])
         at_end = any(op is _sre.AT and arg in ends for op, arg in items[-1:])
@@ -264,8 +281,7 @@ class _RegexReader:
         if not self.assertions:  # whose marks see all text that is read
             middle = middle if at_end else _least(middle, -1)
             middle = middle if at_start else _least(middle, 0)
-        some = Repeat(ANY, 0, None)
-        return Concat((*(() if at_start else (some,)), middle, *(() if at_end else (some,))))
+        yield (at_start, at_end), middle
 
     def sequence(self, items: list[tuple[Any, Any]], *, at_start: bool, at_end: bool) -> Node:
         """Return items one after another; `at_start`, `at_end`: nothing can precede or follow them, so anchors are

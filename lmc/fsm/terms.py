@@ -929,9 +929,16 @@ class Terms:
             node = frame.node
             if isinstance(node, _Tail):
                 frame.is_in_string = self._are_units(node.node, frame.at)[node.index]
+            elif isinstance(node, WordRange):
+                frame.is_in_string = self._are_plain(node.texts)
             else:
                 frame.is_in_string = self._is_unit(node.graph if isinstance(node, _GraphPosition) else node)
         return frame.is_in_string
+
+    def _are_plain(self, words: Sequence[str]) -> bool:
+        if (found := self._unit.get(id(words))) is None:  # the list is kept alive by its frame
+            found = self._unit[id(words)] = all(word.isascii() and word.isprintable() and '"' not in word and "\\" not in word for word in words)
+        return found
 
     def _is_unit(self, node: Any) -> bool:
         """As `_is_in_string`, of a node."""
