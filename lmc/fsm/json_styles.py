@@ -89,7 +89,12 @@ class Styles:
             return node.rule in self._rules
         found = self._marked.get(id(node))
         if found is None:
-            found = self._marked[id(node)] = any(map(self._has_marks, parts_of(node)))
+            found = False
+            for part in () if isinstance(node, NodeGraph) and node.but is not None else parts_of(node):  # no mark is in a key
+                if type(part) is not Chars and self._has_marks(part):
+                    found = True
+                    break
+            self._marked[id(node)] = found
         return found
 
     def within(self, rule: str, at: At | None) -> At | None:

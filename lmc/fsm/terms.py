@@ -947,6 +947,8 @@ class Terms:
                 found = all(any(first <= low and high <= last for first, last in RAW_CHARS.ranges) for low, high in node.ranges)
             elif isinstance(node, Concat):
                 found = self._are_units(node, None)[0]
+            elif isinstance(node, NodeGraph) and node.but is not None and node.among is None:  # of plain names, and all others
+                found = self._is_unit(next(body for source, body, to in node.edges if source == to))
             else:
                 found = isinstance(node, Union | Repeat | NodeGraph | Counted) and all(map(self._is_unit, parts_of(node)))
             self._unit[id(node)] = found
