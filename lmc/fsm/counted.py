@@ -7,16 +7,18 @@ A state is left only for one from which some way to an end has as many edges as 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from lmc.fsm.bounds import TooLarge
-from lmc.fsm.nodes import NOTHING, Counted, Node, NodeGraph
+from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Repeat
 
 NEVER = 1 << 40  # bytes: longer than any text
 _MOST_COUNTED = 40_000  # edges of a way
 _MOST_LOOKED = 200_000  # states, of ways of each length: some 0.1 s
 _MOST_UNROLLED = 50_000  # states
+_FEWEST = 32  # states that are alike
 
 
 def counted(graph: NodeGraph, low: int, high: int | None) -> Node:
@@ -117,6 +119,60 @@ def unrolled(node: Counted) -> NodeGraph:
                     order.append(target)
                 edges.append((here, body, numbers[target]))
     return NodeGraph(tuple(edges), frozenset(final))
+
+
+def folded(graph: NodeGraph) -> NodeGraph:
+    """The same texts with a counter instead of many states that are alike but for how often a class of characters was read: behind names
+    that are not of `[a-z]{1,255}`, say.
+
+    graph   whose edges are characters, else it is returned as it is
+    """
+    if len(graph.edges) < _FEWEST:
+        return graph
+    ways: dict[int, dict[int, Node]] = {}
+    for source, body, to in graph.edges:
+        if type(body) is not Chars or to in ways.setdefault(source, {}):
+            return graph
+        ways[source][to] = body
+    entered = Counter(to for _, _, to in graph.edges)
+    following: dict[int, int] = {}
+    for state, here in ways.items():
+        for to, body in here.items():
+            there = ways.get(to, {})
+            others = {at: chars for at, chars in here.items() if at != to}
+            left = [chars for at, chars in there.items() if others.get(at) != chars]
+            is_alike = len(there) == len(others) + len(left) and left in ([], [body]) and (state in graph.final) == (to in graph.final)
+            if is_alike and to != state and to and entered[to] == 1:
+                following[state] = to
+                break
+    final, inner, behind = set(graph.final), set[int](), dict[int, list[tuple[Concat, int]]]()
+    end = 1 + max([max(a, b) for a, _, b in graph.edges])
+    for first in following.keys() - set(following.values()):
+        chain = [first]
+        while (to := following.get(chain[-1])) is not None and ways[chain[-1]][to] == ways[first][following[first]]:
+            chain.append(to)
+        if len(chain) < _FEWEST:
+            continue
+        body, last, inner = ways[first][chain[1]], ways.get(chain[-1], {}), inner.union(chain)
+        others = {to: chars for to, chars in ways[first].items() if to != chain[1]}
+        found = behind[first] = [(Concat((Repeat(body, 0, len(chain) - 1), chars)), to) for to, chars in others.items()]
+        found += [(Concat((Repeat(body, len(chain), len(chain)),)), to) for to, chars in last.items() if others.get(to) != chars]
+        if first in final:
+            found.append((Concat((Repeat(body, 0, len(chain) - 1),)), end))
+            final.add(end)
+        final -= {*chain} - {0}
+    if not behind:
+        return graph
+    apart = {first for first, ways_on in behind.items() if not first or any(to in behind for _, to in ways_on)}  # still states of their own
+    edges = [edge for edge in graph.edges if edge[0] not in inner]
+    edges += [(first, node, to) for first, ways_on in behind.items() for node, to in ways_on if first in apart]
+    edges = [
+        (a, node, to)
+        for a, body, b in edges
+        for node, to in ([(body, b)] if b not in behind or b in apart else [(Concat((body, *node.parts)), to) for node, to in behind[b]])
+    ]
+    numbers = {state: i for i, state in enumerate(sorted({0, *(state for a, _, b in edges for state in (a, b))}))}
+    return NodeGraph(tuple([(numbers[a], body, numbers[b]) for a, body, b in edges]), frozenset([numbers[s] for s in final if s in numbers]))
 
 
 def _by_source(graph: NodeGraph) -> dict[int, list[tuple[Node, int]]]:

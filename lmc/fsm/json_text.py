@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
+from lmc.fsm.counted import folded
 from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 from lmc.fsm.regex import parse
 
@@ -99,8 +100,7 @@ def _any_character() -> Node:
 
 def string_of(language: Node) -> Node:
     """Return the strings whose values are in a language of characters."""
-    spelled = _spelled(language)
-    return seq(text('"'), spelled, text('"'))
+    return seq(text('"'), _spelled(language), text('"'))
 
 
 def _spelled(tree: Node) -> Node:
@@ -113,16 +113,20 @@ def _spelled(tree: Node) -> Node:
     if isinstance(tree, Repeat):
         return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, NodeGraph):
-        edges = tuple((a, _spelled(body), b) for a, body, b in tree.edges)
+        if tree.but is None:
+            return _spelled_edges(folded(tree))
         if tree.among is None:
-            return NodeGraph(edges, tree.final, tree.but)
+            return _spelled_edges(tree)
+        edges = _spelled_edges(tree).edges
         among = _spelled(tree.among)
         return NodeGraph(edges, tree.final, tree.but, among) if type(among) is Repeat and type(among.body) is Chars else NodeGraph(edges, tree.final)
     if isinstance(tree, Counted):
-        graph = _spelled(tree.graph)
-        assert isinstance(graph, NodeGraph)
-        return Counted(graph, tree.low, tree.high)
+        return Counted(_spelled_edges(tree.graph), tree.low, tree.high)
     raise TypeError(tree)
+
+
+def _spelled_edges(graph: NodeGraph) -> NodeGraph:
+    return NodeGraph(tuple([(a, _spelled(body), b) for a, body, b in graph.edges]), graph.final, graph.but)
 
 
 @lru_cache(4096)

@@ -126,6 +126,8 @@ class Terms:
         self.end = Term(None, None, 0)
         self._return = TermFrame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
+        self._beyond = TermFrame(None, None, 0, 0)  # what no text of the length in question reaches
+        self._beyond.forms, self._beyond.nullable, self._beyond.surely = (), False, _ENOUGH
         strings = WITHIN_STRINGS if RAW_CHARS in members else ()
         self._strings = {self.frame(node).family: kind for kind, node in enumerate(strings)}
         self._units = {id(self._canonical(node.body)) for node in strings}
@@ -684,6 +686,9 @@ class Terms:
             if (surely := frame.surely) is None:
                 text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
                 surely = text if solid + text >= far else self._surely(frame)
+            if frame.low and frame.low * self._bytes(frame.node) >= far - solid and self.string(at) is None:  # else all of its turns are known
+                kept += self._repeat(frame.node, 0, None, frame.at), self._beyond
+                break
             solid += surely
             kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
             at = at.rest
@@ -1019,6 +1024,8 @@ class Terms:
         node, at = frame.node, frame.at
         if frame is self._return:
             return 0
+        if frame is self._beyond:
+            return NEVER
         if frame.family is not frame:
             return frame.low * self._lengths.of(node, at)
         if isinstance(node, _Tail):

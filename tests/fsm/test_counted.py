@@ -10,15 +10,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lmc.fsm.algebra import both, minimised
+from lmc.fsm import counted as counted_module
+from lmc.fsm.algebra import both, minimised, without
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bounds import TooLarge, TransitionBudget
-from lmc.fsm.counted import counted
+from lmc.fsm.counted import counted, folded
 from lmc.fsm.dfa import build
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_text import repeat
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.nodes import ANY, NOTHING
+from lmc.fsm.nodes import ANY, NOTHING, NodeGraph
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import TokenAutomaton
@@ -118,3 +119,30 @@ def test_counts_that_take_too_long_are_refused():
         counted(minimised(parse("(abc|defgh)*(x|y)"), TransitionBudget()), 0, 1_000_000)
     with pytest.raises(TooLarge):
         counted(minimised(parse("(" + "a" * 97 + ")*"), TransitionBudget()), 0, 30_000)
+
+
+FOLDED = ["a{1,40}", "x(a|b){3,50}y", "(a{9}b|c)*", "a{0,30}(b|c)?", "[ab]{4,20}c{7}|d", "(b?a{12})*a"]
+
+
+@pytest.mark.parametrize("pattern", FOLDED)
+def test_states_that_are_alike_but_for_a_count_are_one_repeat(pattern, monkeypatch):
+    monkeypatch.setattr(counted_module, "_FEWEST", 3)
+    for language in (minimised(parse(pattern), TransitionBudget()), without(repeat(ANY, 0, None), parse(pattern))):
+        assert isinstance(language, NodeGraph)
+        found = folded(language)
+        assert len(found.edges) < len(language.edges)
+        check_same_language(build(language), LazyDFA(found, {}, frozenset()), 3000)
+        check_same_language(build(found), LazyDFA(language, {}, frozenset()), 3000)
+
+
+@search(20, 400)
+@given(regexes)
+def test_folded_states_of_any_regex_read_the_same_texts(pattern):
+    language = parse(pattern)
+    assume(language != NOTHING)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counted_module, "_FEWEST", 2)
+        for graph in (minimised(language, TransitionBudget()), without(repeat(ANY, 0, None), language)):
+            if graph != NOTHING:
+                assert isinstance(graph, NodeGraph)
+                check_same_language(build(graph), LazyDFA(folded(graph), {}, frozenset()), 400)
