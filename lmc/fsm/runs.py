@@ -7,10 +7,10 @@ such a run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class Texts:
     node_of: np.ndarray
     long: Sequence[int]
     _members: dict[Ranges, Members] = field(default_factory=dict[Ranges, "Members"])
+    _longs: dict[Ranges, Long] = field(default_factory=dict[Ranges, "Long"])
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -96,14 +97,18 @@ class Texts:
         """The texts that end inside of a character, ascending."""
         return np.flatnonzero((self.spelling.missing > 0)[self.spelling.symbol[self.nodes]])
 
+    @property
+    def words(self) -> int:
+        """Return the length of a row."""
+        return len(self.node_of) // 32
+
     def members(self, ranges: Ranges) -> Members:
         """Return which characters are in a class, found once."""
-        found = self._members.get(ranges)
-        if found is None:
-            if len(self._members) >= _MOST_CLASSES:
-                self._members.clear()
-            found = self._members[ranges] = Members.of(ranges, self.spelling)
-        return found
+        return _kept(self._members, ranges, lambda: Members.of(ranges, self.spelling))
+
+    def long_in(self, ranges: Ranges) -> Long:
+        """Return the tokens of `long` as to a class, found once."""
+        return _kept(self._longs, ranges, lambda: Long.of(ranges, self))
 
     @cached_property
     def long_ids(self) -> tuple[np.ndarray, np.ndarray]:
@@ -128,6 +133,18 @@ class Texts:
     def spelled_long(self) -> Spelled:
         """The tokens of `long`."""
         return Spelled.of([self.tokens[i] for i in self.long])
+
+
+_Found = TypeVar("_Found")
+
+
+def _kept(known: dict[Ranges, _Found], ranges: Ranges, find: Callable[[], _Found]) -> _Found:
+    found = known.get(ranges)
+    if found is None:
+        if len(known) >= _MOST_CLASSES:
+            known.clear()
+        found = known[ranges] = find()
+    return found
 
 
 class Begun(NamedTuple):
@@ -279,32 +296,36 @@ class Spelled(NamedTuple):
         return Spelled(np.searchsorted(known, key), known >> 32, known & 0xFFFFFFFF, at, np.cumsum(counts) - counts, counts)
 
 
-class Long(NamedTuple):
-    """Tokens that are not in the trie, as to a class: those that begin with one of `Run.firsts`.
+@dataclass(frozen=True, eq=False)
+class Long:
+    """Tokens that are not in the trie, as to a class or a kind of string: those that begin with one of `heads`.
 
     inside   int64 ids of those that are within it as a whole, a last character as far as it is there
-    firsts   uint8, of each of these, its first byte
-    chars    and how many characters it has
+    chars    uint8, of each of these, how many characters it has
     leaving  (id, first byte, bytes before it leaves, characters before that) of each of the others
+    bits     of `inside`, as a row
+    heads    bool [256]
+    firsts   uint8, of each of `inside`, its first byte
     """
 
-    inside: np.ndarray = np.zeros(0, np.int64)
-    firsts: np.ndarray = np.zeros(0, np.uint8)
-    chars: np.ndarray = np.zeros(0, np.int64)
-    leaving: Sequence[tuple[int, int, int, int]] = ()
+    inside: np.ndarray
+    chars: np.ndarray
+    leaving: Sequence[tuple[int, int, int, int]]
+    bits: np.ndarray
+    heads: np.ndarray = field(default_factory=lambda: np.zeros(256, bool))
+    firsts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @staticmethod
-    def of(ranges: Ranges, texts: Texts, firsts: np.ndarray) -> Long:
-        if not texts.long:
-            return Long()
+    def of(ranges: Ranges, texts: Texts) -> Long:
+        heads = texts.members(ranges).firsts
         spelled = texts.spelled_long
         left = np.greater(*_members(ranges, spelled.first, spelled.last))[spelled.symbol]
-        behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins)
+        behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins) if texts.long else spelled.begins
         stays = behind >= spelled.begins + spelled.counts
         ids, first = texts.long_ids
-        inside, out = stays & firsts[first], ~stays & firsts[first]
-        leaving = ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]
-        return Long(ids[inside], first[inside], spelled.counts[inside], list(zip(*(part.tolist() for part in leaving))))
+        inside, out = stays & heads[first], ~stays & heads[first]
+        leaving = list(zip(*(part.tolist() for part in (ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]))))
+        return Long(ids[inside], spelled.counts[inside], leaving, bits_of(ids[inside], texts.words), heads, first[inside])
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,25 +338,21 @@ class ClassRun:
     chars   uint8, of each of `ids`: its number of characters, counting an incomplete last one
     begun   ids of those that end inside of a character, with only one legal next byte
     leaving how many leave the class after some of it, by the first byte that does, or may
-    long    of tokens that are not in the trie: those that are within the class as a whole, and the others
     """
 
     texts: Texts
     firsts: np.ndarray
     begun: np.ndarray
     leaving: Mapping[int, int]
-    long: Long
     bits: np.ndarray
     _exits: np.ndarray  # nodes where tokens leave the class
     _before: np.ndarray  # of each, the characters within it
-    _kept: np.ndarray  # bool, of each text below the node: it is one of `ids`
     _node: int
     _short: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])  # `bits` by the most characters
     _tails: dict[tuple[int, int | None], Tail] = field(default_factory=dict[tuple[int, "int | None"], Tail])
 
     @staticmethod
     def of(ranges: Ranges, texts: Texts, node: int = 0) -> ClassRun:
-        """`long` is of runs from the root only."""
         trie, spelling = texts.trie, texts.spelling
         members = texts.members(ranges)
         inside, leaves = _within(trie, spelling, node, members.some)
@@ -346,24 +363,20 @@ class ClassRun:
         firsts[trie.byte[mixed]] = False
         exits = exits[~upper]
         begin, end = int(trie.begin[node]), int(texts.ends[node])
-        kept = inside[texts.nodes[begin:end]]
         flags = np.zeros(len(texts.node_of), bool) if node else inside.take(texts.node_of)  # the root, which is not inside, has those of no text
         if node:
-            flags[texts.ids[begin:end][kept]] = True
+            flags[texts.ids[begin:end]] = inside[texts.nodes[begin:end]]
         for child in mixed:
             first, last = int(trie.begin[child]), int(texts.ends[child])
-            kept[first - begin : last - begin] = False
             flags[texts.ids[first:last]] = False
             exits = exits[(trie.begin[exits] < first) | (trie.begin[exits] >= last)]
         begun = texts.begun[slice(*np.searchsorted(texts.begun, (begin, end)))]
-        begun = begun[kept[begun - begin]]
-        begun = texts.ids[begun[members.single[spelling.symbol[texts.nodes[begun]]]]]
+        begun = texts.ids[begun[flags[texts.ids[begun]] & members.single[spelling.symbol[texts.nodes[begun]]]]]
         leaves = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
         leaving = {byte: int(leaves[byte]) for byte in np.flatnonzero(leaves).tolist()}
         behind = spelling.chars[node] if node else 0
         before = spelling.chars[exits] - 1 - behind
-        long = Long.of(ranges, texts, firsts) if not node else Long()
-        return ClassRun(texts, firsts, begun, leaving, long, packed(flags), exits, before, kept, node)
+        return ClassRun(texts, firsts, begun, leaving, packed(flags), exits, before, node)
 
     @cached_property
     def ids(self) -> np.ndarray:
@@ -375,13 +388,13 @@ class ClassRun:
         return (self._of_kept(self.texts.counts) - behind).astype(np.uint8)
 
     def _of_kept(self, of_texts: np.ndarray) -> np.ndarray:
-        begin = int(self.texts.trie.begin[self._node])
-        return of_texts[begin : begin + len(self._kept)][self._kept]
+        below = slice(int(self.texts.trie.begin[self._node]), int(self.texts.ends[self._node]))
+        return of_texts[below][np.unpackbits(self.bits.view(np.uint8), bitorder="little")[self.texts.ids[below]] > 0]
 
     @property
     def nbytes(self) -> int:
-        arrays = 10 * len(self._kept) + self.begun.nbytes + 2 * self._exits.nbytes
-        return arrays + (1 + len(self._short)) * self.bits.nbytes + 100 * len(self.long.leaving)
+        arrays = 9 * int(self.texts.ends[self._node] - self.texts.trie.begin[self._node]) + self.begun.nbytes + 2 * self._exits.nbytes
+        return arrays + (1 + len(self._short)) * self.bits.nbytes
 
     def up_to(self, chars: int) -> np.ndarray:
         """Return `bits`, of tokens of at most so many characters."""
@@ -389,11 +402,6 @@ class ClassRun:
         if found is None:
             found = self._short[min(chars, LONG)] = bits_of(self.ids[self.chars <= chars], len(self.bits))
         return found
-
-    @cached_property
-    def long_bits(self) -> np.ndarray:
-        """The tokens of `long.inside`."""
-        return bits_of(self.long.inside, len(self.bits))
 
     def tail(self, byte: int, chars: int | None = None) -> Tail:
         """Return the rest of the tokens that leave the class by a byte, from that byte on; only of those that leave
@@ -428,17 +436,19 @@ def _within(trie: ByteTrie, spelling: Spelling, upper: int, member: np.ndarray) 
 
     member  bool [symbols]: the class has what is there of a character
     """
-    inside = np.zeros(len(trie.byte), bool)
+    inside, children = np.zeros(len(trie.byte), bool), trie.children
     inside[upper] = True
     leaves = [np.zeros(0, np.int64)]
     begin, end = upper, upper + 1
     while True:
-        begin, end = int(trie.first[begin]), int(trie.first[end - 1] + trie.count[end - 1])  # the nodes of a level below a node are neighbours
-        if begin == end:
-            break
+        begin, end = children(begin)[0], children(end - 1)[1]  # the nodes of a level below a node are neighbours
         above, here = inside.take(trie.parent[begin:end]), member.take(spelling.symbol[begin:end])
-        inside[begin:end] = above & here
-        leaves.append(begin + np.flatnonzero(above & ~here))
+        stays = above & here
+        leaves.append(begin + np.flatnonzero(above > here))
+        if not stays.any():
+            break
+        inside[begin:end] = stays
+        begin, end = begin + int(stays.argmax()), end - int(stays[::-1].argmax())
     inside[upper] = False
     return inside, np.concatenate(leaves)
 

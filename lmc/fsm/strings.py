@@ -38,8 +38,7 @@ class StringRun:
     chars: np.ndarray
     whole: np.ndarray
     begun: np.ndarray
-    long: Long
-    long_bits: np.ndarray  # of `long.inside`
+    long: Long | None
     _texts: Texts
     _exits: np.ndarray  # nodes of the trie, each behind a quote
     _before: np.ndarray  # of each, the characters before the quote
@@ -59,17 +58,17 @@ class StringRun:
         at = np.searchsorted(nodes[within], held)
         kept = np.append(nodes[within], -1)[at] == held
         at = within[at[kept]]
-        long = Long() if node else _long(kind, texts)
+        long = None if node else _long(kind, texts)
         return StringRun._made(
             texts, begin + np.flatnonzero(kept), chars[at], states[at] == 0, dfa.are_singular(states[at]), long, nodes[left], chars[left] - 1
         )
 
     @staticmethod
     def _made(
-        texts: Texts, held: np.ndarray, chars: np.ndarray, whole: np.ndarray, single: np.ndarray, long: Long, exits: np.ndarray, before: np.ndarray
+        texts: Texts, held: np.ndarray, chars: np.ndarray, whole: np.ndarray, single: np.ndarray, long: Long | None, exits: np.ndarray, before: np.ndarray
     ) -> StringRun:
-        ids, words = texts.ids[held], len(texts.node_of) // 32
-        return StringRun(bits_of(ids, words), ids, chars, whole, ids[single], long, bits_of(long.inside, words), texts, exits, before, held, single)
+        ids = texts.ids[held]
+        return StringRun(bits_of(ids, texts.words), ids, chars, whole, ids[single], long, texts, exits, before, held, single)
 
     def below(self, node: int) -> StringRun:
         """Of a run from the root, return that from a node whose text is whole characters, written as they are."""
@@ -80,7 +79,7 @@ class StringRun:
         behind, begins = int(texts.spelling.chars[node]), trie.begin[self._exits]
         left = (begins >= begin) & (begins < end) & (self._exits > node)
         return self._made(
-            texts, self._held[at], self.chars[at] - behind, self.whole[at], self._single[at], Long(), self._exits[left], self._before[left] - behind
+            texts, self._held[at], self.chars[at] - behind, self.whole[at], self._single[at], None, self._exits[left], self._before[left] - behind
         )
 
     def up_to(self, chars: int) -> np.ndarray:
@@ -102,7 +101,7 @@ class StringRun:
 
     @property
     def nbytes(self) -> int:
-        return (2 + len(self._short)) * self.bits.nbytes + 26 * len(self.ids) + 16 * len(self._exits) + 100 * len(self.long.leaving)
+        return (2 + len(self._short)) * self.bits.nbytes + 26 * len(self.ids) + 16 * len(self._exits) + 100 * (len(self.long.leaving) if self.long else 0)
 
 
 @lru_cache
@@ -139,4 +138,4 @@ def _long(kind: int, texts: Texts) -> Long:
             if not texts.tokens[i].startswith(begun):
                 break
             leaving.append((i, begun[0], until, before))
-    return Long(ids[kept], chars=chars[states != behind][at[kept]], leaving=leaving)
+    return Long(ids[kept], chars[states != behind][at[kept]], leaving, bits_of(ids[kept], texts.words))

@@ -250,7 +250,7 @@ class TokenAutomaton:
         if made is None:
             bits = self._walked(window, walk)
             if long.whole is not None:
-                bits = bits | long.whole.long_bits
+                bits = bits | long.whole.bits
             if long.others or ends:
                 bits = bits | bits_of(long.others + ends, vocabulary.words)
             made = TokenRow(bits, size=vocabulary.size)

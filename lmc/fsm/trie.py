@@ -17,7 +17,9 @@ from lmc.fsm.minimise import DEAD
 
 _ONE_BY_ONE = 48  # nodes of a level: visited one by one up to here
 _SIDE_BY_SIDE = 3  # children: sooner looked at than the ways of a state are counted
-_MOSTLY_DEAD = 16  # nodes of a level for each legal one, from which on legal ones are sooner listed
+_APART = 16  # nodes for each text between two first bytes, up to which what is below both is not walked at once
+_MANY_STATES, _TRIES = 64, 3  # made for some levels: from here on those that longer texts alone tell apart are made one, if there are any
+_FEW, _MANY, _MOSTLY_DEAD = 16, 2048, 16  # nodes to look at next; nodes of a level, and for each legal one: legal ones are sooner listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +131,15 @@ class ByteTrie:
         return np.concatenate([nodes for nodes, _ in found]), np.concatenate([states for _, states in found])
 
     @staticmethod
-    def nearer(dfa: Arrays, states: np.ndarray, length: int) -> np.ndarray:
-        """Return states that allow the same texts of up to `length` bytes: so the turns of a long count, of a class that only names are
-        left out of, have no states of their own from the first character on."""
-        found = states.copy()
-        for state in set(states.tolist()) - {DEAD}:
-            if (near := dfa.far(state, length)) != state:
-                found[states == state] = near
-        return found
+    def _nearer(dfa: Arrays, states: np.ndarray, length: int) -> bool:
+        """Replace states by ones that allow the same texts of up to `length` bytes: so the turns of a long count, of a class that only names
+        are left out of, have no states of their own from the first character on. Return whether that has made some of them one."""
+        near = np.arange(states.max(initial=0) + 2) - 1  # the first one is DEAD
+        known = np.flatnonzero(np.bincount(states + 1)[1:]).tolist()
+        for state in known:
+            near[state + 1] = dfa.far(state, length)
+        states[:] = near.take(states + 1)
+        return len({int(near[state + 1]) for state in known}) < len(known)
 
     def _one_by_one(self, dfa: Arrays, level: Sequence[tuple[int, int]], rows: dict[int, memoryview]) -> list[tuple[int, int]] | None:
         """Return the legal nodes below those of a level, with their states; None if many would have to be looked at.
@@ -165,25 +168,39 @@ class ByteTrie:
 
     def walk(self, dfa: Arrays, state: int, near: int = 0) -> np.ndarray:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
-        whole levels at once while much of them is legal. If only so many bytes matter, `near`, states that they do not tell apart
-        may be one."""
-        behind = np.empty(len(self.byte), np.int64)
-        behind[0] = state
-        begin = 1
-        for end in self.level_ends[1:]:
-            level = dfa.following(behind.take(self.parent[begin:end]), self._text[begin:end], behind[begin:end])
-            if near and begin == 1:
-                level[:] = self.nearer(dfa, level, near)
-            legal = level >= 0
-            if np.count_nonzero(legal) * _MOSTLY_DEAD < len(level):
-                behind[end:] = DEAD
-                at = np.flatnonzero(legal)
-                nodes, states = self.from_all(dfa, at + begin, level[at])
-                behind[nodes] = states
-                break
-            begin = end
-        behind[0] = DEAD
+        whole levels at once while much of them is legal, without what is below first bytes that are not legal and that many texts have.
+        If only so many bytes matter, `near`, states that they do not tell apart may be one."""
+        behind, ends, begin = np.full(len(self.byte), DEAD), self.level_ends, self.begin
+        if len(ends) == 1:
+            return behind
+        first, last = 1, ends[1]
+        level = dfa.following(np.full(last - first, state), self._text[first:last], behind[first:last])
+        if near:
+            self._nearer(dfa, level, near)
+        legal = first + np.flatnonzero(level >= 0)
+        apart = np.flatnonzero(begin[legal[1:]] - begin[legal[:-1] + 1] > len(begin) // _APART) + 1
+        for part in np.split(legal, apart) if len(legal) else ():
+            self._walk_below(dfa, int(part[0]), int(part[-1]) + 1, behind, near)
         return behind
+
+    def _walk_below(self, dfa: Arrays, first: int, last: int, behind: np.ndarray, near: int) -> None:
+        """As `walk`, of the nodes below some neighbours."""
+        children, states, tries = self._children, dfa.states, _TRIES
+        for depth in range(1, len(self.level_ends)):
+            legal = behind[first:last] >= 0
+            if not legal.any():
+                return
+            begin, end = children[first + int(legal.argmax())], children[last - int(legal[::-1].argmax())]
+            is_crowded = near > depth and dfa.states > states + _MANY_STATES
+            if not is_crowded and (end - begin <= _FEW or np.count_nonzero(legal) * _MOSTLY_DEAD < last - first > _MANY):
+                at = first + np.flatnonzero(legal)
+                nodes, states = self.from_all(dfa, at, behind[at])
+                behind[nodes] = states
+                return
+            first, last = begin, end
+            level = dfa.following(behind.take(self.parent[first:last]), self._text[first:last], behind[first:last])
+            if is_crowded and not self._nearer(dfa, level, near - depth) and (tries := tries - 1) == 0:
+                near = 0
 
     def follow(self, dfa: Arrays, nodes: np.ndarray, states: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Return, level by level, the legal nodes below `nodes`, and the states after them: visits children of legal

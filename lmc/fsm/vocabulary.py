@@ -16,7 +16,7 @@ from lmc.fsm.bytedfa import LONG
 from lmc.fsm.charset import Ranges, lead_of
 from lmc.fsm.json_text import WITHIN_STRINGS
 from lmc.fsm.lazy import NO_LIMIT, WIDE, Name, OpenString, SelfLoop, Turns
-from lmc.fsm.runs import MEDIUM, ClassRun, Tail, Texts, bits_of, packed
+from lmc.fsm.runs import MEDIUM, ClassRun, Long, Tail, Texts, bits_of, packed
 from lmc.fsm.strings import StringRun
 from lmc.fsm.trie import ByteTrie, columns
 from lmc.fsm.words import WordRange
@@ -31,7 +31,7 @@ WITHIN = -2  # instead of a state: it is not made
 _NO_CHOICE = 3  # children: sooner looked at than counting the ways of a state takes
 _MANY_TAILS = 1024  # tokens that leave a run: from here on sooner followed along the vocabulary's trie than a trie of their own is made
 _MANY_LONG = 64  # tokens above LONG bytes that leave a run: from here on all are followed level by level
-_ALL_LEVELS = 12  # times as many texts as would be followed in lists of nodes: sooner all levels are
+_ALL_LEVELS = 24  # times as many texts as would be followed in lists of nodes: sooner all levels are
 _byte = np.arange(256)
 _begins_words = np.isin(_byte, list(b" \t")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))  # after anything
 _ends_words = np.isin(_byte, list(b"0123456789")) | np.isin(_byte | 0x20, list(b"abcdefghijklmnopqrstuvwxyz"))
@@ -71,7 +71,8 @@ class Vocabulary:
     def prepare(self) -> Vocabulary:
         """Find now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
         step that others wait for; itself."""
-        _ = self._nodes, self._occurrences, self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
+        _ = self._nodes, self._occurrences, self._texts_below
+        _ = self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
         if self.long_ids:
             _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie, self._texts.medium_trie
         escaped = [node for byte in b'"\\/bfnrtu' if (node := self.trie.find(bytes([byte]))) is not None]
@@ -295,13 +296,9 @@ class Vocabulary:
             return None
         loop, turns = found
         main, row, byte = dfa.row(loop.state), dfa.row(state), self.trie.byte
-        if not node and (loop.again, node) not in self._runs and self._is_often_left(main, loop.state):
+        if not node and (loop.again, node) not in self._runs and self._is_often_left(loop, main):
             return None
-        run = self.run(loop.again, node)
-        leaving = sum([count for head, count in run.leaving.items() if main[head] >= 0])
-        if leaving * 2 > texts:
-            return None
-        apart, within, rest = list[int](), list[_At](), list[_At]()
+        firsts, apart, within, rest = self._texts.members(loop.again).firsts, list[int](), list[_At](), list[_At]()
         todo = [(node, row)]
         for at_node, row in todo:
             if len(todo) > _MOST_APART:
@@ -311,12 +308,14 @@ class Vocabulary:
             if at_node != node:
                 other = row[heads] != main[heads]
             elif turns is None:
-                other = (row[heads] != main[heads]) | ~run.firsts[heads]
+                other = (row[heads] != main[heads]) | ~firsts[heads]
             else:  # each turn has a state of its own
-                other = ~run.firsts[heads]
+                other = ~firsts[heads]
+            if at_node == node and int(self._texts_below[begin:end][other & (row[heads] >= 0)].sum()) * 2 > texts:
+                return None
             for i, head, to in zip(np.flatnonzero(other).tolist(), heads[other].tolist(), row[heads[other]].tolist()):
                 child = begin + i
-                if to >= 0 and head < 0x80 and run.firsts[head]:
+                if to >= 0 and head < 0x80 and firsts[head]:
                     begins, ends = self.trie.children(child)
                     if begins < ends:
                         below, behind = byte[begins:ends], dfa.row(to)
@@ -327,16 +326,25 @@ class Vocabulary:
                         todo.append((child, behind))
                     within.append((child, to))
                     continue
-                if at_node != node or run.firsts[head]:
+                if at_node != node or firsts[head]:
                     apart.append(child)
                 if to >= 0:
                     rest.append((child, to))
+        run = self.run(loop.again, node)  # only now: finding it takes as long as all levels do
+        leaving = sum([count for head, count in run.leaving.items() if main[head] >= 0])
+        if leaving * 2 > texts:
+            return None
+        known = {child for child, _ in rest}
+        begin, end = self.trie.children(node)
+        mixed = begin + np.flatnonzero((firsts & ~run.firsts)[byte[begin:end]])
+        rest += [(child, to) for child in mixed.tolist() if child not in known and (to := int(dfa.row(state)[byte[child]])) >= 0]
         return RunInLoop(run, loop, turns, apart, leaving), within, rest
 
-    def _is_often_left(self, row: np.ndarray, state: int) -> bool:
+    def _is_often_left(self, loop: SelfLoop, row: np.ndarray) -> bool:
         """Return whether so many texts may leave a loop, whose state has `row`, that all levels are sooner looked at than its run is made."""
-        leaving = (row[:0x80] >= 0) & (row[:0x80] != state)
-        return int(self._occurrences[:0x80][leaving].sum()) * _ALL_LEVELS > self.texts_below(0)
+        known = 256 if loop.again[-1][1] < 0x80 else 0x80  # bytes, of which the others may be of a character of the loop
+        leaving = (row[:known] >= 0) & (row[:known] != loop.state)
+        return int(self._occurrences[:known][leaving].sum()) * _ALL_LEVELS > self.texts_below(0)
 
     def run(self, ranges: Ranges, node: int = 0) -> ClassRun:
         """Return the run of a class of characters and a node of the trie, computed once."""
@@ -344,14 +352,14 @@ class Vocabulary:
 
     def string_run(self, kind: int | Ranges, node: int = 0) -> StringRun | ClassRun:
         """Return the run of a kind of JSON string, or of one of a class, and a node of the trie, computed once."""
-        if not isinstance(kind, int):
-            return self.run(kind, node)
+        return self._find_string(kind, node) if isinstance(kind, int) else self.run(kind, node)
+
+    def _find_string(self, kind: int, node: int) -> StringRun:
         return _recent(self._strings, (kind, node), lambda: self._find_string_run(kind, node))
 
     def _find_string_run(self, kind: int, node: int) -> StringRun:
         text = self.tokens[self._ids[self.trie.begin[node]]][: self.trie.depth(node)] if node else b""
-        whole = self.string_run(kind) if text and _is_written_as_it_is(text) else None
-        return whole.below(node) if isinstance(whole, StringRun) else StringRun.of(kind, self._texts, node)
+        return self._find_string(kind, 0).below(node) if text and _is_written_as_it_is(text) else StringRun.of(kind, self._texts, node)
 
     @cached_property
     def _texts(self) -> Texts:
@@ -382,28 +390,28 @@ class Vocabulary:
         if (string := dfa.string(state)) is not None:
             return self._long_in_string(dfa, state, string)
         found: list[int] = []
-        whole: ClassRun | None = None
+        whole: Long | None = None
         if (heads := dfa.heads(state)) is not None:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
-            if turns is None and (loop.again, 0) not in self._runs and self._is_often_left(dfa.row(loop.state), loop.state):
-                return LongAllowed(None, self._long_walked(dfa, state))
-            run = self.run(loop.again)
-            within, inside, left = run.firsts.tobytes(), run.long.inside, len(run.long.leaving) if turns is None else 0
-            if len(self.long_ids) - len(inside) - len(run.long.leaving) + left >= _MANY_LONG:
-                others = ~run.firsts & (dfa.row(state) >= 0)
+            long = self._texts.long_in(loop.again)
+            within, inside, left = long.heads.tobytes(), long.inside, len(long.leaving) if turns is None else 0
+            if len(self.long_ids) - len(inside) - len(long.leaving) + left >= _MANY_LONG:
+                others = ~long.heads & (dfa.row(state) >= 0)
                 left += np.count_nonzero(others[self._texts.long_ids[1]])
             if left >= _MANY_LONG:
                 return LongAllowed(None, self._long_walked(dfa, state))
             if turns is not None and turns.high < self.longest:
-                found += inside[run.long.chars <= turns.high].tolist()
-            elif turns is None and (apart := run.firsts & (dfa.row(state) != dfa.row(loop.state))).any():
-                within = (run.firsts & ~apart).tobytes()
-                found += inside[~apart[run.long.firsts]].tolist()
+                found += inside[long.chars <= turns.high].tolist()
+            elif turns is None and (apart := long.heads & (dfa.row(state) != dfa.row(loop.state))).any():
+                if np.count_nonzero(apart[long.firsts]) >= _MANY_LONG:
+                    return LongAllowed(None, self._long_walked(dfa, state))
+                within = (long.heads & ~apart).tobytes()
+                found += inside[~apart[long.firsts]].tolist()
             else:
-                whole = run
-            for i, first, until, chars in run.long.leaving:
+                whole = long
+            for i, first, until, chars in long.leaving:
                 if within[first] and (turns is None or chars <= turns.high):
                     left = self.tokens[i][until:]
                     at = state if until == 0 else loop.state if turns is None else behind(dfa, turns, chars, len(left))
@@ -415,26 +423,34 @@ class Vocabulary:
         return LongAllowed(whole, tuple(sorted(found + _stepped(dfa, todo))))
 
     def _long_in_string(self, dfa: Arrays, state: int, string: OpenString) -> LongAllowed:
-        run, names = self.string_run(string.kind), tuple(string.but)
+        long, names = self._long_in(string.kind), tuple(string.but)
         ids, firsts = self._texts.long_ids
         found = {i for i in ids[firsts == _QUOTE].tolist() if dfa.step(state, self.tokens[i]) >= 0}
-        for i, _, until, chars in run.long.leaving:
+        for i, _, until, chars in long.leaving:
             text = self.tokens[i]
             if names and text.startswith(names):
                 found.update([i] if dfa.step(state, text) >= 0 else ())
             elif string.low <= chars <= string.high and text[until] == _QUOTE and dfa.step(string.behind, text[until + 1 :]) >= 0:
                 found.add(i)
         if string.high >= self.longest:
-            return LongAllowed(run, tuple(sorted(found)))
-        found.update(run.long.inside[run.long.chars <= string.high].tolist())
+            return LongAllowed(long, tuple(sorted(found)))
+        found.update(long.inside[long.chars <= string.high].tolist())
         return LongAllowed(None, tuple(sorted(found)))
+
+    def _long_in(self, kind: int | Ranges) -> Long:
+        if not isinstance(kind, int):
+            return self._texts.long_in(kind)
+        found = self._find_string(kind, 0).long
+        assert found is not None
+        return found
 
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
         """As `long_allowed`: most tokens level by level, so that counts which these do not exhaust are none; the longest ones, which are
         few, by themselves."""
         ids, trie, node_of = self._texts.medium_trie
         found = ids[trie.walk(dfa, state, MEDIUM)[node_of] >= 0].tolist()
-        return tuple(sorted(found + _stepped(dfa, [(state, edge) for edge in self._longest.values()])))
+        behind = [(dfa.far(at, self.longest), edge) for edge in self._longest.values() if (at := dfa.step(state, edge.text[:1])) >= 0]
+        return tuple(sorted(found + _stepped(dfa, [(at, edge._replace(text=edge.text[1:])) for at, edge in behind])))
 
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
@@ -469,6 +485,10 @@ class Vocabulary:
     def texts_below(self, node: int) -> int:
         """Return how many texts of the trie begin with that of a node."""
         return int(self.ends[node]) - int(self.trie.begin[node])
+
+    @cached_property
+    def _texts_below(self) -> np.ndarray:
+        return self.ends - self.trie.begin
 
     def below(self, node: int) -> np.ndarray:
         """The ids of the texts of the trie that begin with that of a node."""
@@ -547,16 +567,16 @@ class Walked:
 class LongAllowed(NamedTuple):
     """Tokens above LONG bytes.
 
-    whole   all of its `long.inside`
+    whole   all of its `inside`
     others  ascending
     """
 
-    whole: ClassRun | StringRun | None
+    whole: Long | None
     others: tuple[int, ...]
 
     @property
     def ids(self) -> list[int]:
-        return [*self.others, *(self.whole.long.inside.tolist() if self.whole is not None else ())]
+        return [*self.others, *(self.whole.inside.tolist() if self.whole is not None else ())]
 
 
 NO_LONG = LongAllowed(None, ())

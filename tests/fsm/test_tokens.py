@@ -422,12 +422,13 @@ def test_a_run_has_the_tokens_that_its_automaton_reads(pattern):
             assert (i in inside) == (bool(run.firsts[text[0]]) and dfa.step(0, text) >= 0), text
     begun_ = {i for i in inside if (at := dfa.step(0, vocabulary.tokens[i])) != 0 and dfa.ways_at(at) == 1}
     assert set(run.begun.tolist()) == begun_
-    long = {i: vocabulary.tokens[i] for i in vocabulary.long_ids if run.firsts[vocabulary.tokens[i][0]]}
-    assert long.keys() == {*run.long.inside, *(i for i, *_ in run.long.leaving)}
-    assert [long[i][0] for i in run.long.inside] == list(run.long.firsts)
-    for i, chars in zip(run.long.inside, run.long.chars):
+    above = run.texts.long_in(parse(pattern).ranges)
+    long = {i: vocabulary.tokens[i] for i in vocabulary.long_ids if above.heads[vocabulary.tokens[i][0]]}
+    assert long.keys() == {*above.inside, *(i for i, *_ in above.leaving)}
+    assert [long[i][0] for i in above.inside] == list(above.firsts)
+    for i, chars in zip(above.inside, above.chars):
         assert dfa.step(0, long[i]) >= 0 and len(long[i].decode(errors="replace")) == chars
-    for i, first, until, chars in run.long.leaving:  # up to the last boundary before it leaves
+    for i, first, until, chars in above.leaving:  # up to the last boundary before it leaves
         text = long[i]
         assert first == text[0] and dfa.step(0, text) < 0
         assert dfa.step(0, text[:until]) == 0 and len(text[:until].decode()) == chars
@@ -435,13 +436,27 @@ def test_a_run_has_the_tokens_that_its_automaton_reads(pattern):
 
 
 def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
-    """Whole levels of the trie, without lists of the nodes that are legal: those took 3 ms of a row's 4."""
+    """Whole levels of the trie, with lists of the nodes that are legal only where few are: those took 3 ms of a row's 4."""
     vocabulary, _ = small()
     automaton = TokenAutomaton(compile_regex(r'"([^"\\]|\\.)*"'), vocabulary)
-    monkeypatch.setattr(ByteTrie, "from_all", None)
+    listed, real = list[int](), ByteTrie.from_all
+    monkeypatch.setattr(ByteTrie, "from_all", lambda self, dfa, nodes, states: listed.append(len(nodes)) or real(self, dfa, nodes, states))
     inside = automaton.dfa.step(0, b'"a')
     legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(inside, t) >= 0]
     assert np.flatnonzero(np.unpackbits(automaton.mask(inside).view(np.uint8), bitorder="little")).tolist() == legal
+    assert sum(listed) < 200
+
+
+@pytest.mark.parametrize("pattern", ["[!-~]*", "[ -~é]*", "(?u)[\\w.]*x", "([a-z ]{1,4}-)*é", "世*", " ?the.*", "[0-9é世]{2,9}"])
+def test_a_walk_steps_each_node(pattern):
+    """Also where nothing is legal between first bytes that are."""
+    vocabulary, _ = small()
+    dfa, trie = ArrayDFA.of(compile_regex(pattern)), vocabulary.trie
+    behind, expected = trie.walk(dfa, 0), np.full(len(trie.byte), -1)
+    for node in range(1, len(trie.byte)):
+        above = int(expected[trie.parent[node]]) if trie.parent[node] else 0
+        expected[node] = dfa.after(above, int(trie.byte[node])) if above >= 0 else -1
+    assert np.array_equal(behind, expected)
 
 
 @some(("begin", "others"), itertools.product(['{"', '{"name00": 1, "', '{"name00": 1, "na'], [False, True]), 5)
@@ -492,11 +507,20 @@ def test_a_part_without_tokens_leaves_those_of_the_others():
     assert len(made.dfa.parts(made.start)) != 1 and allowed(made.mask(made.start)) == set(range(0x7F - 0x21))
 
 
-def test_the_turns_of_a_key_that_is_no_name_have_no_states_of_their_own():
-    """Each of 60 characters of the longest token had one: 4 ms for a first key."""
+@pytest.mark.parametrize("additional", [False, True])
+def test_the_turns_of_a_key_that_is_no_name_have_no_states_of_their_own(additional):
+    """Each of 60 characters of the longest token had one: 4 ms for a first key; with further properties, whose names do not match the pattern, each
+    character of the others, too."""
     words, _ = small()
     vocabulary = Vocabulary([*words.tokens, *(b"-" * n for n in range(17, 70))], words.eos)
-    schema = json.dumps({"type": "object", "properties": {"id": {"type": "null"}}, "patternProperties": {"^[0-9a-zA-Z_-]{1,255}$": {"type": "string"}}})
+    schema = json.dumps(
+        {
+            "type": "object",
+            "properties": {"id": {"type": "null"}},
+            "patternProperties": {"^[0-9a-zA-Z_-]{1,255}$": {"type": "string"}},
+            "x-lmc": {"additional": additional},
+        }
+    )
     made, key = TokenAutomaton(begun("json_schema", schema), vocabulary), b'{"'
     before = made.dfa.step(made.start, key)
     states = made.dfa.states
@@ -506,6 +530,21 @@ def test_the_turns_of_a_key_that_is_no_name_have_no_states_of_their_own():
     long = TokenAutomaton(begun("json_schema", schema), vocabulary)
     state = long.dfa.step(long.start, key + b"x" * 210)  # of 45 more characters some tokens are too long
     assert allowed(long.mask(state)) == {i for i in range(len(vocabulary.tokens)) if long.next(state, i) >= 0}
+
+
+def test_repeats_that_tokens_do_not_read_to_their_ends_are_one_state():
+    """Each set of the places of an `a` in a token had a state of its own: 30 ms for a mask, and an error after nine."""
+    rng = random.Random(1)
+    words = {bytes(rng.choices(b"etaoinshrdlu", k=rng.randint(1, 28))) for _ in range(1500)}
+    vocabulary = Vocabulary([b"", *sorted(words | {bytes([i]) for i in range(32, 127)})], [0])
+    made = TokenAutomaton(begun("regex", "(.*a.{30}){3}"), vocabulary)
+    state = made.start
+    for byte in b"hello a world and all that":
+        mask = made.mask(state)
+        state = made.next(state, vocabulary.tokens.index(bytes([byte])))
+    last = made.dfa.step(made.start, b"hello a world and all tha")
+    some = [i for i in range(len(vocabulary.tokens)) if i % 50 == 0]
+    assert allowed(mask) & {*some} == {i for i in some if vocabulary.tokens[i] and made.dfa.step(last, vocabulary.tokens[i]) >= 0}
 
 
 def test_lists_of_a_row_are_made_when_they_are_asked_for():
@@ -577,9 +616,9 @@ def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
     """All of the vocabulary was followed as lists of nodes: 10 ms."""
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
     letters = "bcdfghjaeiou"
-    tokens = [b"</s>", *(letter.encode() for letter in letters), *(f"{a}{b}{c}".encode() for a, b, c in itertools.product(letters, "aeiou", letters))]
+    tokens = [b"</s>", *(letter.encode() for letter in letters), *(f"{a}{b}{c}".encode() for a, b, c in itertools.product(letters, "aeiou", letters)), b"bak"]
     vocabulary = Vocabulary(tokens, [0])
-    for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^j]*j.*", True)):
+    for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^k]*k.*", True)):
         automaton = TokenAutomaton(begun("regex", regex), vocabulary)
         assert automaton.dfa.loop(0) is not None and (vocabulary._run_at(automaton.dfa, 0, 0) is not None) == is_run
         assert allowed(automaton.mask(0)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(0, i) >= 0}
