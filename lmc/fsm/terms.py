@@ -686,8 +686,9 @@ class Terms:
             if (surely := frame.surely) is None:
                 text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
                 surely = text if solid + text >= far else self._surely(frame)
-            if frame.low and frame.low * self._bytes(frame.node) >= far - solid and self.string(at) is None:  # else all of its turns are known
-                kept += self._repeat(frame.node, 0, None, frame.at), self._beyond
+            body: Any = frame.node
+            if frame.low and frame.low * self._bytes(body) >= far - solid and self.string(at) is None:  # else all of its turns are known
+                kept += self._repeat(body, 0, None, frame.at), self._beyond
                 break
             solid += surely
             kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
