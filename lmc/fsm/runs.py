@@ -67,6 +67,7 @@ class Texts:
     ends     int64 [nodes]: behind the last text that begins with that of a node
     node_of  int64 [flags]: the node of each id, the root for one that is not in the trie
     long     ids of the tokens that are not in the trie
+    longs    what is known of `long_in`
     """
 
     tokens: Sequence[bytes]
@@ -76,7 +77,7 @@ class Texts:
     node_of: np.ndarray
     long: Sequence[int]
     _members: dict[Ranges, Members] = field(default_factory=dict[Ranges, "Members"])
-    _longs: dict[Ranges, Long] = field(default_factory=dict[Ranges, "Long"])
+    longs: dict[Ranges, Long] = field(default_factory=dict[Ranges, "Long"])
 
     @cached_property
     def spelling(self) -> Spelling:
@@ -108,7 +109,7 @@ class Texts:
 
     def long_in(self, ranges: Ranges) -> Long:
         """Return the tokens of `long` as to a class, found once."""
-        return _kept(self._longs, ranges, lambda: Long.of(ranges, self))
+        return _kept(self.longs, ranges, lambda: Long.of(ranges, self))
 
     @cached_property
     def long_ids(self) -> tuple[np.ndarray, np.ndarray]:

@@ -395,6 +395,8 @@ class Vocabulary:
             todo = _of_bytes(self._long, state, heads)
         elif (running := _loop(dfa, state := dfa.far(state, self.longest))) is not None:
             loop, turns = running
+            if turns is None and loop.again not in self._texts.longs and self._is_often_left(loop, dfa.row(loop.state)):
+                return LongAllowed(None, self._long_walked(dfa, state))
             long = self._texts.long_in(loop.again)
             within, inside, left = long.heads.tobytes(), long.inside, len(long.leaving) if turns is None else 0
             if len(self.long_ids) - len(inside) - len(long.leaving) + left >= _MANY_LONG:
