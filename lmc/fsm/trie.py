@@ -170,7 +170,8 @@ class ByteTrie:
         """Return int64 [nodes]: the state after each node but the root, which has `state`, DEAD where it is not legal:
         whole levels at once while much of them is legal, without what is below first bytes that are not legal and that many texts have.
         If only so many bytes matter, `near`, states that they do not tell apart may be one."""
-        behind, ends, begin = np.full(len(self.byte), DEAD), self.level_ends, self.begin
+        behind, ends, begin = np.empty(len(self.byte), np.int64), self.level_ends, self.begin
+        behind[0] = DEAD
         if len(ends) == 1:
             return behind
         first, last = 1, ends[1]
@@ -179,25 +180,33 @@ class ByteTrie:
             self._nearer(dfa, level, near)
         legal = first + np.flatnonzero(level >= 0)
         apart = np.flatnonzero(begin[legal[1:]] - begin[legal[:-1] + 1] > len(begin) // _APART) + 1
+        known = list(ends)  # of each level but the first, the node up to which `behind` is known
         for part in np.split(legal, apart) if len(legal) else ():
-            self._walk_below(dfa, int(part[0]), int(part[-1]) + 1, behind, near)
+            self._walk_below(dfa, int(part[0]), int(part[-1]) + 1, behind, near, known)
+        for at, end in zip(known[1:], ends[2:]):
+            behind[at:end] = DEAD
         return behind
 
-    def _walk_below(self, dfa: Arrays, first: int, last: int, behind: np.ndarray, near: int) -> None:
-        """As `walk`, of the nodes below some neighbours."""
-        children, states, tries = self._children, dfa.states, _TRIES
-        for depth in range(1, len(self.level_ends)):
-            legal = behind[first:last] >= 0
-            if not legal.any():
+    def _walk_below(self, dfa: Arrays, first: int, last: int, behind: np.ndarray, near: int, known: list[int]) -> None:
+        """As `walk`, of the nodes below some neighbours. Those of a level up to the last of them are known then."""
+        children, states, tries, level = self._children, dfa.states, _TRIES, behind[first:last]
+        for depth in range(1, len(self.level_ends) - 1):
+            legal = level >= 0
+            if not (count := np.count_nonzero(legal)):
                 return
-            begin, end = children[first + int(legal.argmax())], children[last - int(legal[::-1].argmax())]
+            begin = children[first if legal[0] else first + int(legal.argmax())]
+            end = children[last if legal[-1] else last - int(legal[::-1].argmax())]
             is_crowded = near > depth and dfa.states > states + _MANY_STATES
-            if not is_crowded and (end - begin <= _FEW or np.count_nonzero(legal) * _MOSTLY_DEAD < last - first > _MANY):
-                at = first + np.flatnonzero(legal)
-                nodes, states = self.from_all(dfa, at, behind[at])
+            if not is_crowded and (end - begin <= _FEW or count * _MOSTLY_DEAD < last - first > _MANY):
+                nodes, states = self.from_all(dfa, first + np.flatnonzero(legal), level[legal])
+                for below in range(depth, len(known) - 1):
+                    behind[known[below] : end] = DEAD
+                    known[below], end = max(end, known[below]), children[end]
                 behind[nodes] = states
                 return
             first, last = begin, end
+            behind[known[depth] : first] = DEAD
+            known[depth] = last
             level = dfa.following(behind.take(self.parent[first:last]), self._text[first:last], behind[first:last])
             if is_crowded and not self._nearer(dfa, level, near - depth) and (tries := tries - 1) == 0:
                 near = 0
