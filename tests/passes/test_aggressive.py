@@ -207,6 +207,39 @@ def test_where_an_argument_ends_is_not_guessed() -> None:
     assert first == f"Context: {context}\nUse only the context to answer the question.\nQuestion: q\nAnswer:"
 
 
+@lmc.function
+def asks_behind_an_arm(s, text, hints, brief):
+    s += text + "\nTranslate the text to French, in a formal tone.\n"
+    if brief:
+        s += "At most ten words, please.\n"
+    for hint in hints:
+        s += hint + "\n"
+    s += lmc.gen("out", max_tokens=8)
+    while len(s["out"]) > 200:
+        s += "Shorter.\n" + lmc.gen("out", max_tokens=8)
+
+
+@pytest.mark.parametrize("hints", ((), ("Keep names.",), ("Keep names.", "Keep numbers.")))
+@pytest.mark.parametrize("brief", (False, True))
+def test_a_request_behind_arms_and_turns_sends_the_moved_beginning(brief: bool, hints: tuple[str, ...]) -> None:
+    """What an arm or a turn adds follows the first text, whichever was taken."""
+    rest = "At most ten words, please.\n" * brief + "".join(f"{hint}\n" for hint in hints)
+    assert sent(asks_behind_an_arm, text="x", hints=list(hints), brief=brief) == [MOVED_TEXT + rest]
+
+
+@lmc.function
+def asks_behind_one_of_two(s, text, formal):
+    if formal:
+        s += text + "\nTranslate the text to French, in a formal tone.\n"
+    else:
+        s += text + "\nTranslate the text to French, as to a friend.\n"
+    s += lmc.gen("out", max_tokens=8)
+
+
+def test_a_request_behind_one_of_two_beginnings_sends_what_was_written() -> None:
+    assert sent(asks_behind_one_of_two, text="x", formal=True) == [WRITTEN]
+
+
 STOPPED: list[bool] = []
 
 
