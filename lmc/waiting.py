@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
+from lmc import forking
+
 T = TypeVar("T")
 
 
@@ -94,6 +96,15 @@ def running(meter: Meter | None) -> Generator[None]:
 
 _lock = threading.Lock()  # guards all signals; held for a few instructions only
 _here = threading.local()
+
+
+def _wait_alone() -> None:
+    """In a child of fork(), let its thread wait by itself: those that it would let go on are the parent's."""
+    _here.waiter = None
+
+
+forking.renew(_wait_alone)
+
 _suspend: Callable[[Signal, float | None], bool] | None = None
 reading: set[object] = set()
 """Tasks that wait for an answer within one of their steps."""

@@ -141,6 +141,18 @@ def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
     mock.close()
 
 
+def test_a_program_runs_in_a_child_of_a_batchs_tool():
+    expected = one.run(backend=lmc.Mock(), seed=1).text()
+
+    @lmc.function
+    def forks_a_child(s):
+        s += lmc.gen("a", max_tokens=2)
+        s["a"]
+        return in_child(lambda: one.run(backend=lmc.Mock(latency=0.001), seed=1).text())
+
+    assert [state.ret_value for state in lmc.compile(forks_a_child).batch([{}] * 2, backend=lmc.Mock(latency=0.001))] == [expected] * 2
+
+
 def test_a_stream_of_the_parent_ends_in_a_child():
     begun, goes_on = threading.Event(), threading.Event()
 
