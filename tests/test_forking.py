@@ -153,6 +153,17 @@ def test_a_program_runs_in_a_child_of_a_batchs_tool():
     assert [state.ret_value for state in lmc.compile(forks_a_child).batch([{}] * 2, backend=lmc.Mock(latency=0.001))] == [expected] * 2
 
 
+def test_a_program_runs_in_a_child_of_an_async_program():
+    expected = one.run(backend=lmc.Mock(), seed=1).text()
+
+    @lmc.function
+    async def forks_a_child(s):
+        s += lmc.gen("a", max_tokens=2)
+        return in_child(lambda: one.run(backend=lmc.Mock(latency=0.001), seed=1).text())
+
+    assert forks_a_child.run(backend=lmc.Mock(latency=0.001)).ret_value == expected
+
+
 def test_a_stream_of_the_parent_ends_in_a_child():
     begun, goes_on = threading.Event(), threading.Event()
 

@@ -118,9 +118,9 @@ def suspendable(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
 
 
 def _suspend(signal: waiting.Signal, timeout: float | None) -> bool:
-    """Wait for a signal inside a step; False outside of any."""
+    """Wait for a signal inside a step; False outside of any, also in a child that it has forked: its loop is the parent's."""
     step = getcurrent()
-    if not isinstance(step, _TaskStep) or step.closing:
+    if not isinstance(step, _TaskStep) or step.closing or not waiting.in_event_loop():
         return False
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
