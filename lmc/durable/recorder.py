@@ -236,7 +236,8 @@ class Recorder:
         return through
 
     def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        first = next((i for i, x in enumerate(args) if callable(x)), len(args))  # `submit(tool, …)`, `call_later(1, tool)`
+        enters = attribute(fn, "__name__") in _ENTERS
+        first = next((i for i, x in enumerate(args) if callable(x) and not enters), len(args))  # `submit(tool, …)`, `call_later(1, tool)`
         given = [self.callback(_as_function(x) if i == first else x) for i, x in enumerate(args)]
         return fn(*given, **{name: self.callback(_as_function(x) if name in _CALLED else x) for name, x in kwargs.items()})
 
@@ -375,6 +376,8 @@ def _named(found: Any, fn: Any) -> Any:
 
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial, HostFunction)
+_ENTERS = frozenset({"enter_context", "enter_async_context", "push", "push_async_exit"})
+"""Methods of a stack of managers that take one: it may be callable, as a decorator."""
 _CALLED = frozenset({"target", "function", "fn", "func", "callback"})
 """Names of parameters for what is called."""
 _PLAIN = frozenset({State, str, dict, set, int, float, bytes})

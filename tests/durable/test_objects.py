@@ -179,7 +179,7 @@ def enters_and_leaves(s: Any) -> Any:
     return s["x"]
 
 
-class Door:
+class Door(contextlib.ContextDecorator):
     def __init__(self, name: str) -> None:
         self.name = name
 
