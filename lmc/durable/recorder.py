@@ -36,6 +36,7 @@ from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.host import RECORDING, HostFunction
+from lmc.frontend.source import as_written
 from lmc.frontend.state import State
 from lmc.frontend.tools import asked_for, call_tool, result_of
 from lmc.limits import Limits
@@ -69,7 +70,7 @@ class Recorder:
         if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
             found = self.callee(origin)
             return fn if found is origin else found
-        kind = kind_of(fn)
+        kind = kind_of(self._as_written(fn))
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             self.instrument_members(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
@@ -92,6 +93,17 @@ class Recorder:
         ):  # others would live longer than in Python
             self._callees[id(fn)] = fn, found
         return found
+
+    def _as_written(self, fn: Any) -> Any:
+        """Return a method that is instrumented in place, since a library's class calls it, without that, if the program's own call of it is an effect: one
+        of an object that the program has not made, or that reads or changes what is outside."""
+        code = as_written.get(id(attribute(attribute(fn, "__func__"), "__code__")))
+        if code is None or fn.__name__.startswith("__"):  # the latter for operators, which are no calls
+            return fn
+        function, owner = fn.__func__, fn.__self__
+        if self.journal.effects.has_made(owner) and ComputingSearch(lambda _: True, type(owner)).only_computes(function):
+            return fn
+        return types.MethodType(types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__), owner)
 
     def _kept(self, make: Any, *args: Any, **kwargs: Any) -> Any:
         """Make an object of Python that lives in memory. Random numbers are the same again only if they have a seed."""

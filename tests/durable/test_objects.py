@@ -659,6 +659,24 @@ def writes_letters(s: Any) -> Any:
     return s["b"]
 
 
+class Shelf(dict[str, str]):
+    def get(self, key: str, default: Any = None) -> Any:
+        CALLS.append(("Shelf.get", key))
+        return super().get(key, default)
+
+
+@lmc.function
+def looks_on_shelves(s: Any) -> Any:
+    """One of the program, and one from outside: what its own call of a method reads outside is in the journal, though a library's class has the method."""
+    own = Shelf(a="1")
+    s += str(SHELF.get("a")) + lmc.gen("a", max_tokens=2)
+    s += own.get("a") + lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
+SHELF = Shelf()
+
+
 class Span(contextlib.ContextDecorator):
     def __init__(self, into: list[Any]) -> None:
         self.into = into
@@ -736,7 +754,7 @@ def wraps_containers(s: Any) -> Any:
 
 
 PROGRAMS = [
-    writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
+    looks_on_shelves, writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
