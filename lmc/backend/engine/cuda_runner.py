@@ -185,10 +185,10 @@ class CudaRunner(ModelRunner):
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
         if rows <= self.buckets[-1] and seen is None:
-            rows = next(b for b in self.buckets if b >= rows)
-            plan = self._plan(layout, len(layout.spans), rows)
-            if self._fits_graph(plan, rows):
-                return self._replay(work.rows, layout, plan, rows)
+            bucket = next(b for b in self.buckets if b >= rows)
+            plan = self._plan(layout, len(layout.spans), bucket)
+            if self._fits_graph(plan, bucket):
+                return self._replay(work.rows, layout, plan, bucket)
         return self._launch(work.rows, layout, rows, seen)
 
     def _fits_graph(self, plan: Plan, rows: int) -> bool:
