@@ -220,7 +220,10 @@ class Recorder:
         if fn is call_tool:  # under the name of the tool
             tool, given = asked_for(*args)
             return result_of(self.callee(tool)(**given))
-        with_classes = attribute(fn, "__name__", "") in _TAKES_CLASSES
+        name = attribute(fn, "__name__", "")
+        if with_classes := name in _TAKES_CLASSES:
+            args = args if name in _BY_KEYWORD else _first_as_function(args)
+            kwargs = {name: _as_function(x) for name, x in kwargs.items()}
         look = lambda x: _named(self.callee(x), x) if isinstance(x, _FUNCTIONS) or (with_classes and isinstance(x, type)) else x
         result = fn(*map(look, args), **{name: look(x) for name, x in kwargs.items()})
         if is_kept(type(result)):
@@ -248,10 +251,8 @@ class Recorder:
         return through
 
     def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        enters = attribute(fn, "__name__") in _ENTERS
-        first = next((i for i, x in enumerate(args) if callable(x) and not enters), len(args))  # `submit(tool, …)`, `call_later(1, tool)`
-        given = [self.callback(_as_function(x) if i == first else x) for i, x in enumerate(args)]
-        return fn(*given, **{name: self.callback(_as_function(x) if name in _CALLED else x) for name, x in kwargs.items()})
+        args = args if attribute(fn, "__name__") in _ENTERS else _first_as_function(args)
+        return fn(*map(self.callback, args), **{name: self.callback(_as_function(x) if name in _CALLED else x) for name, x in kwargs.items()})
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""
@@ -378,6 +379,12 @@ def _as_function(fn: Any) -> Any:
     return types.MethodType(type(fn).__call__, fn) if own and not (from_library(type(fn)) or is_of_lmc(type(fn))) else fn
 
 
+def _first_as_function(args: Sequence[Any]) -> Sequence[Any]:
+    """Return arguments, of which the first that is callable is called: `submit(tool, …)`, `call_later(1, tool)`."""
+    first = next((i for i, x in enumerate(args) if callable(x)), len(args))
+    return [_as_function(x) if i == first else x for i, x in enumerate(args)]
+
+
 def _makes_future(fn: types.MethodType) -> bool:
     return fn.__name__ == "create_future" and isinstance(fn.__self__, asyncio.AbstractEventLoop)
 
@@ -396,8 +403,11 @@ _PLAIN = frozenset({State, str, dict, set, int, float, bytes})
 """Types none of whose methods call a function passed to them."""
 _TAKES_CLASSES = frozenset({
     "map", "filter", "sorted", "min", "max", "sort", "reduce", "starmap", "accumulate", "groupby", "merge", "nlargest", "nsmallest", "call", "loads", "sub",
+    "callback",
 })  # fmt: skip
-"""Functions that call a class passed to them as a function."""
+"""Functions that call a class or another object passed to them as a function."""
+_BY_KEYWORD = frozenset({"sorted", "min", "max", "sort", "merge"})
+"""Of those the ones that take it by keyword alone."""
 
 
 @contextlib.contextmanager

@@ -472,10 +472,19 @@ def calls_objects_on_threads(s: Any) -> Any:
     thread.start()
     thread.join()
     s += contextvars.copy_context().run(LOUD, "c") + lmc.gen("b", max_tokens=2)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shout, "left")
+        found += [*map(shout, "pq"), *sorted("ba", key=LOUD), max("ab", key=shout), functools.reduce(JOIN, "ab")]
     return found, s["b"]
 
 
-LOUD = Shout("!!")
+class Join:
+    def __call__(self, a: str, b: str) -> str:
+        CALLS.append(("Join.__call__", a, b))
+        return a + b
+
+
+LOUD, JOIN = Shout("!!"), Join()
 
 
 @lmc.function
