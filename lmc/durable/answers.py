@@ -33,7 +33,7 @@ class Answers:
         self.broken: JournalError | Interrupted | None = None
         self.doubt: InDoubtEffect | None = None
         self.wanted_more = False
-        self._asked: list[tuple[Prompt, Result]] = []
+        self._asked: list[tuple[Sequence[Ask], Prompt, Result]] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
 
@@ -65,7 +65,8 @@ class Answers:
                 result = Result()
                 result.checked = self, digest
                 after = self._answered(before, found, result)
-                self._asked.append((after, result))
+                if result.error is not None:
+                    self._asked.append((places, after, result))
                 return after
             if any(place in self.known.answers and place not in self.known.unexpected for place in places):
                 raise self.differs(f"asks something else here than the run of its journal did ({_place(places[0])})", ask.loc)
@@ -74,7 +75,7 @@ class Answers:
         after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)
         assert after.result is not None
         after.result.checked = self, digest
-        self._asked.append((after, after.result))
+        self._asked.append((places, after, after.result))
         self.journal.add((places, self, after.result))
         if len(self.journal.entries) >= MANY:
             self.journal.gather_many()
@@ -131,14 +132,14 @@ class Answers:
 
     def unanswered(self) -> list[Result]:
         """Return the requests that have no answer yet."""
-        return [result for _, result in self._asked if not result.done]
+        return [result for *_, result in self._asked if not result.done]
 
-    def settle(self, error: BaseException | None) -> list[BaseException]:
-        """End the run: unless it failed, wait for its requests, and return the errors of those which nothing has read."""
+    def settle(self, error: BaseException | None) -> list[tuple[Sequence[Ask], BaseException]]:
+        """End the run: unless it failed, wait for its requests, and return the places and errors of those which failed and nothing has read."""
         asked, self._asked = self._asked if error is None else [], []
-        for _, result in asked:
+        for *_, result in asked:
             result.wait()
-        return [result.error for after, result in asked if result.error is not None and not any(answer.raised for answer in after.answers())]
+        return [(places, result.error) for places, after, result in asked if result.error is not None and not any(x.raised for x in after.answers())]
 
     # -- a run that is not that of its journal
 

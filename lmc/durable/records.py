@@ -109,6 +109,7 @@ class Known:
     left_doubtful  numbers of the effects that were in doubt when it ended
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
     ended      when that was, in seconds since 1970
+    unread     places of the requests whose errors these are, if nothing has read them
     deleted    whether its contents were deleted: it is over, and cannot be resumed
     """
 
@@ -121,6 +122,7 @@ class Known:
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
+    unread: set[Ask] = field(default_factory=set[Ask])
     left_doubtful: set[int] = field(default_factory=set[int])
     deleted: bool = False
 
@@ -352,6 +354,7 @@ def _leave_course(known: Known, effect: Effect) -> None:
 
 def _end(known: Known, record: Record) -> None:
     known.end, known.ended = [(str(kind), str(message)) for kind, message in record[1]], _number(record[2])
+    known.unread = {(stream, _number(ordinal)) for stream, ordinal in record[3]} if len(record) > 3 else set()
     known.left_doubtful = {effect.number for effect in known.open if effect.doubtful}
 
 
@@ -368,14 +371,14 @@ _TAKE = {
 
 
 def _forget_failures(known: Known) -> None:
-    """Forget the failed requests of a run that ended because of one, so that they are made again; failures that the
+    """Forget the failed requests of a run that ended because of one, or that nothing in it has read, so that they are made again; failures that the
     program handled stay."""
     ended = set(known.end or ())
     if not ended:
         return
     for place, found in list(known.answers.items()):
         for digest, record in list(found.items()):
-            if record[0] == "f" and _failure(record) in ended:
+            if record[0] == "f" and (place in known.unread if known.unread else _failure(record) in ended):
                 del found[digest]
         if not found:
             del known.answers[place]

@@ -257,9 +257,10 @@ class RunJournal(JournaledCalls):
         error = self.broken or error or (None if ended_well and not self.wanted_more else self.doubt)
         if error is not None and self._effects is not None:
             self._effects.tasks.forget_stopped()
-        failures = [*_causes(error)] or unread
+        failures = [*_causes(error)] or [failure for _, failure in unread]
         if failures and not isinstance(error, Interrupted):
-            self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in failures], int(time.time())])
+            where = [] if error is not None else [[place for places, _ in unread for place in places]]
+            self.journal.put(self.item, ["e", [[type(e).__name__, message_of(e)] for e in failures], int(time.time()), *where])
         elif error is None and (not self.resumed or self.known.end != []):  # its earlier end no longer holds
             self.journal.add((self.item, WELL))
         self._known = None  # read again if the state is used further

@@ -525,6 +525,32 @@ def test_a_request_that_failed_and_that_nothing_has_read_is_asked_again(name: st
     assert [run.status for run in lmc.Journal(tmp_path / "j").runs()] == ["finished"] * 2
 
 
+@lmc.function
+def reads_one_of_two(s: Any, q: str) -> Any:
+    forks = s.fork(2)
+    for f in forks:
+        f += q + lmc.gen("side", max_tokens=2)
+    try:
+        s += forks[0]["side"]
+    except lmc.BackendError:
+        s += str(look_up(q))
+    s += lmc.gen("last", max_tokens=2)
+    return s["last"]
+
+
+@pytest.mark.parametrize("is_cut", (False, True))
+def test_of_equal_failures_the_one_that_nothing_has_read_is_asked_again(is_cut: bool, tmp_path: Path) -> None:
+    down = lmc.Mock(fault=lambda ask, n: lmc.BackendError("overloaded") if ask.name == "side" else None)
+    expected = reads_one_of_two.run("q", seed=3, journal=tmp_path / "j", backend=down).text()
+    if is_cut:  # before it ended
+        lay(tmp_path / "j", prefixes(tmp_path / "j")[-2])
+        assert reads_one_of_two.run("q", seed=3, journal=tmp_path / "j", backend=down).text() == expected
+    for asked in (["side"], []):
+        mock = lmc.Mock()
+        assert reads_one_of_two.run("q", seed=3, journal=tmp_path / "j", backend=mock).text() == expected
+        assert [call.name for call in mock.call_log] == asked
+
+
 def test_meta_info_that_json_lacks_behind_some_of_the_same_types(tmp_path: Path) -> None:
     """A backend may give any values: what comes back is of the types that came."""
     backend, real = lmc.Mock(), Result.finish

@@ -317,7 +317,8 @@ def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, meta
 
 
 @pytest.mark.parametrize("changed", [
-    [], [7], [[]], {"!": 1}, ["a", [], 1, ["a"], [{}], [1, 1], []], ["i", 0, "", 3, 1, [], [], 0, 1, "", ""], ["i", 0, "", "tool", [], [], [], 0, 1, "", ""],
+    [], [7], [[]], {"!": 1}, ["a", [], 1, ["a"], [{}], [1, 1], []], ["e", [["E", "m"]], 0, [["", "0"]]],
+    ["i", 0, "", 3, 1, [], [], 0, 1, "", ""], ["i", 0, "", "tool", [], [], [], 0, 1, "", ""],
     ["i", 0, "", "tool", 1, [], [], 0, 1, "", 9], ["i", 0, "", "tool", 1, [1], [], 0, 1, "", ""]], ids=repr)  # fmt: skip
 def test_a_record_that_no_lmc_wrote_is_refused(tmp_path: Path, changed: Any) -> None:
     calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
