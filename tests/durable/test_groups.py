@@ -305,6 +305,28 @@ def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any
             way(backend=lmc.Mock(), journal=tmp_path / "k")
 
 
+def fill(into: list[int]) -> None:
+    into.append(1)
+
+
+@lmc.function
+def fills(s: Any) -> Any:
+    found: list[int] = []
+    s += lmc.gen("a", max_tokens=2)
+    fill(found)
+    return found
+
+
+def test_a_list_grows_by_a_list_alone(tmp_path: Path) -> None:
+    """By a range it may be of any length."""
+    assert fills.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == [1]
+    found = records.read(tmp_path / "j")
+    changed = [[*record[:4], [[0, ["+", {"!": ["range", 0, 3, 1]}]]], *record[5:]] if record[0] == "r" else record for record in found.records[0]]
+    lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
+    with pytest.raises(JournalError, match="that lmc did not write"):
+        fills.run(backend=lmc.Mock(), journal=tmp_path / "k")
+
+
 @pytest.mark.parametrize("texts, metas", [([], []), ([1], [{}]), (["a"], []), (["a"], [1]), (["a", "b"], [{}]), (3, [{}])], ids=repr)
 def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, metas: Any) -> None:
     calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")

@@ -14,7 +14,8 @@ from lmc.backend.base import Hints
 from lmc.backend.engine import drafts as drafting
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Odds, occurrence
-from lmc.errors import Loc, ParameterError
+from lmc.backend.engine.token_ids import BROKEN
+from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Gen, Text
 from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
 from tests.backend.engine_fakes import Copies, CopiesAhead, FakeAheadRunner, FakeRunner, automata, backend, run_cancelling, stepped
@@ -106,7 +107,21 @@ def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
     assert passes["off"] == len(text) - 2
     assert passes[8] <= 6, "one for the first token, then nine at a time"
     assert output.usage.accepted_tokens >= len(text) - 9 and output.usage.drafted_tokens >= output.usage.accepted_tokens
-    assert engine.counters().accepted_tokens == output.usage.accepted_tokens
+    assert engine.counters().accepted_tokens == engine.spent().usage.accepted_tokens == output.usage.accepted_tokens
+
+
+@pytest.mark.parametrize("runs", RUNS)
+def test_a_row_behind_a_draft_without_numbers_fails_its_answer_alone(runs):
+    text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
+    engine, core = stepped(1024, runs=runs, drafts=8)
+    copied(core, f"{text}\n{text[:3]}", text[3:])
+    core.runner.script[tuple(WORDS.encode((f"{text}\n{text[:20]}",)))] = [BROKEN]
+    handle, other = (engine.submit(None, [Text((prompt,)), gen(60)]) for prompt in (f"{text}\n{text[:3]}", "ab"))
+    drain(core)
+    engine.check()
+    assert engine.counters().accepted_tokens > 0 and other.results[0].output().text
+    with pytest.raises(BackendError, match="no numbers"):
+        handle.results[0].output()
 
 
 @pytest.mark.parametrize("runs", RUNS)
@@ -321,6 +336,8 @@ def test_a_token_that_was_expected_in_vain_ends_a_draft(monkeypatch):
     for token in (1, 2, 7, 3, 4):
         odds.learn_token(token, True)
     assert list(odds._tokens) == [7, 3, 4]
+    odds.learn_tokens([3, 9])
+    assert list(odds._tokens) == [4, 3, 9]
 
 
 def test_drafts_are_run_where_they_pay():
