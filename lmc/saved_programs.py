@@ -177,12 +177,11 @@ class SavedFunction(Function[..., Any]):
 
     def arguments(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}) -> inspect.BoundArguments:
         if any(isinstance(x, DecodedLater) for x in (*self.defaults.values(), *self.bound.values())):
-            self._decode(self._decoded)
+            assert self.func is not None  # imports the module
         return super().arguments(args, kwargs)
 
     def _decoded(self, data: Any) -> Any:
         """Decode a value, with the module of the function imported. Raises ProgramError."""
-        assert self.func is not None
         try:
             return codec.decode(data)
         except codec.BadData as error:
@@ -192,7 +191,9 @@ class SavedFunction(Function[..., Any]):
     def func(self) -> Callable[..., Any]:  # type: ignore[override]
         """Return the function, imported by its name. Raises ProgramError if it cannot be found, or its source has changed."""
         if self._found is None:
-            self._found = self._import()
+            found = self._import()
+            self._decode(self._decoded)
+            self._found = found
         return self._found
 
     def _import(self) -> Callable[..., Any]:

@@ -66,6 +66,8 @@ def test_a_default_of_a_class_of_the_program_is_there_when_its_module_is(tmp_pat
         monkeypatch.delitem(sys.modules, "with_defaults")
         (state,) = lmc.load(tmp_path / f"{name}.lmcp", backend=lmc.Mock()).batch([{"q": "a"}], seed=1, journal=tmp_path / f"{name}-runs")
         assert state.text() == text
+        monkeypatch.delitem(sys.modules, "with_defaults")
+        assert lmc.load(tmp_path / f"{name}.lmcp").options(backend=lmc.Mock())("a", seed=1).text() == text
     monkeypatch.delitem(sys.modules, "with_defaults")
     (tmp_path / "with_defaults.py").write_text(WITH_DEFAULTS.replace("DRY", "WET").replace("tone=Tone.WET", "tone=1"))
     with pytest.raises(lmc.ProgramError, match="another source"):
