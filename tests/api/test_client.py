@@ -84,10 +84,11 @@ def two(s, q):
     s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=4)) + lmc.user("And?") + lmc.assistant(lmc.gen("b", max_tokens=4))
 
 
-def test_requests_wait_as_those_of_their_batch_and_run(openai, monkeypatch):
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_requests_wait_as_those_of_their_batch_and_run(api, request, monkeypatch):
     waited, turn = list[tuple[object, int]](), ConcurrencyLimit.turn
     monkeypatch.setattr(ConcurrencyLimit, "turn", lambda room, *whose: waited.append(whose) or turn(room, *whose))
-    backend, _ = openai(TextModel())
+    backend, _ = request.getfixturevalue(api)(TextModel())
     for _ in range(2):
         two.run_batch([{"q": q} for q in "xyz"], backend=backend, temperature=0)
     first, second = waited[:6], waited[6:]
