@@ -15,7 +15,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.havoc import callee_of
+from lmc.frontend.capture.havoc import Reads, callee_of
 from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
@@ -150,17 +150,27 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def _generated(frame: Frame, code: Code) -> Iterator[Any]:
-    """Yield what a generator of the program gives, all of it made before the first item is taken: one that changes nothing and makes no requests."""
+    """Yield what a generator of the program gives, all of it made before the first item is taken: one that changes nothing and makes no requests. Nothing is
+    known of the other items once something is changed that it may read."""
     ended: BaseException | None = None
+    reads = Reads(frame, code)
     try:
-        if frame.ev.may_ask(frame, code.effects) or frame.ev.may_change(frame, code.effects):
+        if frame.ev.may_ask(frame, code.effects) or frame.ev.may_change(frame, code.effects) or frame.ev.may_ask_in(reads.iterators):
             raise Undecided(None)
         code.body(frame)
     except (Raised, Undecided) as error:
         ended = error
     except Abandoned as abandoned:
         ended = Undecided(abandoned.deps)
-    yield from frame.given
+    for x in reads.changed():  # under other names
+        frame.ev.lose(x, None)
+    for x in reads.iterators:  # of which it has taken more than Python yet
+        x.over = False
+        x.abandon(None)
+    for item in frame.given:
+        reads.check()
+        yield item
+    reads.check()
     if ended is not None:
         raise ended
 
@@ -393,7 +403,7 @@ def called_elsewhere(ev: Evaluator, fn: Any, deps: Deps = None) -> None:
 def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
     """Assume that these iterators may have gone on, and these functions may have been called, in native code that stopped at something undecided."""
     for x in values:
-        if type(x) is LazyItems and not x.over:
+        if type(x) is LazyItems:
             x.abandon(deps)
         elif type(x) is BoundMethod:
             ev.hand_over([x])

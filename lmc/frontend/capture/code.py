@@ -90,7 +90,7 @@ class Code:
         self.writes_globals = tuple(scope.bindings.global_)
         self.nonlocals = tuple(scope.bindings.nonlocal_)
         bound = frozenset(scope.bindings.bound)
-        self.free_effects = replace(self.effects, touched=self.effects.touched - bound, names=frozenset())
+        self.free_effects = replace(self.effects, touched=self.effects.touched - bound, loads=self.effects.loads - bound, names=frozenset())
         """Effects, except those on its own names."""
         if self.is_generator and self.is_async:
             raise NotUnderstood("an async generator")
@@ -230,6 +230,7 @@ class Evaluator:
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of unknown operations that may have raised
+    changed   objects that it has changed, one after another
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -248,6 +249,7 @@ class Evaluator:
         self.lost: dict[int, Deps] = {}
         self.forked: dict[int, Deps] = {}
         self.risks: list[Deps] = []
+        self.changed: list[Any] = []
         self.handled: list[Any] = []
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states: list[State] = []

@@ -11,6 +11,7 @@ from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
 from lmc.tracebacks import place
@@ -27,7 +28,6 @@ class Evaluation(Evaluator):
         self.function, self.stream = function, stream
         self.outside, self.locals = Outside(arguments, self), Outside(OutsideSnapshot(), self)
         self.adopt = self.outside.adopt
-        self._kept: list[Any] = []
 
     def run(self) -> Outcome:
         """Evaluates. Raises nothing of the program's: what it raises is a fault of the evaluator."""
@@ -72,6 +72,7 @@ class Evaluation(Evaluator):
 
     def changes(self, x: Any) -> None:
         """Prepare to change a container: an outside one is unknown from then on."""
+        self.changed.append(x)
         origin = self.outside.origins.get(id(x))
         if origin is not None:
             self.snapshot.changed.add(id(origin))
@@ -80,6 +81,7 @@ class Evaluation(Evaluator):
     def lose(self, x: Any, deps: Deps) -> None:
         """Make the contents of a container, state or object unknown from now on."""
         kind = type(x)
+        self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
@@ -88,10 +90,11 @@ class Evaluation(Evaluator):
                 if type(item) not in op.ATOMS:
                     self.lose(item, deps)
             return
+        elif kind is LazyItems:
+            return x.abandon(deps)
         elif type(x) is op.Object:
             x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
             return
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
-        self._kept.append(x)

@@ -151,6 +151,8 @@ class LazyItems:
 
     def abandon(self, deps: Deps) -> None:
         """Take no more items: it is undecided how many Python takes."""
+        if self.over or self._stuck is not None:
+            return
         self._stuck = Undecided(deps)
         if self._of is not None:
             self._ev.havoc(*self._of, deps)

@@ -1,0 +1,188 @@
+"""What an evaluation says is certain, Python asks: whatever answers are there, of programs that return."""
+
+# ruff: noqa: UP028 (programs are written as people write them)
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import lmc
+from tests.frontend.capture.comparing import evaluation, run_python
+
+XS = ["x", "y", "z", "w"]
+NUMBER = 0
+
+
+def ask(s: Any, q: str) -> str:
+    (f,) = s.fork(1)
+    f += q + lmc.gen("a", max_tokens=4)
+    return f["a"]
+
+
+# -- generators: the items are made before the first is taken
+
+
+@lmc.function
+def changes_a_set_that_its_items_depend_on(s):
+    done = set()
+
+    def pending():
+        for x in XS:
+            if x not in done:
+                yield x
+
+    for i, x in enumerate(pending()):
+        ask(s, x)
+        done.add(XS[min(i + 1, 3)])
+    ask(s, str(sorted(done)))
+
+
+@lmc.function
+def goes_through_a_list_that_grows(s):
+    todo = ["a"]
+
+    def nodes():
+        for n in todo:
+            yield n
+
+    for n in nodes():
+        ask(s, n)
+        if len(n) < 3:
+            todo.append(n + "b")
+    ask(s, "end")
+
+
+@lmc.function
+def binds_names_that_its_items_depend_on(s):
+    global NUMBER
+    NUMBER, least = 0, 3
+
+    def below():
+        while NUMBER < 3:
+            yield str(NUMBER)
+
+    def long():
+        for x in ("aaa", "b", "cccc"):
+            if len(x) >= least:
+                yield x
+
+    for n in below():
+        ask(s, n)
+        NUMBER += 1
+    for x in long():
+        ask(s, x)
+        least = 1
+    ask(s, "end")
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.least = 0
+
+    def above(self):
+        for i in range(4):
+            if i > self.least:
+                yield str(i)
+
+
+@lmc.function
+def changes_an_object_whose_method_makes_items(s):
+    counter = Counter()
+    for n in counter.above():
+        ask(s, n)
+        counter.least = 2
+    ask(s, "end")
+
+
+@lmc.function
+def changes_what_a_function_reads_that_makes_items(s):
+    most = {"n": 1}
+
+    def is_short(x):
+        return len(x) <= most["n"]
+
+    def short():
+        for x in ("a", "bbb", "c"):
+            if is_short(x):
+                yield x
+
+    for x in short():
+        ask(s, x)
+        most["n"] = 5
+    ask(s, "end")
+
+
+@lmc.function
+def leaves_a_generator_that_changes_what_it_goes_through(s):
+    nodes = [{"name": x} for x in XS]
+    ask(s, "first")
+
+    def walk():
+        for node in nodes:
+            node["seen"] = True
+            yield node
+
+    for node in walk():
+        ask(s, node["name"])
+        if node["name"] == "y":
+            break
+    ask(s, str(nodes))
+
+
+@lmc.function
+def leaves_a_generator_and_goes_on_with_its_items(s):
+    rest = iter(XS)
+
+    def head(items):
+        for x in items:
+            if x == "w":
+                return
+            yield x
+
+    for x in head(rest):
+        ask(s, x)
+        break
+    for x in rest:
+        ask(s, "rest " + x)
+
+
+@lmc.function
+def takes_items_that_are_requests(s):
+    def doubled(items):
+        for x in items:
+            yield x + x
+
+    ask(s, "first")
+    for x in doubled(ask(s, x) for x in XS):
+        ask(s, "doubled " + x)
+    ask(s, "end")
+
+
+@lmc.function
+def takes_items_where_an_answer_says_so(s):
+    answer, items, pairs = ask(s, "q"), (x for x in XS), iter(XS)
+    both = zip(pairs, "pq", strict=False)
+    if "no" not in answer:
+        next(items)
+        list(both)
+    for x in (*items, *pairs):
+        ask(s, x)
+    ask(s, "end")
+
+
+PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_certain_is_asked(name: str) -> None:
+    program: Any = PROGRAMS[name]
+    python = run_python(program, {}, {"a": "1 2"})
+    prompts = {address: prompt for address, _, prompt in python.asked}
+    assert python.error is None
+    for k in range(len(python.asked)):
+        known = {address: python.answers[address] for address in list(prompts)[:k]}
+        asked, _ = evaluation(program, {}, known)
+        certain = [a for a in asked if a.certain and not a.shifted]
+        assert certain and all(a.address in prompts and a.prompt in (None, prompts[a.address]) for a in certain), certain
