@@ -38,8 +38,8 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     for name in effects.names | effects.appends:
         held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
-            code = frame.code
-            frame.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
+            code, holder = frame.code, frame if name in frame.vars else frame.function
+            holder.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
 
 
 def _changes(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> Iterator[Callable[[Deps], None]]:

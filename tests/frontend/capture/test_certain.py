@@ -1,6 +1,6 @@
 """What an evaluation says is certain, Python asks: whatever answers are there, of programs that return."""
 
-# ruff: noqa: UP028 (programs are written as people write them)
+# ruff: noqa: F841, UP028 (programs are written as people write them)
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def leaves_a_generator_that_changes_what_it_goes_through(s):
 
     def walk():
         for node in nodes:
-            node["seen"] = True
+            node["seen"] = "yes"
             yield node
 
     for node in walk():
@@ -170,6 +170,16 @@ def takes_items_where_an_answer_says_so(s):
     for x in (*items, *pairs):
         ask(s, x)
     ask(s, "end")
+
+
+# -- comprehensions
+
+
+@lmc.function
+def binds_a_name_behind_an_undecided_condition(s):
+    y = "old"
+    found = [x for x in XS if "no" not in ask(s, y + x) and (y := x)]
+    ask(s, y)
 
 
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
