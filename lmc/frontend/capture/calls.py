@@ -368,8 +368,7 @@ def _entered(ev: Evaluator, manager: Any) -> Manager:
 
 def unknown_code(ev: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Evaluate a call that cannot be followed: it may change its arguments."""
-    if ev.tries:
-        ev.risks.append(None)
+    ev.may_raise(None)
     ev.hand_over([*args, *kwargs.values()])
     ev.shifted |= isinstance(fn, Unknown) and fn.deps is not None  # a function chosen by an answer may make requests
     return ev.domain.call(ev, fn, args, kwargs)
@@ -414,6 +413,7 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
 def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
     """Evaluate a call whose arguments, or even their number, are unknown."""
     ev.blocked(deps)
+    ev.may_raise(deps)
     if id(callee) in table.ASKS or method in _ASKING:
         ev.shifted = True
     if isinstance(callee, Function) and ev.current is not None:

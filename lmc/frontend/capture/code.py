@@ -229,7 +229,7 @@ class Evaluator:
     shifted   the addresses of requests here depend on something undecided
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     forked    by id, states that an unknown number of forks may be joined into
-    risks     dependencies of unknown operations that may have raised
+    risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
@@ -292,10 +292,14 @@ class Evaluator:
             self._budget = self.steps - 1
             raise Stop("too many requests that are not made ahead")
 
-    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """Return the result of a pure operation with some unknown operands."""
+    def may_raise(self, deps: Deps) -> None:
+        """Record that something unknown may have raised here."""
         if self.tries:
             self.risks.append(deps)
+
+    def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        """Return the result of a pure operation with some unknown operands."""
+        self.may_raise(deps)
         return self.domain.operation(self, name, operands, deps)
 
     @property

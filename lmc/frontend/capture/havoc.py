@@ -27,6 +27,8 @@ _DEEPEST = 4
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
+    if effects.calls or effects.loads:
+        ev.may_raise(deps)
     if ev.may_ask(frame, effects):
         ev.shifted = True
         ev.blocked(deps)

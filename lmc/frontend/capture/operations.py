@@ -186,6 +186,7 @@ def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any
     except Undecided as undecided:
         deps = undecided.deps
     ev.lose(x, deps)
+    ev.may_raise(deps)
     raise Undecided(deps)
 
 

@@ -182,6 +182,76 @@ def binds_a_name_behind_an_undecided_condition(s):
     ask(s, y)
 
 
+# -- handlers that leave: skipped code may raise, and so may what changes containers
+
+
+def fails(x: str) -> None:
+    raise ValueError(x)
+
+
+@lmc.function
+def calls_a_tool_in_an_undecided_arm(s):
+    answer = ask(s, "q")
+    try:
+        if answer:
+            fails(answer)
+    except ValueError:
+        return
+    ask(s, "end")
+
+
+@lmc.function
+def calls_a_tool_in_an_undecided_expression(s):
+    answer = ask(s, "q")
+    try:
+        answer and fails(answer)
+    except ValueError:
+        return
+    ask(s, "end")
+
+
+@lmc.function
+def calls_a_tool_in_an_undecided_loop(s):
+    for x in XS:
+        answer = ask(s, x)
+        try:
+            for word in answer:
+                fails(word)
+        except ValueError:
+            break
+    ask(s, "end")
+
+
+@lmc.function
+def removes_what_may_not_be_there(s):
+    answer = ask(s, "q")
+    try:
+        ["1", "2"].remove(answer)
+    except ValueError:
+        return
+    ask(s, "end")
+
+
+@lmc.function
+def deletes_an_item_that_may_not_be_there(s):
+    answer, counts = ask(s, "q"), {"1": 1}
+    try:
+        del counts[answer]
+    except KeyError:
+        return
+    ask(s, "end")
+
+
+@lmc.function
+def passes_arguments_of_an_unknown_number(s):
+    answer = ask(s, "q")
+    try:
+        fails(*answer)
+    except TypeError:
+        return
+    ask(s, "end")
+
+
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
 
 
