@@ -91,7 +91,8 @@ def _pure_method(ev: Evaluator, x: Any, kind: type, name: str, args: list[Any], 
     if kind is str and name == "join" and args:
         return _join(ev, x, args[0])
     if kind is str and name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
-        op.fits(x.count(args[0]) * len(args[1]))
+        op.fits(ev, x.count(args[0]) * len(args[1]))
+    ev.count(len(x) >> 12 if kind is str or kind is bytes else 0)
     if kind is str and name == "format":
         op.spec(x)
     return table.pure(ev, getattr(x, name), "." + name, args, kwargs)
@@ -102,7 +103,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
         found = op.all_of(ev, items)
     except Undecided as undecided:
         return ev.operation("join", (separator, items), undecided.deps)
-    op.fits(sum([len(item) for item in found if type(item) is str]))
+    op.fits(ev, sum([len(item) for item in found if type(item) is str]))
     deps = join(NOTHING, *(op.need(ev, item) for item in found if type(item) is not str))
     return ev.operation("join", (separator, found), deps) if deps is None or deps else op.native(separator.join, found)
 

@@ -108,8 +108,6 @@ def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
 
 spent = 0.0
 """CPU seconds spent compiling functions so far: approximate, counted without a lock."""
-
-
 MOST_GIVEN = 1000
 """Items of a generator of which more are unknown: it may never end."""
 

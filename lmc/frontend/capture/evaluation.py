@@ -93,8 +93,7 @@ class Evaluation(Evaluator):
         elif kind is LazyItems:
             return x.abandon(deps)
         elif type(x) is op.Object:
-            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
-            return
+            return x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)

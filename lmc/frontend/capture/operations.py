@@ -106,8 +106,8 @@ def _is_reflected(a: Object, *others: Any) -> bool:
 
 
 def passes(x: Any) -> int:
-    """Steps of native code that goes through a range; other iterators count themselves."""
-    return native(len, x) if type(x) is range else 0
+    """Steps of native code that goes through a range or a container; iterators count themselves."""
+    return native(len, x) if type(x) is range else len(x) >> 6 if type(x) in CONTAINERS else 0
 
 
 # -- binary operators ------------------------------------------------------------------------------------------------
@@ -123,20 +123,20 @@ def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: A
     """Evaluate `a <op> b`."""
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
-    bound(name, a, b)
+    bound(ev, name, a, b)
     if name == "mod" and type(a) is str and not isinstance(b, Unknown) and (deps := need(ev, b)) != NOTHING:
         return ev.operation(name, (a, b), deps)
     return apply(ev, name, fn, a, b)
 
 
-def bound(name: str, a: Any, b: Any) -> None:
+def bound(ev: Evaluator, name: str, a: Any, b: Any) -> None:
     """Raise Stop if the result would be too large."""
-    if name == "add" and type(a) is type(b) is str:
-        fits(len(a) + len(b))
+    if name == "add" and type(a) is type(b) and type(a) in _LONG:
+        fits(ev, _LONG[type(a)] * (len(a) + len(b)))
     elif name == "mul":
         for x, times in ((a, b), (b, a)):
-            if type(times) is int and type(x) in (str, bytes, list, tuple):
-                fits(len(x) * times)
+            if type(times) is int and type(x) in _LONG:
+                fits(ev, _LONG[type(x)] * len(x) * times)
     elif name == "mod" and type(a) is str:
         spec(a)
     if name in ("mul", "pow", "lshift") and isinstance(a, int) and isinstance(b, int):
@@ -145,6 +145,7 @@ def bound(name: str, a: Any, b: Any) -> None:
             raise Stop("a number is too large")
 
 
+_LONG: Mapping[type, int] = {str: 1, bytes: 1, list: 8, tuple: 8}
 _WIDTHS = re.compile(r"%(\(\w*\))?[^%a-zA-Z]*(\d{5}|\*)|\{[^{}]*\d{5}|\{[^{}\s\"]*:[^{}]*\{")
 
 
@@ -154,10 +155,11 @@ def spec(text: str) -> None:
         raise Stop("a width is too large")
 
 
-def fits(length: int) -> None:
-    """Raise Stop for a text that is too large."""
+def fits(ev: Evaluator, length: int) -> None:
+    """Count a text or list that is made. Raise Stop if it is too large."""
     if length > LARGEST_TEXT:
         raise Stop("a text is too large")
+    ev.count(length >> 12)
 
 
 def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -168,7 +170,7 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if isinstance(a, Unknown) and isinstance(b, Expr):
         return Unknown(a.deps)  # forks of an unknown number, maybe
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in ("add", "or", "sub", "and", "xor", "mul"):
-        bound(name, a, b)
+        bound(ev, name, a, b)
         ev.count(passes(b))
         with suppress(Undecided):
             return change(ev, a, known(ev, b), getattr(operator, f"__i{name}__"), a, b)
@@ -223,6 +225,7 @@ def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
+        ev.count(0 if type(b) is range and type(a) is int else passes(b))  # what is no int is looked for in all of a range
         found = apply(ev, "in", _in, a, b)
         return found if isinstance(found, Unknown) or name == "in" else not found
     return apply(ev, name, fn, a, b)

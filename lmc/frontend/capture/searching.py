@@ -15,7 +15,7 @@ from typing import Any
 from lmc.frontend.capture import code
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.outside import ATOMS
-from lmc.frontend.capture.unknown import Raised, Undecided
+from lmc.frontend.capture.unknown import Raised, Stop, Undecided
 
 LONGEST = 0.1
 """Seconds of a search after which its result is unknown."""
@@ -48,8 +48,8 @@ def search(fn: Callable[..., Any], how: str, args: Sequence[Any], kwargs: Mappin
     if how == "compile":
         return pattern
     sizes = [len(x) for x in (*args, *kwargs.values()) if isinstance(x, (str, bytes, bytearray, memoryview))]
-    if how in ("sub", "subn"):
-        op.fits(math.prod(sizes))
+    if how in ("sub", "subn") and math.prod(sizes) > op.LARGEST_TEXT:
+        raise Stop("a text is too large")
     try:
         if _is_quick(pattern, sum(sizes)):
             found = op.native(getattr(pattern, how), *args, **kwargs)

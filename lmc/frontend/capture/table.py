@@ -36,8 +36,8 @@ from lmc.frontend.state import State, StateGroup
 Rule = Callable[["Evaluator", list[Any], dict[str, Any]], Any]
 
 PURE_METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(n for n in dir(str) if not n.startswith("_")) - {"format_map"},
-    bytes: frozenset(n for n in dir(bytes) if not n.startswith("_")),
+    str: frozenset(n for n in dir(str) if not n.startswith("_")) - {"format_map", "expandtabs"},
+    bytes: frozenset(n for n in dir(bytes) if not n.startswith("_")) - {"expandtabs"},
     int: frozenset({"bit_length", "bit_count", "is_integer", "to_bytes", "conjugate"}),
     float: frozenset({"is_integer", "hex", "as_integer_ratio"}),
     bool: frozenset({"bit_length"}),
@@ -115,8 +115,12 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
         isinstance(a, int) and a.bit_length() > _LARGEST.get(name, op.LARGEST_NUMBER) for a in given
     ):
         raise Stop("too large")
-    op.bound(name, *given) if name == "pow" and len(given) == 2 else None
     how = name.rpartition(".")[2]
+    texts = (*given[how in ("str", "bytes") :], *kwargs.values()) if how in ("str", "bytes", "encode", "decode") else ()
+    if any(type(x) is str and x not in _CODECS for x in texts) or (kwargs and name in ("pow", "round")):
+        return ev.operation(name, (*args, *kwargs.values()), None)
+    if name in ("pow", "round") and len(given) == 2:
+        op.bound(ev, "pow", *(given if name == "pow" else (10, given[1])))
     searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
     found = op.apply(ev, name, run)
@@ -131,12 +135,14 @@ def are_small(receiver: Any, args: Sequence[Any]) -> bool:
     return receiver.__class__ is not str or len(receiver) < 256
 
 
-QUICK = frozenset(map(id, (str, int, float, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr)))
-QUICK_METHODS = PURE_METHODS[str] - {"format"}
+QUICK = frozenset(map(id, (str, int, float, abs, ord, chr, divmod, hex, oct, bin, ascii, repr)))
+QUICK_METHODS = PURE_METHODS[str] - {"format", "encode"}
 """Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
 _BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
-_LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, ".expandtabs": 16, "pow": op.LARGEST_NUMBER // 10}
+_LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""
+_CODECS = frozenset("utf-8 utf8 UTF-8 ascii latin-1 strict ignore replace backslashreplace xmlcharrefreplace".split())
+"""Encodings and error handlers of Python's own: others may be the user's."""
 
 
 def callback(ev: Evaluator, fn: Any) -> Any:

@@ -545,8 +545,14 @@ def test_limits_stop_an_evaluation():
         s += lmc.gen("x")
         return f"{1:999999999}", q * 10**9, 2**10**9
 
-    asked, outcome = evaluate(large, q="q")
-    assert len(asked) == 1 and "too large" in outcome.reason
+    @lmc.function
+    def rounded(s, q):
+        s += lmc.gen("x")
+        return round(5, -(10**9))
+
+    for program in (large, rounded):
+        asked, outcome = evaluate(program, q="q")
+        assert len(asked) == 1 and "too large" in outcome.reason
 
 
 @lmc.function
@@ -570,12 +576,30 @@ def goes_on(s, way):
         found = [*range(many)]
     elif way == "unpacked":
         found, *_ = range(many)
+    elif way == "text in":
+        found = "1" in range(many)
+    elif way == "itself":
+        found.append(1)
+        for _ in range(40):
+            found.extend(found)
+    elif way == "lists":
+        for _ in range(1000):
+            found.append([1] * 200_000)
+    elif way == "texts":
+        for _ in range(1000):
+            found.append("a" * 1_000_000)
+    elif way == "methods":
+        for _ in range(1000):
+            ("a" * 1_000_000).upper()
     else:
         found = sum(range(many)) + max(range(many))
     s += lmc.gen("x")
 
 
-@pytest.mark.parametrize("way", ["extend", "append", "slice", "iterator", "generator", "in", "set", "star", "unpacked", "sum"])
+WAYS = ["extend", "append", "slice", "iterator", "generator", "in", "set", "star", "unpacked", "sum", "text in", "itself", "lists", "texts", "methods"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_native_code_stays_within_the_budget(way):
     _, outcome = evaluate(goes_on, way=way)
     assert outcome.reason == "50000 steps"
