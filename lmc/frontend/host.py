@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextvars import ContextVar, copy_context
 from time import perf_counter
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, SupportsIndex, overload
 
 from lmc.errors import ArgumentError, HostTimeout, ParameterError
 from lmc.frontend.active import ACTIVE
@@ -161,6 +162,14 @@ class HostFunction(Generic[P, R]):
     def __get__(self: HostFunction[Concatenate[Any, Rest], R], instance: object, owner: type | None = None) -> Callable[Rest, R]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        """Pickle by name if another process finds it by that in its module, as it does Python's functions."""
+        path: str = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        return path if found is self else super().__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         said = [n for n, yes in (("pure", self.pure), ("unordered", not self.ordered), ("idempotent", self.idempotent)) if yes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import pickle
 import threading
 import time
 from contextvars import ContextVar
@@ -318,3 +319,16 @@ def test_a_host_function_shows_its_parameters_wherever_they_are_read():
         for shown in (made, made.__call__, copy.deepcopy(made).__call__):
             assert inspect.signature(shown) == inspect.signature(look)
             assert get_type_hints(shown) == get_type_hints(look) and shown("Porto", k=3) == "Porto3"
+
+
+class Marked:
+    @lmc.host
+    def method(self) -> int:
+        return 1
+
+
+def test_a_marked_function_is_pickled_by_its_name():
+    for fn in (clean, Marked.method):
+        assert pickle.loads(pickle.dumps(fn)) is fn and copy.deepcopy(fn) is fn
+    again = pickle.loads(pickle.dumps(lmc.host(len)))  # its name is another object's
+    assert (repr(again), again.fn) == ("<host function len>", len)
