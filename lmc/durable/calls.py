@@ -51,6 +51,7 @@ class _Noted:
         self._calls.sync()
 
 
+_REMEDY = "Let it give data, call it in a function marked @lmc.host that does, or mark it @lmc.host(idempotent=True) if it may be called again"
 _making = threading.Lock()
 
 
@@ -290,7 +291,7 @@ class JournaledCalls(Answers):
                 return None
             return False, self.lost(
                 f"{known.name}() gave a {known.outcome[1]}, and a journal cannot hold that or what the call changed, so the run cannot be resumed behind it. "
-                "Let it give data, or mark it @lmc.host(idempotent=True) if it may be called again"
+                + _REMEDY
             )
         if known.outcome[0] == "awaitable":
             kind = known.outcome[1]
@@ -371,8 +372,8 @@ class JournaledCalls(Answers):
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):
-                warn(f"{name}() gave a {type(value).__name__}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. Let it "
-                      "give data, or mark it @lmc.host(idempotent=True) if it may be called again", loc)  # fmt: skip
+                because = f"a journal cannot hold {what}: a run that is cut off behind it cannot be resumed"
+                warn(f"{name}() gave a {type(value).__name__}, and {because}. {_REMEDY}", loc)
         self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
 

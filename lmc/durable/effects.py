@@ -45,8 +45,10 @@ from lmc.durable.library import (
     MANAGING,
     OUTSIDE,
     OWN_DATA,
+    PICKLES,
     RANDOM,
     TURNS,
+    crosses_processes,
     is_element,
     only_computes,
     passes_on,
@@ -134,6 +136,8 @@ def _of_cached(fn: Any) -> CallKind:
 def _of_class(cls: type) -> CallKind:
     if cls in (collections.defaultdict, threading.Thread, threading.Timer):
         return CallKind.PASSES_ON
+    if from_library(cls) and crosses_processes(cls):
+        return CallKind.EFFECT
     if (
         issubclass(cls, BaseException | pathlib.PurePath)
         or cls in OWN_DATA
@@ -212,6 +216,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.AGAIN
     if isinstance(owner, StateGroup):
         return CallKind.CALLS_BACK
+    if from_library(function) and crosses_processes(type(owner)):
+        return CallKind.EFFECT  # what another process calls cannot be recorded one by one
     if isinstance(owner, ThreadPoolExecutor | contextlib.AsyncExitStack):
         return CallKind.PASSES_ON
     known = is_language(owner) or is_of_lmc(type(owner)) or isinstance(owner, BaseException) or type(owner) in TURNS or type(owner) in OWN_DATA
@@ -233,7 +239,7 @@ def _of_builtin(fn: Any) -> CallKind:
     owner, name = getattr(fn, "__self__", None), getattr(fn, "__name__", "")
     if name in CALL_LATER and isinstance(owner, asyncio.Future):
         return CallKind.PASSES_ON
-    if fn in CHANGE_NOTHING or type(owner) in RANDOM:
+    if fn in CHANGE_NOTHING or fn in PICKLES or type(owner) in RANDOM:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
         return CallKind.PASSES_ON

@@ -15,6 +15,7 @@ import importlib
 import inspect
 import io
 import os
+import pickle
 import queue
 import random
 import re
@@ -85,6 +86,23 @@ def is_element(cls: type) -> bool:
     return cls.__qualname__ == "Element" and cls.__module__ == "xml.etree.ElementTree"
 
 
+def crosses_processes(cls: type) -> bool:
+    """Return whether objects of a class of Python have functions called in other processes, or carry them there: process pools, processes, their queues."""
+    names = [(base.__module__, base.__qualname__) for base in cls.__mro__]
+    own = any(module.startswith("multiprocessing.") or module in _PROCESS_POOLS for module, _ in names)
+    return own and not any(module.startswith("multiprocessing.dummy") or name in _OF_THREAD_POOLS for module, name in names)
+
+
+def calls_in_process(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call is that of an event loop which has a pool of processes call a function."""
+    return attribute(fn, "__name__") == "run_in_executor" and crosses_processes(type(args[0] if args else kwargs.get("executor")))
+
+
+_PROCESS_POOLS = frozenset({"concurrent.futures.process", "concurrent.futures.interpreter"})
+_OF_THREAD_POOLS = frozenset({"ThreadPool", "ApplyResult", "IMapIterator"})
+"""Classes of `multiprocessing.pool` whose objects, those of a ThreadPool, may hold what is the program's."""
+
+
 def is_of_kept(fn: Any, owner: object) -> bool:
     """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
     return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
@@ -98,6 +116,8 @@ MADE_AGAIN = frozenset({
     contextvars.ContextVar, types.SimpleNamespace, csv.writer, csv.reader, ThreadPoolExecutor, as_completed, wait, warnings.catch_warnings,
     decimal.localcontext, decimal.getcontext, decimal.setcontext, decimal.Context, threading.local, random.SystemRandom, *KEPT, *TURNS,
 })  # fmt: skip
+PICKLES = frozenset({pickle.dumps, pickle.dump})
+"""They find a function by its name, so no stand-in may be in its place."""
 IN_MEMORY = frozenset({contextvars.ContextVar, type(hashlib.sha256()), type(csv.writer(io.StringIO())), type(csv.reader(()))})
 """Types of objects that a program makes again, with what it has done to them."""
 RANDOM = frozenset({random.Random, random.SystemRandom})

@@ -27,7 +27,7 @@ from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import drawn
-from lmc.durable.library import KEPT, is_kept, is_of_kept, passes_on
+from lmc.durable.library import KEPT, calls_in_process, is_kept, is_of_kept, passes_on
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
@@ -146,6 +146,11 @@ class Recorder:
         search = ComputingSearch(computes, owner or object, known=not defines, made=defines or owner is not None, kept=KEPT)
         return search.only_computes(function) and search.made
 
+    def __reduce__(self) -> str:
+        """Refuse the functions that record their calls to a library that takes them apart to send them to another process."""
+        raise JournalError("a function of a program was given to another process, where a journaled run cannot record what it calls: do this in a function "
+                           "marked @lmc.host, whose result is recorded as a whole")  # fmt: skip
+
     def forget(self) -> None:
         """Release the program's objects at its end."""
         self._callees.clear()
@@ -167,7 +172,7 @@ class Recorder:
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), self._is_own)
         if task is not None:
             return task
-        if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())):
+        if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())) and not calls_in_process(fn, args, kwargs):
             return self._passed_language(fn, args, kwargs)
         if kind is CallKind.MAKES_COROUTINE or attribute(fn, "__self__") in self.journal.effects.tasks:
             with beyond_hooks():
