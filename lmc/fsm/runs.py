@@ -42,6 +42,7 @@ def bits_of(ids: Collection[int] | np.ndarray, words: int) -> np.ndarray:
 
 
 _MOST_CLASSES = 64
+_BEGUN = -1  # instead of a byte
 
 
 class Tail:
@@ -410,6 +411,15 @@ class ClassRun:
         found = self._tails.get((byte, chars))
         if found is None:
             found = self._tails[byte, chars] = tail_of(self.texts, self.exits(byte, chars))
+        return found
+
+    def begun_behind(self, chars: int) -> Tail:
+        """As `tail`, of the tokens that end inside of a character behind so many: it may be one out of the class as well."""
+        found = self._tails.get((_BEGUN, chars))
+        if found is None:
+            nodes, spelling = self.texts.node_of[self.ids[self.chars == chars + 1]], self.texts.spelling
+            ends = distinct(spelling.begins[nodes[spelling.missing[spelling.symbol[nodes]] > 0]])
+            found = self._tails[_BEGUN, chars] = tail_of(self.texts, ends)
         return found
 
     def in_string(self, low: int, high: int) -> Iterable[Tail]:

@@ -406,6 +406,8 @@ class Vocabulary:
                 return LongAllowed(None, self._long_walked(dfa, state))
             if turns is not None and turns.high < self.longest:
                 found += inside[long.chars <= turns.high].tolist()
+                begun = [i for i in inside[long.chars == turns.high + 1].tolist() if self.tokens[i][-1] >= 0x80]  # maybe by a character of another class
+                found += [i for i in begun if dfa.step(state, self.tokens[i]) >= 0]
             elif turns is None and (apart := long.heads & (dfa.row(state) != dfa.row(loop.state))).any():
                 if np.count_nonzero(apart[long.firsts]) >= _MANY_LONG:
                     return LongAllowed(None, self._long_walked(dfa, state))
@@ -624,6 +626,9 @@ class RunInLoop(NamedTuple):
                 tails = [(tail := self.run.tail(byte, chars), behind(dfa, self.turns, chars, tail.depth))
                          for chars in self.run.turns(byte) if chars <= self.turns.high]  # fmt: skip
             found += [(child, to) for tail, state in tails for child in (tail.ways[byte],) if (to := dfa.after(state, byte)) >= 0]
+        if self.turns is not None and self.turns.high < LONG and self.loop.again[-1][1] >= 0x80 and (tail := self.run.begun_behind(self.turns.high)).ways:
+            full = behind(dfa, self.turns, self.turns.high, tail.depth)
+            found += [(child, to) for byte, child in tail.ways.items() if (to := dfa.after(full, byte)) >= 0]
         return found
 
     def exits(self, dfa: Arrays, vocabulary: Vocabulary) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -381,6 +381,19 @@ def test_turns_are_counted_only_where_nothing_else_goes_on_with_their_characters
         assert allowed(made.mask(state)) == ends | {i for i in range(2, len(vocabulary.tokens)) if made.next(state, i) >= 0}, text
 
 
+@pytest.mark.parametrize("regex", ["[^é]{2}é", "[^é]{1,2}é", "x?[^é]{17}é", "[^é]{20}(?:éa|ß)"])
+def test_half_a_character_behind_a_full_count_may_be_one_that_is_not_counted(regex):
+    """`bc\\xc3` was not legal in the first one: its half could be of the counted class."""
+    letters = "bcdfghijklmnopqrstuvwyz"
+    halves = [b"b" * chars + half for chars in (1, 2, 3, 16, 17, 18, 19, 20, 21) for half in (b"\xc3", b"\xc4")]
+    vocabulary = Vocabulary([b"</s>", *(bytes([b]) for b in range(256)), *(f"{a}{b}".encode() for a, b in itertools.product(letters, repeat=2)), *halves], [0])
+    automaton = TokenAutomaton(begun("regex", regex), vocabulary)
+    assert automaton.dfa.turns(0) is not None or regex[0] == "x"
+    for text in (b"", b"c", b"c" * 16):
+        if (state := automaton.dfa.step(0, text)) >= 0:
+            assert allowed(automaton.mask(state)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(state, i) >= 0}
+
+
 def test_a_state_that_only_a_long_count_tells_apart_needs_no_states_for_its_row():
     """Each token of a string with a large maxLength built the states behind it once more, for tokens above LONG bytes: 0.4 ms."""
     words, _ = small()
