@@ -66,8 +66,8 @@ class _Scan(ast.NodeVisitor):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         self.names.add(node.name)
-        for decorator in node.decorator_list:
-            self.visit(decorator)
+        for part in (*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)])):
+            self.visit(part)
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
 

@@ -1,6 +1,6 @@
 """What an evaluation says is certain, Python asks: whatever answers are there, of programs that return."""
 
-# ruff: noqa: F841, UP028 (programs are written as people write them)
+# ruff: noqa: B008, F841, UP028 (programs are written as people write them)
 
 from __future__ import annotations
 
@@ -250,6 +250,20 @@ def passes_arguments_of_an_unknown_number(s):
     except TypeError:
         return
     ask(s, "end")
+
+
+# -- skipped code
+
+
+@lmc.function
+def defines_functions_whose_defaults_do_something(s):
+    answer, names, last = ask(s, "q"), [], "old"
+    if "no" not in answer:
+
+        def later(x=names.append("x"), *, y=(last := "new")):
+            return x, y
+
+    ask(s, f"{names} {last}")
 
 
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
