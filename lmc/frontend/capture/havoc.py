@@ -34,9 +34,8 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
         ev.blocked(deps)
     for change in _changes(ev, frame, effects):
         change(deps)
-    for x in map(frame.peek, effects.loads):
-        if type(x) is LazyItems:  # it may have taken some of its items
-            ev.lose(x, deps)
+    for x in [x for x in map(frame.peek, effects.loads) if type(x) is LazyItems]:  # it may have taken some of its items
+        ev.lose(x, deps)
     for name in effects.names | effects.appends:
         held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
@@ -146,8 +145,7 @@ class Reads:
                 todo += self._free(*callee)
 
     def _free(self, code: Code, frame: Frame) -> list[Any]:
-        found = [(frame, name, frame.peek(name)) for name in code.free_effects.loads]
-        self._names += found
+        self._names += (found := [(frame, name, frame.peek(name)) for name in code.free_effects.loads])
         return [x for _, _, x in found]
 
     def changed(self) -> list[Any]:

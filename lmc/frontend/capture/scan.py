@@ -44,10 +44,14 @@ def effects(nodes: Sequence[ast.AST]) -> PossibleEffects:
     found = _Scan()
     for node in nodes:
         found.visit(node)
-    leaves = _leaves(nodes)
+    inside = [x for node in nodes for x in ast.walk(node)]
+    bound = [(x.targets, x.value) for x in inside if isinstance(x, ast.Assign)] + [([x.target], x.iter) for x in inside if isinstance(x, ast.For)]
+    parts = [(to.id, whole) for targets, value in bound for to in targets if isinstance(to, ast.Name) and (whole := root(value))]
+    while more := {whole for part, whole in parts if part in found.touched} - found.touched:  # other names of its objects, or of what holds them
+        found.touched |= more
     return PossibleEffects(
         frozenset(found.names), frozenset(found.touched), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
-        frozenset(found.exits), leaves, found.yields,
+        frozenset(found.exits), _leaves(nodes), found.yields,
     )  # fmt: skip
 
 

@@ -160,9 +160,8 @@ _TAKING: Mapping[Any, str] = {
     itertools.repeat: "xv", itertools.zip_longest: "i", itertools.pairwise: "i", itertools.product: "a", itertools.permutations: "av",
     itertools.combinations: "av", itertools.accumulate: "if", heapq.nlargest: "vu", heapq.nsmallest: "vu", min: "u|x", max: "u|x", iter: "i|fx",
 }  # fmt: skip
-"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, m mappings or iterables,
-f and d functions, v known values, x
-anything; the last letter stands for all arguments that follow, and those behind | hold for several arguments."""
+"""Kinds of their arguments: i iterables, a iterables that are taken to their end, u those whose items must be known, too, m mappings or iterables, f and d
+functions, v known values, x anything; the last letter stands for all arguments that follow, and those behind | hold for several arguments."""
 
 
 def _natively(fn: Any, how: str) -> Rule:

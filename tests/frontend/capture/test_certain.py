@@ -266,6 +266,25 @@ def defines_functions_whose_defaults_do_something(s):
     ask(s, f"{names} {last}")
 
 
+@lmc.function
+def changes_an_item_under_a_name_of_its_own(s):
+    answer, table = ask(s, "q"), {"k": [1]}
+    if "no" not in answer:
+        items = table["k"]
+        items.append(2)
+    ask(s, str(table))
+
+
+@lmc.function
+def changes_each_object_of_a_list(s):
+    answer, counters = ask(s, "q"), [Counter(), Counter()]
+    if "no" not in answer:
+        for counter in counters:
+            other = counter
+            other.least = 7
+    ask(s, str(counters[0].least))
+
+
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
 
 
