@@ -24,6 +24,7 @@ class Answers:
     broken   why the run is not the journal's: it does nothing more, however the program handles the error
     doubt    which call is in doubt, in a program that does not know of doubts: whatever catches the error, nothing more is requested or called
     wanted_more  whether something was to be, behind it
+    cancelled  whether it begins nothing more, because its batch was abandoned
     """
 
     def __init__(self, journal: JournalFile, item: int) -> None:
@@ -32,7 +33,7 @@ class Answers:
         self._known: Known | None = None
         self.broken: JournalError | Interrupted | None = None
         self.doubt: InDoubtEffect | None = None
-        self.wanted_more = False
+        self.wanted_more = self.cancelled = False
         self._asked: list[tuple[Sequence[Ask], Prompt, Result]] = []
         if self.resumed and journal.contents.records[item][0][0] == "x":
             self.broken = JournalError(f"journal={str(journal.path)!r}: run {item} is over, and what it did was deleted from the journal (keep=)")
@@ -147,7 +148,7 @@ class Answers:
         """Raise the error that ended the run, even if the program handled it."""
         if self.broken is not None:
             raise self.broken
-        if self.journal.left:
+        if self.cancelled or self.journal.left:
             raise CancelledError("the run was cancelled")
 
     def begin_more(self) -> None:

@@ -210,7 +210,7 @@ class PendingBatch:
         assert bound is not None, "an item begins once"
         state = self._running[place] = self._make(place)
         if self._stopped:  # stopped just now
-            _cancel(state)
+            self._cancel(state)
         return state, bound
 
     def _end(self, place: int, state: State) -> State:
@@ -226,7 +226,13 @@ class PendingBatch:
         """Stop: the rest will not be read."""
         self._stopped = True
         for state in tuple(self._running.values()):
-            _cancel(state)
+            self._cancel(state)
+
+    def _cancel(self, state: State) -> None:
+        assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
+        state.emitter.cancel()
+        if state.emitter.run.journal is not None and not self._program.is_async:  # a task is ended by its loop, and may clean up
+            state.emitter.run.journal.cancelled = True
 
     def _within(self) -> AbstractContextManager[object]:
         """Enter an item's observation, if the batch is observed."""
@@ -243,11 +249,6 @@ class PendingBatch:
             self._observed.end()
         if self._bar is not None:
             self._bar.close()
-
-
-def _cancel(state: State) -> None:
-    assert isinstance(state.emitter, LiveEmitter), "a batch runs live"
-    state.emitter.cancel()
 
 
 def failure_of(state: State) -> BaseException | None:

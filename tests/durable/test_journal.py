@@ -14,10 +14,12 @@ from lmc import gc_tuning
 from lmc.durable import records
 from lmc.errors import InDoubtEffect
 from tests import searching
+from tests.backend.gated import Gated
 from tests.durable.journaled import CALLS, agent, ask_places, charge, cut, look_up, note, seen, ways
 from tests.durable.killing import ASYNC, PROGRAM, survives
 from tests.durable.resuming import lay
 from tests.searching import TIMES, apart
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +220,39 @@ def test_full_collections_are_put_off_while_a_finished_batch_is_resumed(tmp_path
     assert seen(["a", "b"], "j") == {before} and seen(["a", "b"], "j") == put_off
     assert seen(["a", "b", "c"], "j") == {before} and seen(["a", "b", "c"], "j") == put_off  # one was not there
     assert seen(["a", "bad"], "k") == seen(["a", "bad"], "k") == {before}
+
+
+def test_an_abandoned_batch_makes_no_further_call(tmp_path: Path) -> None:
+    backend, ended = Gated(), list[int]()
+
+    def first() -> None:
+        CALLS.append(("first",))
+        until(lambda: 2 in ended, "the last one is not cancelled")
+
+    def second() -> None:
+        CALLS.append(("second",))
+
+    @lmc.function
+    def program(s: Any, i: int) -> int:
+        try:
+            if i == 1:
+                first()
+                second()
+            if i == 2:
+                s += lmc.gen("x", max_tokens=2)
+                s["x"]
+        finally:
+            ended.append(i)
+        return i
+
+    items = [{"i": i} for i in range(3)]
+    CALLS.clear()
+    states: Any = program.run_batch(items, backend=backend, num_threads=3, generator_style=True, journal=tmp_path / "j")
+    assert next(states).ret_value == 0
+    until(lambda: backend.waiting, "nothing is asked")
+    states.close()
+    until(lambda: sorted(ended) == [0, 1, 2], "an item goes on")
+    assert CALLS == [("first",)]
+    backend.open()
+    assert [s.ret_value for s in program.run_batch(items, backend=backend, journal=tmp_path / "j")] == [0, 1, 2]
+    assert CALLS == [("first",), ("second",)]
