@@ -204,7 +204,8 @@ def _graph(table: Table, final: list[bool], symbols: list[Ranges]) -> Node:
             if (chars := made.get(key := tuple(some))) is None:
                 chars = made[key] = Chars(_sum(symbols[i] for i in some))
             edges.append((state, chars, target))
-    return NodeGraph(tuple(edges), frozenset(state for state, end in enumerate(final) if end))
+    is_open = _sum(symbols) == ANY.ranges and all(target >= 0 for row in table for target in row)
+    return NodeGraph(tuple(edges), frozenset(state for state, end in enumerate(final) if end), open=frozenset(range(len(table)) if is_open else ()))
 
 
 def _sum(sets: Iterable[Ranges]) -> Ranges:

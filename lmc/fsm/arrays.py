@@ -117,6 +117,10 @@ class ArrayDFA(Walk):
         """Not looked for, as literals."""
         return None
 
+    def covered(self, state: int) -> int | None:
+        """Not looked for, as literals."""
+        return None
+
     def words(self, state: int) -> WordRange | None:
         """Not looked for, as literals."""
         return None
@@ -228,7 +232,7 @@ class LazyArrays:
         self.begin, self.step, self.accepts, self.forced, self.moves = lazy.begin, lazy.step, lazy.accepts, lazy.forced, lazy.moves
         self.after, self.turns, self.turned, self.known_row = lazy.after, lazy.turns, lazy.turned, lazy.known_row
         self.distance, self.is_final, self.is_done, self.ways_at, self.few = lazy.distance, lazy.is_final, lazy.is_done, lazy.ways_at, lazy.few
-        self.heads = lazy.heads
+        self.heads, self.covered = lazy.heads, lazy.covered
         self.representative, self.split, self.loop, self.far = lazy.representative, lazy.split, lazy.loop, lazy.representative
         self.window_of, self.literal, self.beyond = lazy.representative, lazy.literal, lazy.beyond
         self.string, self.behind_string, self.parts = lazy.string, lazy.behind_string, lazy.parts

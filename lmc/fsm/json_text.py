@@ -114,7 +114,7 @@ def _spelled(tree: Node) -> Node:
         return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, NodeGraph):
         if tree.but is None:
-            return _spelled_edges(folded(tree))
+            return _spelled_edges(tree if tree.open else folded(tree))
         if tree.among is None:
             return _spelled_edges(tree)
         edges = _spelled_edges(tree).edges
@@ -126,7 +126,7 @@ def _spelled(tree: Node) -> Node:
 
 
 def _spelled_edges(graph: NodeGraph) -> NodeGraph:
-    return NodeGraph(tuple([(a, _spelled(body), b) for a, body, b in graph.edges]), graph.final, graph.but)
+    return NodeGraph(tuple([(a, _spelled(body), b) for a, body, b in graph.edges]), graph.final, graph.but, open=graph.open)
 
 
 @lru_cache(4096)

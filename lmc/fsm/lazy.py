@@ -138,6 +138,7 @@ class LazyDFA:
         self._representatives: dict[int, dict[int, int]] = defaultdict(dict)  # by length and state
         self._strings: dict[int, OpenString | None] = {}
         self._turnings: dict[int, bytes] = {}
+        self._covered: dict[int, int | None] = {}
         self._furthers: dict[tuple[int, int], int] = {}  # by state and characters
         self._named: dict[int, Sequence[Name]] = {}  # `names`
         self._moves: dict[int, _Ranges] = {}  # of states whose row is built
@@ -469,12 +470,21 @@ class LazyDFA:
             found += [(text, term, at) for at, text in enumerate(names)]
         return sorted(found, key=_text_of) if len(found) >= _SEVERAL else ()
 
+    def covered(self, state: int) -> int | None:
+        """Return the kind of string any characters of which may follow, however many, and up to the first quote nothing else, in a state that
+        is more than a `string`. Of its tokens only those with a quote need states."""
+        if state not in self._covered:
+            content = self._contents[state]
+            with self._lock:
+                self._covered[state] = None if isinstance(content, _Inner) or self.string(state) is not None else self._terms.covered(content)
+        return self._covered[state]
+
     def parts(self, state: int) -> Sequence[int]:
         """Return two states whose texts are together those of one that many characters may follow: one within names and strings of any
         others, no state within which is made, and one of all else; () where there are none, or its tokens are sooner found at once. A
         token is legal from a state if it is from one of its parts."""
         content = self._contents[state]
-        if isinstance(content, _Inner) or not 1 < len(content) <= _MOST_PARTS:
+        if isinstance(content, _Inner) or not 1 < len(content) <= _MOST_PARTS or self.covered(state) is not None:
             return ()
         if self.literal(state) is not None or self.names(state) or self.string(state) is not None or not any(map(self._is_wide, content)):
             return ()

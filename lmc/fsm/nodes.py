@@ -46,12 +46,14 @@ class NodeGraph:
     final   states where the text may end
     but     its texts are all but these, which are ASCII: a trie of them, whose last state is behind what is none of them
     among   its texts are all of this but those
+    open    states, known to be deterministic, from where any characters lead on to an end
     """
 
     edges: tuple[tuple[int, Node, int], ...]
     final: frozenset[int]
     but: tuple[str, ...] | None = None
     among: Repeat | None = None
+    open: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ class Texts:
         """As `long_trie`, of tokens of up to MEDIUM bytes."""
         return self._trie_of([i for i in self.long if len(self.tokens[i]) <= MEDIUM])
 
+    @cached_property
+    def quoted_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+        """As `long_trie`, of the other tokens that have a quote."""
+        return self._trie_of([i for i in self.ids.tolist() if b'"' in self.tokens[i]])
+
     def _trie_of(self, ids: Iterable[int]) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
         ids = sorted(ids, key=self.tokens.__getitem__)
         return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])

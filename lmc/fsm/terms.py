@@ -661,6 +661,38 @@ class Terms:
             return found
         return self.push(self._repeat(self._canonical(graph.among.body), low, high, place), found)
 
+    def covered(self, terms: Collection[Term]) -> int | None:
+        """Return the kind of string any characters of which may follow, however many, and up to the first quote nothing else."""
+        kind = min([kind for term in terms if (kind := self._covers(term)) is not None], default=None)
+        return kind if kind is not None and all(self._is_within_string(term, kind) for term in terms) else None
+
+    def _covers(self, term: Term) -> int | None:
+        """Return the kind of string of which a term may go on with any characters, however many, whatever has to follow them."""
+        frame, string = term.frame, self.string(term)
+        if frame is None or string is not None:
+            return string.kind if string is not None and isinstance(string.kind, int) and string.high is None else None
+        if (kind := self._strings.get(frame.family)) is not None:
+            return kind if frame.high is None else None
+        node: Any = frame.node
+        if type(node) is _Tail:
+            node = self._styles.parts(node.node, frame.at)[node.index][0]
+        at = self._started(node) if isinstance(node, NodeGraph | _GraphPosition) else None
+        return _SPELLED if at is not None and at.counts is None and at.state in at.graph.open else None
+
+    def _is_within_string(self, term: Term, kind: int) -> bool:
+        """Return whether all texts of a term are surely characters of a kind of string up to their first quote."""
+        while (frame := term.frame) is not None and (self._is_in_string(frame) or self._strings.get(frame.family, -1) >= kind):
+            term = term.rest or self.end
+        if frame is None or frame is self._beyond:
+            return True
+        node = frame.node
+        if type(node) is _Members:
+            return all(name.isascii() and name.isprintable() and '"' in name and "\\" not in name for name in self.names(term))
+        if type(node) is not _Tail:
+            return node == _QUOTE and frame.family is frame
+        parts = [part for part, _ in self._styles.parts(node.node, frame.at)[node.index :]]
+        return _QUOTE in parts and self._is_unit(self._canonical(Concat(tuple(parts[: parts.index(_QUOTE)]))))
+
     def is_final(self, term: Term) -> bool:
         """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""
         if term.final is None:

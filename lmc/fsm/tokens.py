@@ -210,6 +210,8 @@ class TokenAutomaton:
 
     def _legal(self, state: int) -> np.ndarray:
         """Return the bits of the tokens of up to LONG bytes that are legal from `state`."""
+        if (kind := self.dfa.covered(state)) is not None:
+            return self.vocabulary.covered(self.dfa, state, kind)
         split = self.dfa.split(state)
         if split is None:
             return self.vocabulary.walked(self.dfa, state).bits

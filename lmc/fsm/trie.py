@@ -98,14 +98,7 @@ class ByteTrie:
 
     def below(self, dfa: Arrays, node: int, state: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the legal nodes below `node`, which has `state`, and the states after them."""
-        return self.below_all(dfa, np.array([node]), state)
-
-    def below_all(self, dfa: Arrays, nodes: np.ndarray, state: int) -> tuple[np.ndarray, np.ndarray]:
-        """As `below`, for several nodes."""
-        levels = list(self.follow(dfa, nodes, np.full(len(nodes), state)))
-        if not levels:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        return np.concatenate([nodes for nodes, _ in levels]), np.concatenate([states for _, states in levels])
+        return self.from_all(dfa, np.array([node]), np.array([state]))
 
     def children(self, node: int) -> tuple[int, int]:
         """Return where the children of a node begin and end."""

@@ -72,7 +72,7 @@ class Vocabulary:
         """Find now what constraints need of it, and its runs within JSON strings and behind the first byte of an escape, instead of in a
         step that others wait for; itself."""
         _ = self._nodes, self._occurrences, self._texts_below
-        _ = self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun
+        _ = self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun, self._texts.quoted_trie
         if self.long_ids:
             _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie, self._texts.medium_trie
         escaped = [node for byte in b'"\\/bfnrtu' if (node := self.trie.find(bytes([byte]))) is not None]
@@ -243,6 +243,13 @@ class Vocabulary:
             return Walked(self.bits(behind), (), None, (), (), behind)
         return _walked(self, dfa, legal, below, runs)
 
+    def covered(self, dfa: Arrays, state: int, kind: int) -> np.ndarray:
+        """Return the bits of `walked` in a state that any characters of a kind of string may follow: only tokens with a quote are looked at."""
+        ids, trie, node_of = self._texts.quoted_trie
+        legal = np.zeros(len(trie.byte), bool)
+        legal[trie.below(dfa, 0, state)[0]] = True
+        return self._find_string(kind, 0).bits | bits_of(ids[legal[node_of]], self.words)
+
     def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
         """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
         where words end are left to be looked below, too."""
@@ -389,6 +396,10 @@ class Vocabulary:
         """Return the tokens above LONG bytes that are legal from `state`."""
         if (string := dfa.string(state)) is not None:
             return self._long_in_string(dfa, state, string)
+        if (kind := dfa.covered(state)) is not None:
+            long, (ids, firsts) = self._long_in(kind), self._texts.long_ids
+            quoted = [*ids[firsts == _QUOTE].tolist(), *(i for i, *_ in long.leaving)]
+            return LongAllowed(long, tuple(sorted(i for i in quoted if dfa.step(state, self.tokens[i]) >= 0)))
         found: list[int] = []
         whole: Long | None = None
         if (heads := dfa.heads(state)) is not None:

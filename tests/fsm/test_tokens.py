@@ -514,6 +514,41 @@ def test_tokens_of_objects_of_several_kinds_are_those_of_each():
     assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"patternProperties": {"^[0-9a-z_-]{1,9}$": {"type": "string"}}, "additionalProperties": {"type": "integer"}},
+        {"patternProperties": {"^/": {"type": "string"}, "x": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+        {"patternProperties": {"a$": {"type": "string"}}, "additionalProperties": {"type": "null"}, "propertyNames": {"maxLength": 5}},
+        {"additionalProperties": {"type": "string", "pattern": "id.*(na|b)"}},
+        {"additionalProperties": {"anyOf": [{"type": "string", "pattern": "[\\n\\\\]a"}, {"type": "string", "not": {"pattern": "^.{2}$"}}]}},
+    ],
+    ids=str,
+)
+@some("begin", ['{"', '{"na', '{"zz": "', '{"zz":1,"id', '{"a": "', '{"a": "\\n', '{"a": "id', '{"/", '], 2)
+def test_where_any_characters_may_follow_only_tokens_with_a_quote_are_followed(begin, rules):
+    """All levels of the vocabulary were looked at wherever a key or a string is in several languages at once, and letters of names had states."""
+    vocabulary = pieces_of_names()
+    schema = json.dumps({"type": "object", "properties": {name: {"type": "string"} for name in NAMES[:4]}, **rules})
+    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
+    state = made.dfa.step(made.start, begin.encode())
+    if state >= 0:
+        row, at = made.mask(state), walked.dfa.step(walked.start, begin.encode())
+        assert allowed(row) == {i for i, text in enumerate(vocabulary.tokens) if text and walked.dfa.step(at, text) >= 0}
+
+
+def test_keys_that_a_pattern_does_not_match_have_no_states_of_their_own():
+    rules = {"^[0-9a-zA-Z_-]{1,255}$": {"type": "string"}}
+    schema = json.dumps({"type": "object", "properties": {"id": {"type": "null"}}, "patternProperties": rules, "x-lmc": {"additional": True}})
+    made = TokenAutomaton(begun("json_schema", schema), small()[0])
+    for begin in ('{"', '{"id', '{"some_name'):
+        state = made.dfa.step(made.start, begin.encode())
+        assert made.dfa.covered(state) is not None
+        before = made.dfa.lazy._made
+        made.mask(state)
+        assert made.dfa.lazy._made - before < 16
+
+
 def test_a_part_without_tokens_leaves_those_of_the_others():
     vocabulary = Vocabulary([*(bytes([b]) for b in range(0x21, 0x7F)), b"<eos>"], [0x7F - 0x21])
     made = TokenAutomaton(lazily(Grammar(parse("[!-~]+x|[\\u0400-\\u0430]+|é"), {})), vocabulary)
