@@ -123,7 +123,7 @@ def unrolled(node: Counted) -> NodeGraph:
 
 def folded(graph: NodeGraph) -> NodeGraph:
     """The same texts with a counter instead of many states that are alike but for how often a class of characters was read: behind names
-    that are not of `[a-z]{1,255}`, say.
+    of `[a-z]{1,255}` that another pattern does not match, say.
 
     graph   whose edges are characters, else it is returned as it is
     """
