@@ -270,9 +270,9 @@ class VirtualCore(SteppedCore):
             self._until(min(due))
         return bool(due)
 
-    def _record(self, work: ModelPass, seconds: float) -> None:
+    def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
         runner: Any = self._runner
-        EngineCore._record(self, work, runner.took)
+        EngineCore._record(self, work, runner.took, ended)
 
     def _until(self, at: float) -> None:
         self.now = max(self.now, at)
