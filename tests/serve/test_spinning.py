@@ -220,10 +220,10 @@ def wait():
         pass
 """
 CANCEL = """
-def cancel(state):
+def cancel(batch, state):
     wait()
     slowly()
-    really(state)
+    really(batch, state)
     cancelled.append(state)
 """
 
@@ -235,9 +235,9 @@ def test_the_end_of_an_abandoned_batch_is_not_interrupted(runs, monkeypatch, cap
     looks, cancelled, threads_of = [], [], spinning.threads_of
     generated = {"__name__": batches.__name__, "looks": looks}  # as methods of dataclasses are
     exec(compile(SLOW, "<string>", "exec"), generated)
-    frontend = {"__name__": batches.__name__, "looks": looks, "cancelled": cancelled, "really": batches._cancel, "slowly": generated["wait"]}
+    frontend = {"__name__": batches.__name__, "looks": looks, "cancelled": cancelled, "really": batches.PendingBatch._cancel, "slowly": generated["wait"]}
     exec(compile(SLOW + CANCEL, batches.__file__, "exec"), frontend)
-    monkeypatch.setattr(batches, "_cancel", frontend["cancel"])
+    monkeypatch.setattr(batches.PendingBatch, "_cancel", frontend["cancel"])
     monkeypatch.setattr(spinning, "threads_of", lambda run: looks.append(run) or threads_of(run))
 
     async def work():
