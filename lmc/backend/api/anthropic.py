@@ -222,7 +222,7 @@ class Anthropic(ApiBackend):
         async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = AttemptUsage(tally.name, tally.loc, trace=tally.trace, turn=tally.turn)  # equal samples share one
+            own = tally.apart()
             try:
                 reply = await self._sent(with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
                 marked.turn.begun()

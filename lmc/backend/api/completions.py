@@ -249,7 +249,7 @@ class Completions(ApiBackend):
         )
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
         async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
-            own = AttemptUsage(tally.name, tally.loc, trace=tally.trace, turn=tally.turn)
+            own = tally.apart()
 
             def with_marks() -> HttpRequest:
                 sent = request()

@@ -89,6 +89,10 @@ class AttemptUsage:
     sent: int = 0
     choosing: bool = False
 
+    def apart(self) -> AttemptUsage:
+        """Return the cost, so far none, of the same answer's further attempts: equal samples share this one."""
+        return AttemptUsage(self.name, self.loc, trace=self.trace, turn=self.turn)
+
     def add(self, other: AttemptUsage) -> None:
         """Count the attempts of another one, too."""
         self.usage += other.usage
