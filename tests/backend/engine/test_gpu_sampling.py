@@ -25,7 +25,9 @@ def test_penalised_logits_are_those_of_the_definition():
     for _ in range(12):
         logits = (torch.randn(200, test_penalties.PADDED) * 3).bfloat16().float()
         found = logits.cuda()
-        tokens, told = sampler.sample_ahead(found, range(200), running).leave().read()
+        left = sampler.sample_ahead(found, range(200), running).leave()
+        torch.cuda.synchronize()
+        tokens, told = left.read()
         for i, (row, req) in enumerate(zip(logits, running, strict=True)):
             assert torch.equal(found[i].cpu(), test_penalties.adjusted(row, req))
             if (expected := test_penalties.told(row, req, tokens[i])) is not None:
