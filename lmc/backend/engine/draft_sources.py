@@ -8,6 +8,7 @@ import numpy as np
 
 from lmc.backend.engine.token_ids import PICTURE
 
+REPLACED = "replaced"  # as a source: an occurrence behind one token of it that another has replaced
 LEAST, LONGEST = 2, 16  # tokens that an occurrence has at least, and up to which a longer one counts for more
 
 
@@ -27,6 +28,11 @@ class Match(NamedTuple):
             found = np.resize(found, n)
         (foreign,) = (found.view(np.uint32) >= PICTURE).nonzero()  # or negative
         return found[: foreign[0]] if len(foreign) else found
+
+    def behind_replaced(self, right: int) -> Match | None:
+        """Return where the text goes on behind so many tokens and one that another has replaced; None for a second one in a row, and at its end."""
+        at = self.at + right + 1
+        return Match(self.text, at, 0, REPLACED, self.repeats) if self.length + right and at < len(self.text) else None
 
 
 def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:

@@ -203,16 +203,19 @@ class Drafts:
         self._heed(req, ids)
         start = max(req.followed, req.prompt_len)
         awaited = (req.vain, int(ids[start - 1])) if not req.idle and start == end - 1 else None
+        replaced = None
         if req.match is not None and start < end:
-            self._go_along(req, req.match, ids, start)
+            replaced = self._go_along(req, req.match, ids, start)
         req.followed = end
         if req.match is None:
             req.match, req.found_after = self._find(req, ids), awaited
             if req.match is None:
                 self._learn_found(req, False)
+                req.match = replaced
 
-    def _go_along(self, req: Request, match: Match, ids: np.ndarray, start: int) -> None:
-        """Follow its occurrence along the new tokens, `ids[start:]`, as far as it is right, and learn how far that was."""
+    def _go_along(self, req: Request, match: Match, ids: np.ndarray, start: int) -> Match | None:
+        """Follow its occurrence along the new tokens, `ids[start:]`, as far as it is right, and learn how far that was. Return where the text goes on
+        if only the last token was wrong, and stands in place of the expected one."""
         if match.repeats:
             match = match._replace(text=ids)  # it has grown
         drawn = ids[start:].tolist()
@@ -223,6 +226,7 @@ class Drafts:
         self._unlearned.append((self._own_odds(req, match.source), self._of_all(match.source), match.length, expected, right, missed))
         self._learn_found(req, right > 0)
         req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
+        return match.behind_replaced(right) if missed and right == len(drawn) - 1 else None
 
     def learn(self) -> None:
         """Learn how far drafts were right: beside the device, which waits while `follow` reads what was drawn."""

@@ -111,6 +111,23 @@ def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
 
 
 @pytest.mark.parametrize("runs", RUNS)
+def test_a_copy_goes_on_behind_a_replaced_token(runs):
+    text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
+    passes: list[int] = []
+    for answer in (text, text.replace("9", "i"), text.replace("9", "i").replace("W", "j"), text.replace("9Q", "ii")):
+        engine, core = stepped(1024, runs=runs, drafts=8)
+        copied(core, f"{text}\n{text[:3]}", answer[3:])
+        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60)])
+        drain(core)
+        engine.check()
+        assert handle.results[0].output().text == answer[3:]
+        passes.append(handle.results[0].output().usage.passes)
+    copy, one, two, in_a_row = passes
+    assert max(one, two) <= copy + 1
+    assert in_a_row > copy + 2, "two in a row may be any change: the copy is found again behind two tokens of it"
+
+
+@pytest.mark.parametrize("runs", RUNS)
 def test_a_row_behind_a_draft_without_numbers_fails_its_answer_alone(runs):
     text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
     engine, core = stepped(1024, runs=runs, drafts=8)
