@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.answers import parse as parse_answer
@@ -14,8 +14,8 @@ from lmc.frontend.active import new_body, new_task, next_call, next_fork
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
-from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.havoc import Reads, callee_of
+from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
+from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
@@ -143,37 +143,11 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
         ev.snapshot.changed.add((id(fn.module), name))
     frame.live = ev.frames.get(code.place)
     if code.is_generator:
-        return LazyItems(ev, lambda: _generated(frame, code), of=(frame, code.effects))
+        return LazyItems(ev, None, of=(frame, code.effects))
     if code.is_async and program is None:
         return Coroutine(lambda: ev.run_frame(frame), fn.name)
     frame.is_program = program is not None
     return ev.run_frame(frame)
-
-
-def _generated(frame: Frame, code: Code) -> Iterator[Any]:
-    """Yield what a generator of the program gives, all of it made before the first item is taken: one that changes nothing and makes no requests. Nothing is
-    known of the other items once something is changed that it may read."""
-    ended: BaseException | None = None
-    reads = Reads(frame, code)
-    try:
-        if frame.ev.may_ask(frame, code.effects) or frame.ev.may_change(frame, code.effects) or frame.ev.may_ask_in(reads.iterators):
-            raise Undecided(None)
-        code.body(frame)
-    except (Raised, Undecided) as error:
-        ended = error
-    except Abandoned as abandoned:
-        ended = Undecided(abandoned.deps)
-    for x in reads.changed():  # under other names
-        frame.ev.lose(x, None)
-    for x in reads.iterators:  # of which it has taken more than Python yet
-        x.over = False
-        x.abandon(None)
-    for item in frame.given:
-        reads.check()
-        yield item
-    reads.check()
-    if ended is not None:
-        raise ended
 
 
 def run_frame(ev: Evaluator, frame: Frame) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
-from lmc.frontend.capture.unknown import MISSING, Deps, Raised, Stop, Undecided, Unknown
+from lmc.frontend.capture.unknown import MISSING, Deps, Raised, Stop, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
 from lmc.frontend.state import State
@@ -92,8 +92,6 @@ class Code:
         bound = frozenset(scope.bindings.bound)
         self.free_effects = replace(self.effects, touched=self.effects.touched - bound, loads=self.effects.loads - bound, names=frozenset())
         """Effects, except those on its own names."""
-        if self.is_generator and self.is_async:
-            raise NotUnderstood("an async generator")
         self.body = body
 
 
@@ -108,8 +106,6 @@ def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
 
 spent = 0.0
 """CPU seconds spent compiling functions so far: approximate, counted without a lock."""
-MOST_GIVEN = 1000
-"""Items of a generator of which more are unknown: it may never end."""
 
 
 class Frame:
@@ -120,7 +116,7 @@ class Frame:
     goes_on    in a comprehension: whether to go on behind an element of which it is undecided whether it belongs to it
     """
 
-    __slots__ = ("cells", "code", "ev", "given", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
+    __slots__ = ("cells", "code", "ev", "goes_on", "is_program", "live", "loops", "module", "outer", "result", "undecided", "vars")
 
     def __init__(self, ev: Evaluator, vars: dict[str, Any], outer: Any, code: Code | None, module: dict[str, Any]) -> None:
         self.ev, self.vars, self.outer, self.code, self.module = ev, vars, outer, code, module
@@ -130,7 +126,6 @@ class Frame:
         self.live: Any = None
         self.is_program = False
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
-        self.given: list[Any] = []  # by a generator
         self.goes_on: Callable[[], bool] | None = None
 
     def inner(self, vars: dict[str, Any]) -> Frame:
@@ -167,13 +162,6 @@ class Frame:
             if name in frame.vars:
                 return frame.vars[name]
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
-
-    def give(self, x: Any) -> Unknown:
-        """Give an item of a generator."""
-        if len(self.given) >= MOST_GIVEN:
-            raise Undecided(None)
-        self.given.append(x)
-        return Unknown(None)  # what is sent to it
 
     def store(self, name: str, x: Any, kind: str) -> None:
         if kind == "local":
@@ -228,7 +216,7 @@ class Evaluator:
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
-    changed   objects that it has changed, one after another
+    kept      objects in `lost`, whose ids stay theirs
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -247,7 +235,7 @@ class Evaluator:
         self.lost: dict[int, Deps] = {}
         self.forked: dict[int, Deps] = {}
         self.risks: list[Deps] = []
-        self.changed: list[Any] = []
+        self.kept: list[Any] = []
         self.handled: list[Any] = []
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states: list[State] = []
@@ -345,7 +333,6 @@ class Evaluator:
     def lose(self, /, x: Any, deps: Deps) -> None: ...
     def may_ask(self, /, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
     def may_ask_in(self, /, values: Iterable[Any]) -> bool: ...
-    def may_change(self, /, frame: Frame, effects: PossibleEffects) -> bool: ...
     def may_skip(self, /, frame: Frame, target: Any) -> bool: ...
     def run_frame(self, /, frame: Frame) -> Any: ...
     def set_attribute(self, /, x: Any, name: str, value: Any) -> None: ...

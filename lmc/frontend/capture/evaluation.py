@@ -66,13 +66,12 @@ class Evaluation(Evaluator):
     unknown_code, hand_over, left_off = calls.unknown_code, calls.hand_over, calls.left_off
     attribute, set_attribute, special = objects.attribute, objects.set_attribute, objects.special
     class_of, is_instance, catches = objects.class_of, objects.is_instance, objects.catches
-    may_ask, may_ask_in, may_change, may_skip, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_change, havoc.may_skip, havoc.havoc
+    may_ask, may_ask_in, may_skip, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_skip, havoc.havoc
 
     # -- lost knowledge
 
     def changes(self, x: Any) -> None:
         """Prepare to change a container: an outside one is unknown from then on."""
-        self.changed.append(x)
         origin = self.outside.origins.get(id(x))
         if origin is not None:
             self.snapshot.changed.add(id(origin))
@@ -81,7 +80,6 @@ class Evaluation(Evaluator):
     def lose(self, x: Any, deps: Deps) -> None:
         """Make the contents of a container, state or object unknown from now on."""
         kind = type(x)
-        self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
@@ -96,4 +94,5 @@ class Evaluation(Evaluator):
             return x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
+        self.kept.append(x)
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)

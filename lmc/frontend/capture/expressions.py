@@ -313,12 +313,6 @@ def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
     return compiled
 
 
-def _yield_from(frame: Frame, items: Any) -> Unknown:
-    for item in op.iterate(frame.ev, items):
-        frame.give(item)
-    return Unknown(None)
-
-
 def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
     value, name = expression(node.value, scope), node.target.id
     outer, depth = scope, 0
@@ -400,7 +394,6 @@ RULES: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Constant: lambda node, _scope: lambda _frame, value=node.value: value, ast.Name: _name, ast.JoinedStr: _joined, ast.BinOp: _binary,
     ast.UnaryOp: _unary, ast.Compare: _compare, ast.BoolOp: _boolean, ast.IfExp: _conditional, ast.Dict: _dict, ast.Slice: _slice,
     ast.Subscript: _subscript, ast.Attribute: _attribute, ast.Call: _call, ast.Await: of_value(lambda frame, x: op.awaited(frame.ev, x)),
-    ast.Yield: of_value(Frame.give), ast.YieldFrom: of_value(_yield_from),
     ast.NamedExpr: _walrus, ast.List: _display(list), ast.Tuple: _display(tuple), ast.Set: _display(set),
 }  # fmt: skip
 """By the kind of a node; lambdas and comprehensions contain statements (statements.py, comprehensions.py)."""

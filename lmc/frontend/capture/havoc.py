@@ -14,7 +14,7 @@ from lmc.frontend.capture.objects import class_attribute
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
-from lmc.frontend.capture.unknown import Deps, Undecided, Unknown
+from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
@@ -64,12 +64,6 @@ def _changes(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int =
     for x in map(frame.peek, lost):
         if x is not None and type(x) not in op.ATOMS:
             yield lambda deps, x=x: ev.lose(x, deps)
-
-
-def may_change(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
-    """Return whether code with these effects may change anything that others see."""
-    code = frame.code
-    return bool(code and (code.nonlocals or code.writes_globals)) or next(_changes(ev, frame, effects), None) is not None
 
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
@@ -122,41 +116,6 @@ def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
         except NotUnderstood:
             return None
     return (fn.code, Frame(ev, {}, fn.outer, fn.code, fn.module)) if type(fn) is Closure else None
-
-
-class Reads:
-    """Objects that a function may read, and names that others may bind, as they are when it begins."""
-
-    def __init__(self, frame: Frame, code: Code) -> None:
-        self._ev, self._since = frame.ev, len(frame.ev.changed)
-        self._ids, self._names, self.iterators = set[int](), list[tuple[Frame, str, Any]](), list[LazyItems]()
-        todo = [*frame.vars.values(), *self._free(code, frame)]
-        while todo:
-            x = todo.pop()
-            if type(x) in op.ATOMS or id(x) in self._ids:
-                continue
-            self._ids.add(id(x))
-            held = x.attributes if type(x) is Object else x if type(x) in op.CONTAINERS else ()
-            self._ev.count(len(held) >> 3)
-            todo += held.values() if isinstance(held, dict) else held
-            if type(x) is LazyItems:
-                self.iterators += [x] if not x.over else []
-            elif (callee := callee_of(self._ev, x)) is not None:
-                todo += self._free(*callee)
-
-    def _free(self, code: Code, frame: Frame) -> list[Any]:
-        self._names += (found := [(frame, name, frame.peek(name)) for name in code.free_effects.loads])
-        return [x for _, _, x in found]
-
-    def changed(self) -> list[Any]:
-        """Return those objects that were changed since."""
-        return [x for x in self._ev.changed[self._since :] if id(x) in self._ids]
-
-    def check(self) -> None:
-        """Raise Undecided if anything was changed since."""
-        if self.changed() or any(frame.peek(name) is not x for frame, name, x in self._names):
-            raise Undecided(None)
-        self._since = len(self._ev.changed)
 
 
 def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:

@@ -146,7 +146,6 @@ def super_of(frame: Frame) -> Any:
 def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     """Evaluate `x.name = value`."""
     if type(x) is Object:
-        ev.changed.append(x)
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))

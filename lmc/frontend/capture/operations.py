@@ -198,7 +198,6 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
         raise raised(TypeError)
     if ev.is_lost(b):
         b = Unknown(ev.lost[id(b)])
-    ev.changed.append(a)
     called = isinstance(b, (Closure, BoundMethod, Partial, types.FunctionType))
     if isinstance(a, StateGroup) and (called or (type(b) in (list, tuple) and len(b) == len(a.states))):
         for i, state in enumerate(a.states):

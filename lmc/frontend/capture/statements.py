@@ -52,8 +52,6 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
     site = BranchStatement(loc, Arm(lambda _: None, effects([node]), loc), Arm(lambda _: None, NO_EFFECTS, loc))
 
     def skip(frame: Frame) -> Any:
-        if site.then.effects.yields:
-            raise Undecided(None)
         return frame.ev.domain.branch(frame.ev, frame, Unknown(None), site)
 
     return skip
@@ -126,7 +124,6 @@ def _if(node: ast.If, scope: Scope) -> Eval:
     test, loc = expression(node.test, scope), scope.loc(node)
     site = BranchStatement(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
     then, orelse, raises = site.then.run, site.orelse.run, "raise" in site.then.effects.exits
-    yields = site.then.effects.yields or site.orelse.effects.yields
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
@@ -136,8 +133,6 @@ def _if(node: ast.If, scope: Scope) -> Eval:
             if raises:
                 frame.ev.outcome.passed[site.loc] += 1
             return orelse(frame)
-        if yields:  # whether there is another item
-            raise Undecided(known.deps)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
     return run
@@ -189,8 +184,6 @@ def _loop(site: LoopStatement, iterable: Eval, turns: Callable[[Frame, Any], Any
         try:
             signal = turns(frame, x)
         except Undecided as undecided:
-            if site.effects.yields:
-                raise
             return ev.domain.loop(ev, frame, undecided.test if undecided.test is not None else x if isinstance(x, Unknown) else Unknown(undecided.deps), site)
         except Abandoned as abandoned:
             if abandoned.target is not site:

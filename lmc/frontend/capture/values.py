@@ -113,23 +113,23 @@ class Partial:
 
 
 class LazyItems:
-    """An iterator: items of a generator or of `map`, `zip`, `iter` …, made on demand.
+    """An iterator: items of `map`, `zip`, `iter` …, made on demand. Those of a generator function are unknown (`take` is None).
 
     of       its code, if it is of the program: a frame and effects
     sources  the iterators and functions that it is made of
     whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_items", "_of", "_sources", "_stuck", "_take", "_whole", "over")
+    __slots__ = ("_abandoned", "_ev", "_items", "_of", "_sources", "_stuck", "_take", "_whole", "over")
 
     def __init__(
-        self, ev: Evaluator, take: Callable[[], Iterator[Any]], *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, take: Callable[[], Iterator[Any]] | None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self._ev, self._take, self._of, self._sources, self._whole = ev, take, of, sources, whole
         self._items: Iterator[Any] | None = None
-        self._stuck: Undecided | None = None
-        self.over = False
+        self._stuck = Undecided(None) if take is None else None
+        self.over = self._abandoned = False  # `_abandoned`: just now, so that a circle of iterators ends
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -137,8 +137,10 @@ class LazyItems:
     def __next__(self) -> Any:
         self._ev.count(1)  # native code may go through it, too
         if self._stuck is not None:
+            self.abandon(self._stuck.deps)
             raise self._stuck
         if self._items is None:
+            assert self._take is not None
             self._whole, self._items = None, self._take()
         try:
             return next(self._items)
@@ -150,13 +152,14 @@ class LazyItems:
             raise
 
     def abandon(self, deps: Deps) -> None:
-        """Take no more items: it is undecided how many Python takes."""
-        if self.over or self._stuck is not None:
+        """Take no more items: it is undecided how many Python takes, now and whenever it takes more."""
+        if self.over or self._abandoned:
             return
-        self._stuck = Undecided(deps)
+        self._stuck, self._abandoned = self._stuck or Undecided(deps), True
         if self._of is not None:
             self._ev.havoc(*self._of, deps)
         self._ev.left_off(self._sources, deps)
+        self._abandoned = False
 
     def may_ask(self) -> bool:
         """Return whether making its items may make requests."""

@@ -58,10 +58,9 @@ def forks(s, topic):
         f += lmc.assistant(lmc.gen("a", max_tokens=8) + f" aspect {i} " + lmc.gen("b", max_tokens=8))
     s += lmc.user("\n".join(f["b"] for f in fs)) + lmc.assistant(lmc.gen("out"))
     return s["out"]
-# helper closure, nonlocal, generator, early return, exception
+# helper closure, nonlocal, early return, exception
 def paragraphs(text):
-    for p in text.split("."):
-        if p.strip(): yield p.strip()
+    return [p.strip() for p in text.split(".") if p.strip()]
 @lmc.function
 def mixed(s, text):
     n = 0

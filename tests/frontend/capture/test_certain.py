@@ -1,6 +1,6 @@
 """What an evaluation says is certain, Python asks: whatever answers are there, of programs that return."""
 
-# ruff: noqa: B008, F841, UP028 (programs are written as people write them)
+# ruff: noqa: B008, F841 (programs are written as people write them)
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import lmc
 from tests.frontend.capture.comparing import evaluation, run_python
 
 XS = ["x", "y", "z", "w"]
-NUMBER = 0
 
 
 def ask(s: Any, q: str) -> str:
@@ -21,97 +20,12 @@ def ask(s: Any, q: str) -> str:
     return f["a"]
 
 
-# -- generators: the items are made before the first is taken
-
-
-@lmc.function
-def changes_a_set_that_its_items_depend_on(s):
-    done = set()
-
-    def pending():
-        for x in XS:
-            if x not in done:
-                yield x
-
-    for i, x in enumerate(pending()):
-        ask(s, x)
-        done.add(XS[min(i + 1, 3)])
-    ask(s, str(sorted(done)))
-
-
-@lmc.function
-def goes_through_a_list_that_grows(s):
-    todo = ["a"]
-
-    def nodes():
-        for n in todo:
-            yield n
-
-    for n in nodes():
-        ask(s, n)
-        if len(n) < 3:
-            todo.append(n + "b")
-    ask(s, "end")
-
-
-@lmc.function
-def binds_names_that_its_items_depend_on(s):
-    global NUMBER
-    NUMBER, least = 0, 3
-
-    def below():
-        while NUMBER < 3:
-            yield str(NUMBER)
-
-    def long():
-        for x in ("aaa", "b", "cccc"):
-            if len(x) >= least:
-                yield x
-
-    for n in below():
-        ask(s, n)
-        NUMBER += 1
-    for x in long():
-        ask(s, x)
-        least = 1
-    ask(s, "end")
+# -- generators
 
 
 class Counter:
     def __init__(self) -> None:
         self.least = 0
-
-    def above(self):
-        for i in range(4):
-            if i > self.least:
-                yield str(i)
-
-
-@lmc.function
-def changes_an_object_whose_method_makes_items(s):
-    counter = Counter()
-    for n in counter.above():
-        ask(s, n)
-        counter.least = 2
-    ask(s, "end")
-
-
-@lmc.function
-def changes_what_a_function_reads_that_makes_items(s):
-    most = {"n": 1}
-
-    def is_short(x):
-        return len(x) <= most["n"]
-
-    def short():
-        for x in ("a", "bbb", "c"):
-            if is_short(x):
-                yield x
-
-    for x in short():
-        ask(s, x)
-        most["n"] = 5
-    ask(s, "end")
 
 
 @lmc.function
@@ -132,20 +46,20 @@ def leaves_a_generator_that_changes_what_it_goes_through(s):
 
 
 @lmc.function
-def leaves_a_generator_and_goes_on_with_its_items(s):
-    rest = iter(XS)
+def takes_an_item_more_of_what_changes_names_bound_anew(s):
+    seen = ["old"]
+    ask(s, "first")
 
-    def head(items):
-        for x in items:
-            if x == "w":
-                return
+    def adds():
+        for x in XS:
+            seen.append(x)
             yield x
 
-    for x in head(rest):
-        ask(s, x)
-        break
-    for x in rest:
-        ask(s, "rest " + x)
+    items = adds()
+    next(items)
+    seen = ["new"]
+    next(items)
+    ask(s, str(seen))
 
 
 @lmc.function
