@@ -11,6 +11,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -90,6 +91,12 @@ def test_the_cookbook_shows_what_its_programs_print(page):
 def test_links_lead_somewhere(page):
     missing = [target for target in LINK.findall(page.read_text()) if not (page.parent / target).exists()]
     assert missing == []
+
+
+def test_the_pages_link_to_files_of_an_sdist():
+    sdist = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    linked = {(page.parent / target).resolve().relative_to(ROOT).parts[0] for page in PAGES for target in LINK.findall(page.read_text())}
+    assert sorted(linked - {"README.md", "LICENSE"} - {name.strip("/") for name in sdist}) == []
 
 
 def test_every_module_is_on_the_map():

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -182,8 +183,18 @@ def test_a_lone_sequence_has_the_bits_of_the_layers_one_by_one(how):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript does not support it")
-def test_the_layers_of_a_lone_sequence_are_compiled():
-    assert isinstance(lone._compiled(), torch.jit.ScriptFunction)
+@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])  # of torch 2.13, and of 2.14
+def test_the_layers_of_a_lone_sequence_are_compiled_without_a_warning(monkeypatch, category):
+    script = torch.jit.script
+
+    def warning(of):
+        warnings.warn("`torch.jit.script` is deprecated. Please switch to `torch.compile` or `torch.export`.", category, stacklevel=2)
+        return script(of)
+
+    monkeypatch.setattr(torch.jit, "script", warning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(lone._compiled.__wrapped__(), torch.jit.ScriptFunction)
 
 
 def test_a_pass_that_wants_no_logits_still_writes_its_keys(small):

@@ -61,7 +61,7 @@ def _compiled() -> Callable[..., None]:
     if sys.version_info >= (3, 14):
         return _layers  # TorchScript does not support it
     try:
-        with ignored(DeprecationWarning, "`torch.jit"):
+        with ignored(Warning, "`torch.jit"):  # a DeprecationWarning until torch 2.13, then a FutureWarning, which Python shows
             return torch.jit.script(_layers)
     except (AttributeError, OSError, RuntimeError) as error:
         log.info("one sequence alone is a sixth slower, since torch cannot compile its layers: %s", error)
