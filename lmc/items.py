@@ -75,6 +75,8 @@ def _text_of(path: Path, name: str) -> str:
         raise UsageError(f"no such input file: {path} (looked in {Path.cwd()})") from None
     except IsADirectoryError:
         raise UsageError(f"{path} is a directory; a JSONL or CSV file is expected") from None
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         rows = FROM_PANDAS if path.suffix.lower() in (".parquet", ".xlsx", ".feather") else ", in UTF-8"
         raise UsageError(f"{name} is not UTF-8 text (byte {error.start}); a JSONL or CSV file is expected{rows}") from None

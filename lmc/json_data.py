@@ -62,12 +62,18 @@ def to_bytes(x: Any) -> bytes:
     return dumps(x).encode("utf-8", "surrogatepass")
 
 
-def from_bytes(data: bytes) -> Any:
-    """Decode JSON bytes. Raises ValueError for anything that is not JSON."""
+def loads(text: str, *, parse_float: Callable[[str], Any] | None = None) -> Any:
+    """Decode JSON that a model, a client or a file wrote. Raises ValueError for anything that is not JSON, or that Python cannot hold: nested too
+    deeply, or a number of more than 4,300 digits."""
     try:
-        return json.loads(data.decode("utf-8", "surrogatepass"))
+        return json.loads(text, parse_float=parse_float)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def from_bytes(data: bytes) -> Any:
+    """Decode JSON bytes. Raises ValueError as `loads`."""
+    return loads(data.decode("utf-8", "surrogatepass"))
 
 
 def encode_json(x: Any) -> bytes:

@@ -168,7 +168,7 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
         fresh = path.with_name(path.name + ".new")
         with fresh.open("w", encoding="utf-8") as stream:
             for row in rows:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                stream.write(_line(row))
         fresh.replace(path)
         return path.open("a", encoding="utf-8")
 

@@ -17,6 +17,7 @@ from typing import Any, cast, get_type_hints
 
 from lmc.constraints import schema_of_type
 from lmc.errors import ArgumentError, ParameterError
+from lmc.json_data import loads
 
 Call = Mapping[str, Any]
 """`{"id": …, "name": …, "arguments": {…}}`; arguments that are not a JSON object stay the text that the model wrote."""
@@ -109,7 +110,7 @@ def _object(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str,
 def call_of(id: str, name: str, arguments: str) -> Call:
     """Return a call as a model wrote it."""
     try:
-        read: Any = json.loads(arguments or "{}")
+        read: Any = loads(arguments or "{}")
     except ValueError:
         read = arguments
     return {"id": id, "name": name, "arguments": read if isinstance(read, dict) else arguments}

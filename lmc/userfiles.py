@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
-from lmc import named
+from lmc import json_data, named
 from lmc.declared import WRITTEN, Build, builders, problem
 from lmc.errors import LmcError, Loc
 
@@ -184,11 +184,12 @@ def value_of(program: Any, parameter: inspect.Parameter | None, text: str, given
     if parameter is None or not is_json(parameter):
         return text
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return json_data.loads(text)
+    except ValueError as error:
+        what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
         raise UsageError(
-            f"{given}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
-            f"for example '{parameter.name}={_example(_type_of(parameter))}' ({error.msg} at column {error.colno})"
+            f"{given:.200}: {program.name} declares {str(parameter)!r}, so the value is JSON, "
+            f"for example '{parameter.name}={_example(_type_of(parameter))}' ({what})"
         ) from error
 
 
@@ -253,9 +254,11 @@ def objects(text: str, name: str) -> Iterator[tuple[int, Item]]:
 
 def object_of(line: str, loc: Loc) -> Item:
     try:
-        row = json.loads(line)
+        row = json_data.loads(line)
     except json.JSONDecodeError as error:
         raise UsageError(f"not JSON: {error.msg} at column {error.colno}; each line is one JSON object", loc=Loc(loc.file, loc.line, error.colno - 1)) from None
+    except ValueError as error:
+        raise UsageError(f"this JSON cannot be read: {error}", loc=loc) from None
     if not isinstance(row, dict):
         lines = f"; write each object of a list on a line of its own{FROM_PANDAS}" if isinstance(row, list) else ""
         raise UsageError(f"a JSON object with the program's arguments is expected, not {type(row).__name__}{lines}", loc=loc)

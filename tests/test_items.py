@@ -151,6 +151,9 @@ def test_standard_input_is_jsonl_or_csv(monkeypatch, text):
         ("a.csv", 'text\n"open\n', r"a.csv:2: not CSV: "),
         ("a.csv", "text\n", r"a.csv has no items: "),
         ("a.jsonl", '{"text": "a"}\n{"text": \n', r"a.jsonl:2: not JSON: "),
+        ("a.jsonl", '{"text": ' + "[" * 100_000 + "\n", r"a.jsonl:1: this JSON cannot be read: nested too deeply"),
+        ("a.jsonl", '{"times": ' + "1" * 5000 + "}\n", r"a.jsonl:1: this JSON cannot be read: .*4300 digits"),
+        ("a.csv", "text,times\nhello," + "[" * 100_000 + "\n", r"a.csv:2: times=\[{1,199}: .*the value is JSON.*nested too deeply"),
         ("a.jsonl", "[1]\n", r"a.jsonl:1: a JSON object .* is expected, not list; write each object of a list on a line of its own .*lines=True"),
         ("a.jsonl", "[" + "1, " * 9000 + "1]\n", r"\n    \[.{159}…\n"),  # not all of a long line
     ],
@@ -163,11 +166,13 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, text, says):
 def test_no_text_and_no_file_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
     (tmp_path / "a.parquet").write_bytes(b"PAR1\xff")
+    (tmp_path / "loop.csv").symlink_to("loop.csv")
     for path, says in (
         (tmp_path / "a.csv", "is not UTF-8 text .*, in UTF-8$"),
         (tmp_path / "a.parquet", "is not UTF-8 text .*df.to_json"),
         (tmp_path / "b.csv", "no such input file"),
         (tmp_path, "is a directory"),
+        (tmp_path / "loop.csv", "loop.csv cannot be read: Too many levels"),
     ):
         with pytest.raises(UsageError, match=says):
             read_items(program, path)

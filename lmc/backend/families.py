@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lmc import json_data
 from lmc.constraints import make_constraint
 from lmc.segments import Constraint
 
@@ -108,7 +109,7 @@ def family_of(template: str) -> Family | None:
 
 def _call(text: str, key: str) -> WrittenCall | None:
     try:
-        return _as_call(json.loads(text), key)
+        return _as_call(json_data.loads(text), key)
     except ValueError:
         return None
 
@@ -116,7 +117,10 @@ def _call(text: str, key: str) -> WrittenCall | None:
 def _as_call(value: Any, key: str) -> WrittenCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not isinstance(value.get(key), dict):
         return None
-    return WrittenCall(value["name"], json.dumps(value[key], ensure_ascii=False))
+    try:
+        return WrittenCall(value["name"], json.dumps(value[key], ensure_ascii=False))
+    except RecursionError:  # nested as deeply as it may be read
+        return None
 
 
 def _closed_objects(text: str) -> list[str]:
@@ -129,7 +133,7 @@ def _closed_objects(text: str) -> list[str]:
             continue
         try:
             _, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         found.append(text[at:end])
         at = end
@@ -146,7 +150,7 @@ def _json_values(text: str) -> list[Any]:
             continue
         try:
             value, at = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return []
         values += value if isinstance(value, list) else [value]
     return values

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from inspect import signature
 from typing import Any, NamedTuple
 
+from lmc import json_data
 from lmc.backend.mock_prompt import MockNode, images_of, tokens_of
 from lmc.backend.mock_samples import member_of
 from lmc.backend.results import Output
@@ -178,7 +179,7 @@ def _check_script(answer: _Answer, ask: Gen, constraint: Constraint) -> None:
 def _calls(node: MockNode, raw: str) -> list[Call]:
     """Return tool calls: of an answer that is the JSON of one, `{"name": …, "arguments": {…}}`, or a list of them."""
     try:
-        read: Any = json.loads(raw)
+        read: Any = json_data.loads(raw)
     except ValueError:
         return []
     found: list[Any] = read if isinstance(read, list) else [read]

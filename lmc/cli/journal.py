@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lmc import json_data
 from lmc.cli.console import say, text_of, write
 from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile, unset
@@ -263,7 +264,7 @@ def _parsed(opened: Journal, answer: str, item: int | None, effect: int | None) 
 
 def _json(option: str, text: str, wanted: str = "") -> Any:
     try:
-        return json.loads(text)
+        return json_data.loads(text)
     except ValueError as error:
         raise UsageError(f"{option} {text!r:.60} is not JSON: {error}{wanted}") from None
 

@@ -14,6 +14,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from lmc import json_data
 from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of
 from lmc.fsm.lazy import Machine
@@ -42,11 +43,12 @@ class Checker:
 
     def wrong(self, text: str) -> str | None:
         """Return why the value of a JSON text is not valid; None if it is."""
-        value = json.loads(text, parse_float=Decimal)
         try:
-            return _Check(self, self._root, value).error()
+            return _Check(self, self._root, json_data.loads(text, parse_float=Decimal)).error()
         except RecursionError:
             return "it is nested too deep to be checked"
+        except ValueError as error:
+            return f"it cannot be checked: {error}"
 
     def matches(self, pattern: str, text: str) -> bool:
         return self._pattern(pattern).accepts(text.encode("utf-8", "surrogatepass"))

@@ -55,6 +55,8 @@ def compile_structural_tag(source: str) -> Grammar:
         raise ConstraintError(f"structural_tag is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
         raise ConstraintError("structural_tag is nested too deep") from None
+    except ValueError as e:  # a number of too many digits
+        raise ConstraintError(f"structural_tag cannot be read: {e}") from None
     reader = _FormatReader()
     try:
         return Grammar(reader.format(*_format_of(tag), ()), reader.rules)

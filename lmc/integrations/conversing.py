@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import lmc
+from lmc import json_data
 from lmc.backend.usage import Usage
 from lmc.errors import ParameterError
 from lmc.images import is_path
@@ -133,7 +134,7 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
     found = call["arguments"]
     if isinstance(found, str):
         try:
-            found = json.loads(found)
+            found = json_data.loads(found)
         except ValueError:
             return None
     return dict(found) if isinstance(found, Mapping) else None

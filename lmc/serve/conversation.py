@@ -6,13 +6,13 @@ Contents stay plain text: no message can write a special token (semantics of the
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from lmc import json_data
 from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import ChatTemplate, conversation
@@ -204,7 +204,7 @@ def _as_template_sees(message: Message) -> dict[str, Any]:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json_data.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):

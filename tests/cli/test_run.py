@@ -131,6 +131,10 @@ def test_half_of_a_surrogate_pair_is_written_and_stops_nothing(lmc_cli, folder):
     code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock")
     assert code == 0, err
     assert [row["return"]["text"] for row in jsonl(folder / "out.jsonl")] == ["\ud800", "b"]
+    (folder / "out.jsonl").write_text((folder / "out.jsonl").read_text().splitlines(keepends=True)[0])
+    code, _, err = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock", "--resume")
+    assert code == 0, err
+    assert [row["return"]["text"] for row in jsonl(folder / "out.jsonl")] == ["\ud800", "b"]
 
 
 def test_a_result_that_cannot_go_on_keeps_what_is_done(lmc_cli, folder, monkeypatch):

@@ -189,6 +189,16 @@ def test_what_no_automaton_holds_is_said_and_checked_when_the_answer_ends(name):
         compile_schema(json.dumps({**schema, "x-lmc": {"strict": True}}))
 
 
+@pytest.mark.parametrize(("text", "says"), [("[" * 5000 + "]" * 5000, "nested too deep"), ("[" + "1" * 5000 + "]", "4300 digits")])
+def test_an_answer_that_python_cannot_read_is_not_valid(text, says):
+    json_schema.compile_schema.cache_clear()
+    with pytest.warns(SchemaWarning, match="uniqueItems"):
+        check = compile_schema('{"type": "array", "uniqueItems": true}').check
+    assert check is not None and says in str(check(text))
+    with pytest.raises(ConstraintError, match=r"cannot be read: .*4300 digits"):
+        compile_schema('{"const": ' + "1" * 5000 + "}")
+
+
 @pytest.mark.parametrize(
     ("schema", "says"),
     [

@@ -121,3 +121,5 @@ def test_tags_that_are_refused(form, says):
 def test_a_tag_that_is_nested_too_deep_is_refused():
     with pytest.raises(ConstraintError, match="nested too deep"):
         compile_structural_tag('{"type": "structural_tag", "format": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ConstraintError, match=r"cannot be read: .*4300 digits"):
+        compile_structural_tag('{"type": "structural_tag", "format": ' + "1" * 5000 + "}")

@@ -12,6 +12,7 @@ from lmc.backend.engine.whole_template import WholeTemplate, whole
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, WrittenCall, family_of
 from lmc.errors import ProgramError
 from lmc.segments import Special, plain
+from lmc.tools import call_of
 from tests.serve.serving import HELLO, chat, events, post
 
 pytestmark = pytest.mark.api
@@ -146,6 +147,17 @@ def test_families():
     assert HERMES.settled("a < b") == 5
 
 
+@pytest.mark.parametrize("levels", [900, 5000])
+def test_what_is_nested_too_deep_is_no_call_and_no_error(levels):
+    """A text of this kind, which a model repeats soon, ended in a RecursionError."""
+    for family in (HERMES, LLAMA3, MISTRAL):
+        text = f'{{"name": "f", "{family.key}": {{"a": {"[" * levels}{"]" * levels}}}}}'
+        text = {"hermes": f"<tool_call>{text}</tool_call>", "llama3": text, "mistral": f"[{text}]"}[family.name]
+        assert len(family.split(text)[1]) == len(family.closed(text)) == (levels < 1000)
+    arguments = '{"a": ' + "[" * levels + "]" * levels + "}"
+    assert isinstance(call_of("0", "f", arguments)["arguments"], dict) == (levels < 1000)
+
+
 def test_a_family_that_is_not_known_is_refused():
     error = chat(backend(None, "{{ tools }}{{ messages }}"), tools=[WEATHER]).json()["error"]
     assert "not known" in error["message"]
@@ -171,7 +183,8 @@ def test_a_template_that_refuses_says_why():
 
 
 def test_bad_calls_in_messages():
-    for call in ({"function": {"name": "f", "arguments": "["}}, {"function": {"name": "f", "arguments": "[]"}}):
+    for arguments in ("[", "[]", "[" * 5000):
+        call = {"function": {"name": "f", "arguments": arguments}}
         messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         assert "JSON object" in chat(backend(None), messages=messages, tools=[WEATHER]).json()["error"]["message"]
 

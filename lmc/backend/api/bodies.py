@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmc import json_data
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.api.spending import AttemptUsage
@@ -146,7 +147,7 @@ def shared(prompt: Listed, row: Listed) -> int:
 def choice_in(text: str, choices: Sequence[str]) -> str | None:
     """Return the choice that an answer denotes: by JSON, by the text itself, or the longest one that it begins with."""
     try:
-        value: Any = json.loads(text)
+        value: Any = json_data.loads(text)
         if isinstance(value, dict) and value.get("choice") in choices:
             return value["choice"]
     except ValueError:
@@ -206,7 +207,7 @@ def out_of_object(text: str) -> str:
         return text
     try:
         return inner[: json.JSONDecoder().raw_decode(inner)[1]]
-    except ValueError:
+    except (ValueError, RecursionError):
         return inner
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, cast
 
+from lmc import json_data
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.sources import check_of, machine_of
@@ -73,7 +74,7 @@ def answer_in(constraint: Constraint, text: str) -> str:
     """Return the answer in an object of the form of `as_schema`, a number without an exponent, and an integer without a fraction (5.0); any other text
     as it is."""
     try:
-        value: Any = json.loads(text, parse_float=Decimal)["answer"]
+        value: Any = json_data.loads(text, parse_float=Decimal)["answer"]
     except (ValueError, TypeError, KeyError):
         return text
     if not isinstance(value, Decimal):
@@ -92,9 +93,9 @@ def _json(schema: str, text: str) -> str | None:
     rest = text[start:].lstrip()
     try:
         value, end = json.JSONDecoder().raw_decode(rest)
-    except ValueError:
+        return rest[:end] if _allows(schema)(value) else None
+    except (ValueError, RecursionError):  # the second: nested too deeply
         return None
-    return rest[:end] if _allows(schema)(value) else None
 
 
 @lru_cache(maxsize=256)
