@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from lmc.fsm.bytedfa import ByteDFA
@@ -21,6 +22,20 @@ def begins(kind: str, source: str, text: str) -> bool:
     """Return whether a constraint allows a text that begins with this one. Checks that need a whole text are
     skipped."""
     return _looked_at(kind, source, text)[1]
+
+
+def longest(kind: str, source: str, text: str, ends: Callable[[int], bool]) -> int | None:
+    """Return the length of the longest beginning of a text that a constraint allows and that may end there; None if there is none. Takes time linear in the
+    text for any pattern."""
+    machine, state, found = _machine(kind, source), 0, None
+    for at, character in enumerate(("", *text)):
+        machine.begin()
+        state = machine.step(state, character.encode("utf-8", "surrogatepass"))
+        if state < 0:
+            break
+        if machine.is_final(state) and ends(at):
+            found = at
+    return found
 
 
 def _looked_at(kind: str, source: str, text: str) -> tuple[bool, bool]:

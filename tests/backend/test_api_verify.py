@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from lmc.backend.api.verify import answer_in, as_schema, matching
+from lmc.backend.api.verify import answer_in, as_schema, check, matching
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
-from lmc.errors import SchemaWarning
+from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm.json_schema import compile_schema
 from lmc.segments import Constraint
 
@@ -30,6 +30,30 @@ def test_what_is_checked_when_an_answer_ends_is_checked() -> None:
 )
 def test_an_answer_ends_within_no_number(regex: str, text: str, answer: str | None) -> None:
     assert matching(Constraint("regex", regex), text) == answer
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "answer"),
+    [
+        ("(?i)yes|no", "Yes, I do", "Yes"), (r"\p{L}+", "été.", "été"), (r"(?u)\w+", "é!", "é"), ("(?x) a b  # two", "ab", "ab"), (r"\w+", "é", None),
+        ("a*", "b", None), ("(a|aa)+b", "a" * 99, None), ("(a|aa)+b", " " + "a" * 99 + "b?", "a" * 99 + "b"),
+    ],
+)  # fmt: skip
+def test_a_regex_means_what_it_means_elsewhere_and_takes_no_time(regex: str, text: str, answer: str | None) -> None:
+    """`re` refused the first ones, and searched for the last ones for years."""
+    check(Constraint("regex", regex))
+    assert matching(Constraint("regex", regex), text) == answer
+
+
+def test_a_regex_that_is_not_regular_is_refused_before_a_server_is_asked() -> None:
+    with pytest.raises(ConstraintError, match="position 3"):
+        check(Constraint("regex", r"(a)\1"))
+
+
+@pytest.mark.parametrize("number", [0.1 + 0.2, 1 / 3 * 1e-3, -1e-9])
+def test_a_float_as_python_writes_it_is_a_number(number: float) -> None:
+    text = json.dumps([number])
+    assert matching(Constraint("json_schema", '{"type": "array"}'), text) == text
 
 
 @pytest.mark.parametrize(

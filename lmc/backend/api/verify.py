@@ -13,6 +13,8 @@ from typing import Any, cast
 from lmc import json_data
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.fsm.json_layout import one_line
+from lmc.fsm.recognise import allows, longest
+from lmc.fsm.regex import parse
 from lmc.fsm.sources import check_of, machine_of
 from lmc.segments import Constraint
 
@@ -21,8 +23,7 @@ VERIFIABLE = frozenset({"regex", "json_schema"})
 
 def check(constraint: Constraint) -> None:
     """Raise ConstraintError for a constraint that is invalid or cannot be verified."""
-    if constraint.kind == "json_schema":
-        _allows(constraint.source)
+    (_allows if constraint.kind == "json_schema" else _parsed)(constraint.source)
 
 
 def matching(constraint: Constraint, text: str) -> str | None:
@@ -34,10 +35,15 @@ def matching(constraint: Constraint, text: str) -> str | None:
     if constraint.kind == "json_schema":
         return _json(constraint.source, text)
     for candidate in (text, text.strip()):
-        if re.fullmatch(constraint.source, candidate, re.ASCII):
+        if allows("regex", constraint.source, candidate):
             return candidate
-    found = re.match(rf"(?:{constraint.source})(?!\w|(?<=\d)[.,]\d)", text.lstrip(), re.ASCII)
-    return found.group() if found is not None and found.group() else None
+    begun = text.lstrip()
+    end = longest("regex", constraint.source, begun, lambda at: _WITHIN.match(begun, at) is None)
+    return begun[:end] if end else None
+
+
+_WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
+_parsed = lru_cache(maxsize=256)(parse)  # the source, not its automaton: refused before a server is asked
 
 
 @lru_cache(maxsize=256)
