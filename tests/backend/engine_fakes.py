@@ -177,13 +177,7 @@ class FakeRunner:
             error, self.fail_with = self.fail_with, None
             raise error
         self.passes.append(work.rows)
-        for span in work.spans:
-            own = span.slots[span.position :]
-            assert len(own) == len(span.ids)
-            self.slots[own] = self.known(span.request, span.ids, span.position)
-            self.positions[own] = np.arange(span.position, span.position + len(span.ids))
-            self.namespaces[own] = zlib.crc32(span.request.namespace.encode())
-            self.far[own] = span.is_far
+        self._write(work)
         for span in work.spans:
             assert (self.positions[span.slots] == np.arange(len(span.slots))).all(), "a slot of another position"
             theirs = zlib.crc32(span.request.namespace.encode())
@@ -209,6 +203,15 @@ class FakeRunner:
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
         return PassOutput(tokens, logprobs, scores, tops)
+
+    def _write(self, work: ModelPass) -> None:
+        for span in work.spans:
+            own = span.slots[span.position :]
+            assert len(own) == len(span.ids)
+            self.slots[own] = self.known(span.request, span.ids, span.position)
+            self.positions[own] = np.arange(span.position, span.position + len(span.ids))
+            self.namespaces[own] = zlib.crc32(span.request.namespace.encode())
+            self.far[own] = span.is_far
 
     @staticmethod
     def _logprob(req: Request, context: np.ndarray, token: int) -> TokenLogprob | None:
@@ -249,6 +252,21 @@ class FakeAheadRunner(FakeRunner):
         self._sampled: dict[tuple[Request, int], int] = {}  # by the pass that was launched last
         self._behind: dict[Request, int] = {}  # the states behind that, of automata that the device follows
         self.launched = 0
+        self._prepared: ModelPass | None = None
+        self._begun: ModelPass | None = None
+        self.begun = self.continued = 0  # passes that began before they were planned, and of these, those that were planned as they began
+
+    def prepare(self, work: ModelPass) -> bool:
+        assert self.flying == 1
+        assert all(PENDING not in span.ids for span in work.spans)
+        self._prepared = work
+        return True
+
+    def begin(self) -> None:
+        assert self._prepared is not None and not self.flying
+        self._begun, self._prepared = self._prepared, None
+        self.begun += 1
+        self._write(self._begun)
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
         pending = np.flatnonzero(ids == PENDING)
@@ -278,6 +296,8 @@ class FakeAheadRunner(FakeRunner):
 
     def launch(self, work: ModelPass) -> FakeFlight:
         assert self.flying <= 1, "more than one step ahead"
+        begun, self._begun, self._prepared = self._begun, None, None
+        self.continued += begun is not None and begun.computes(work)
         output = self.run(work)
         sampled = zip(work.samples, output.tokens, strict=False)  # what is drawn behind drafts the host says
         bound = [(req, t) for (_, req), t in sampled if req.runs_free and req.answer and req.answer.matcher]

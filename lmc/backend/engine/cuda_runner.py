@@ -70,6 +70,15 @@ class _Captured:
     hidden: Callable[[int], Tensor]
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """A staged pass. begun: an event before it, once it has been."""
+
+    work: ModelPass
+    captured: _Captured
+    begun: torch.cuda.Event | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _SpanLayout:
     """The spans of a pass in the order of their rows; `cuts`: slots at the beginning of each that its group reads.
@@ -122,6 +131,7 @@ class CudaRunner(ModelRunner):
         self._begun = torch.cuda.Event(enable_timing=True)  # when the device reads the staged data
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # index in it
+        self._prepared: _Prepared | None = None
         self.share_from = _SHARE_FROM if c.sliding_window is None and not fixed else None
         self._prefixes = PassGroups()
 
@@ -175,12 +185,40 @@ class CudaRunner(ModelRunner):
         ended.record()
         return flight
 
+    @torch.inference_mode()
+    def prepare(self, work: ModelPass) -> bool:
+        """Stage a pass, see EagerRunner: what it is staged over has been read when the device comes to it."""
+        wanted, _ = wanted_rows(work)
+        layout = _arranged(work, wanted, [], self._tiled.many)
+        bucket = next((b for b in self.buckets if b >= work.rows), None)
+        if bucket is None or self._seen(layout.spans) is not None:
+            return False
+        plan = self._plan(layout, len(layout.spans), bucket)
+        if not self._fits_graph(plan, bucket):
+            return False
+        captured, last = self._put(work.rows, layout, plan, bucket)
+        self._stage.send(last)
+        self._staged.record()
+        self._prepared = _Prepared(work, captured)
+        return True
+
+    @torch.inference_mode()
+    def begin(self) -> None:
+        assert self._prepared is not None
+        self._prepared.begun = torch.cuda.Event(enable_timing=True)
+        self._prepared.begun.record()
+        self._prepared.captured.graph.replay()
+
     def run(self, work: ModelPass) -> PassOutput:
         output = super().run(work)
         self._places = {}
         return output
 
     def logits(self, work: ModelPass, wanted: list[int]) -> Tensor:
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.begun is not None and prepared.work.computes(work):
+            self._begun = prepared.begun
+            return self._fused.logits(prepared.captured.hidden(len(wanted)))
         rows = max(work.rows, len(wanted))
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
@@ -202,14 +240,19 @@ class CudaRunner(ModelRunner):
         return self._tiled.plan(layout.lengths[:spans], slots, cuts, layout.shared, rows)
 
     def _replay(self, known: int, layout: _SpanLayout, plan: Plan, rows: int) -> Tensor:
+        captured, last = self._put(known, layout, plan, rows)
+        self._send(self._stage, last)
+        self._staged.record()
+        captured.graph.replay()
+        return self._fused.logits(captured.hidden(len(layout.wanted)))
+
+    def _put(self, known: int, layout: _SpanLayout, plan: Plan, rows: int) -> tuple[_Captured, int]:
+        """Write a pass to the stage; return its graph, and how much of the stage's last part is used."""
         self._staged.synchronize()  # the last staged data is on the device
         wide = len(plan.wide) > 0 or rows > _SMALL[-1]
         captured = self._captured(rows, wide=wide, adapted=layout.adapters is not None)  # if it is not there yet, over the stage
         self._fill(self._stage, layout, known, rows)
-        self._send(self._stage, put(plan, self._stage))
-        self._staged.record()
-        captured.graph.replay()
-        return self._fused.logits(captured.hidden(len(layout.wanted)))
+        return captured, put(plan, self._stage)
 
     def _launch(self, known: int, layout: _SpanLayout, rows: int, seen: PictureRows | None) -> Tensor:
         """Launch without a graph, as always with rows of pictures; prompts by FlashInfer if it is installed."""

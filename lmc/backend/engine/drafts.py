@@ -190,6 +190,7 @@ class Drafts:
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
         self._budget = DraftBudget()
+        self._foreseen: dict[Request, np.ndarray] = {}  # drafts of the pass that has begun
         self._unlearned: list[tuple[Odds | None, Odds, int, Sequence[int], int, bool]] = []
 
     # -- text so far -----------------------------------------------------------------------------------------
@@ -334,13 +335,17 @@ class Drafts:
         if not self._most or len(decoding) > MOST_DRAFTING:
             return {}
         self._budget.begin(decoding, self.costs.plain)
+        foreseen, self._foreseen = self._foreseen, {}
         if rows <= 0:
             return {}
+        if foreseen and foreseen.keys() == set(decoding):
+            self._budget.left -= self.costs.of([*map(len, foreseen.values())], [False])
+            return foreseen
         found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
         for req in decoding:
             if req.awaited or req.followed != req.length:
                 continue
-            draft = None if req.match is None else req.match.next(self._longest(req, req.match))
+            draft = None if req.match is None else req.match.next(min(self._longest(req.match), _room(req)))
             if draft is not None and len(draft) and not self._guesses_better(req):
                 found[req] = draft
             elif self._guessable(req):
@@ -361,10 +366,35 @@ class Drafts:
         self._budget.left -= self.costs.of([*map(len, drafts.values()), *wanted.values()], [False] * len(drafts) + [True] * len(wanted))
         return drafts | self._guessed(wanted, len(decoding)) if wanted else drafts
 
-    def _longest(self, req: Request, match: Match) -> int:
+    def _longest(self, match: Match) -> int:
         """Return how many tokens behind an occurrence may be drafted."""
-        most = min(self._most, max(_FIRST_TOKENS, match.length)) if self.setting == "auto" else self._most
-        return min(most, _room(req))
+        return min(self._most, max(_FIRST_TOKENS, match.length)) if self.setting == "auto" else self._most
+
+    def foresee(self, req: Request, draft: Sequence[int], rows: int) -> tuple[list[int], np.ndarray] | None:
+        """Return the tokens that the pass in flight is expected to give a lone answer, all of the draft in it and one more, and the next draft, of at most
+        so many rows; None if that is unlikely."""
+        match, right = req.match, len(draft) + 1
+        if match is None or self.model is not None or not self._most:
+            return None
+        behind = match._replace(at=match.at + right, length=match.length + right)
+        most = min(self._longest(behind), _room(req) - len(draft), rows)
+        window = match.next(right + max(0, most))
+        legal = _legal(req, window)
+        if len(legal) <= right or legal[: right - 1].tolist() != list(draft):
+            return None
+        n = len(legal) - right
+        if self.setting == "auto":
+            chances = self._odds(req, match.source).chances(match.length, len(legal), legal.tolist())
+            if (sure := chances[right - 1]) < _LIKELY:
+                return None
+            (n,) = self.costs.worth(1, [[chance / sure for chance in chances[right:]]])
+            while n and self.costs.of([n], [False]) > self._budget.left:
+                n -= 1
+        return (legal[:right].tolist(), legal[right : right + n]) if n else None
+
+    def expect(self, drafts: dict[Request, np.ndarray]) -> None:
+        """Propose these drafts for the next pass, which has begun."""
+        self._foreseen = drafts
 
     def _guessable(self, req: Request) -> int:
         """Return how many tokens the smaller model may draft."""
@@ -397,7 +427,7 @@ class Drafts:
         offers: list[_Offer] = []
         for req in requests:
             if req.match is not None and not self._guesses_better(req):
-                n = self._longest(req, req.match)
+                n = min(self._longest(req.match), _room(req))
                 offers.append(_Offer(req, n, 1, req.match.next(n + 1).tolist()))
             elif n := self._guessable(req):
                 offers.append(_Offer(req, n, 1))
@@ -440,6 +470,7 @@ class Drafts:
 
 _MODEL, _FOUND = "model", "found"  # as sources; the second: an occurrence that may be found after the token being sampled
 _GUESS = 6  # the length under which its odds are kept: they begin at 0.7
+_LIKELY = 0.2  # chance from which on the next pass is prepared for a draft that is right as a whole
 _AGAIN = 32  # times that it was not asked for each that it is asked to see whether it would pay now
 _VAIN = 8  # misses in a row per token that skips the search then
 _MOST_IDLE = 4

@@ -33,9 +33,9 @@ from lmc.backend import recording
 from lmc.backend.base import HEALTHY, Health
 from lmc.backend.engine.delivery import Delivery, tell
 from lmc.backend.engine.device_errors import ended_by
-from lmc.backend.engine.forward_batch import ModelPass
+from lmc.backend.engine.forward_batch import Foreseen, ModelPass
 from lmc.backend.engine.request import Request, RequestKind
-from lmc.backend.engine.runner import Flight, PassOutput, Runner
+from lmc.backend.engine.runner import EagerRunner, Flight, PassOutput, Runner
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.usage import Counters
 from lmc.errors import BackendError, CancelledError, LmcError
@@ -446,7 +446,7 @@ class EngineCore:
         self._keep_turn()
         self._posted = 0
         if self._flying is not None and (self.scheduler.may_preempt or not self._can_go_on(self._flying[0])):
-            self._complete_pass()  # requests in flight cannot be preempted
+            self._complete_pass(self._foresee)  # requests in flight cannot be preempted
         try:
             work, flight = self._begin()
         finally:
@@ -522,13 +522,28 @@ class EngineCore:
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
-    def _complete_pass(self) -> None:
-        """Deliver the pass in flight, if there is one."""
+    def _foresee(self, flying: ModelPass) -> Foreseen | None:
+        """Prepare the pass that follows the one in flight if its drafts are right; return it if that is likely."""
+        prepare: Callable[[ModelPass], bool] | None = getattr(self._runner, "prepare", None)
+        foreseen = self.scheduler.foresee(flying) if prepare is not None and not self.scheduler.may_preempt else None
+        return foreseen if foreseen is not None and prepare is not None and prepare(foreseen.work) else None
+
+    def _begin_foreseen(self, foreseen: Foreseen) -> None:
+        """Begin the pass that is planned next: its tokens are known, and the device waits while those are delivered."""
+        assert isinstance(self._runner, EagerRunner)
+        self._runner.begin()
+        self.scheduler.drafts.expect({req: draft.ids for req, draft in foreseen.work.drafts.items()})
+
+    def _complete_pass(self, foresee: Callable[[ModelPass], Foreseen | None] = lambda _: None) -> None:
+        """Deliver the pass in flight, if there is one. foresee: what the next one will be, which is then begun before."""
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
         began = time.perf_counter()
+        foreseen = foresee(work)
         output, seconds = self._rest(lambda: self._compute(flight.result))
+        if foreseen is not None and output.tokens == foreseen.tokens:
+            self._begin_foreseen(foreseen)
         ended = time.perf_counter()
         self._blocked += ended - began
         self._device_seconds += seconds

@@ -117,6 +117,14 @@ class ModelPass:
         sampled = set(map(_SECOND, self.samples))
         return [req for req in dict.fromkeys(map(_FIRST, self.spans)) if req not in sampled]
 
+    def computes(self, other: ModelPass) -> bool:
+        """Return whether it writes and gives the same rows as another pass of one sequence."""
+        if len(self.spans) != 1 or len(other.spans) != 1 or self.scores or other.scores or list(self.drawn_rows) != list(other.drawn_rows):
+            return False
+        (mine,), (theirs,) = self.spans, other.spans
+        same = mine.request is theirs.request and (mine.position, mine.branch, mine.is_far) == (theirs.position, theirs.branch, theirs.is_far)
+        return same and np.array_equal(mine.ids, theirs.ids) and np.array_equal(mine.slots, theirs.slots)
+
     def complete(self) -> None:
         """Complete it: no further rows are added. A twin has a sample and no rows."""
         self.requests = list(dict.fromkeys(chain(map(_FIRST, self.spans), map(_SECOND, self.samples))))
@@ -127,3 +135,10 @@ class ModelPass:
         self.spans.append(rows)
         self.rows += len(rows.ids)
         return start
+
+
+class Foreseen(NamedTuple):
+    """The pass that follows one that gives these tokens, as it will probably be planned."""
+
+    tokens: list[int]
+    work: ModelPass

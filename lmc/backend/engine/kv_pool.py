@@ -40,12 +40,17 @@ class SlotAllocator:
         self.num_slots, self._stack = num_slots, np.append(self._stack, new)
         self.free(new)
 
+    def next(self, n: int) -> np.ndarray:
+        """Return what `alloc` will return if nothing is freed or allocated before."""
+        assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
+        return self._stack[self._count - n : self._count][::-1].copy()
+
     def alloc(self, n: int) -> np.ndarray:
         """Return `n` free slots [n] int64, in ascending order if they were freed so; the caller owns them."""
-        assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
+        found = self.next(n)
         self._count -= n
         self._loose = max(0, self._loose - n)
-        return self._stack[self._count : self._count + n][::-1].copy()
+        return found
 
     def free(self, slots: np.ndarray) -> None:
         """Free slots; each must be owned by the caller."""

@@ -49,3 +49,17 @@ class AheadRunner(Runner, Protocol):
     def launch(self, work: ModelPass) -> Flight:
         """Begin a pass. Known tokens that are PENDING are those that the previously launched pass samples."""
         ...
+
+
+@runtime_checkable
+class EagerRunner(AheadRunner, Protocol):
+    """A runner whose passes may begin before they are planned, if they were foreseen while the device was busy."""
+
+    def prepare(self, work: ModelPass) -> bool:
+        """Prepare a pass, all of whose tokens are known, behind the one launched last; return whether it can be begun."""
+        ...
+
+    def begin(self) -> None:
+        """Begin the pass prepared last. If the next one launched computes the same, it is the same; if not, this one was in vain: what it writes to slots
+        precedes all that later passes and copies write there."""
+        ...

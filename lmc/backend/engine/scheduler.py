@@ -20,12 +20,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lmc import config
 from lmc.backend.engine.admission import Admission
 from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
-from lmc.backend.engine.forward_batch import ModelPass, PassCounts
+from lmc.backend.engine.forward_batch import Draft, Foreseen, ModelPass, PassCounts, Rows
 from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.mover import CopyRates
 from lmc.backend.engine.pace import Pace
@@ -197,6 +199,27 @@ class Scheduler:
             self.tally.passes += 1
             self.tally.rows += work.rows
         return work
+
+    def foresee(self, work: ModelPass) -> Foreseen | None:
+        """Return the pass that `schedule` will plan if the drafts of the one in flight are right as a whole, of a lone answer that nothing but its tokens
+        continues; None if that is unlikely."""
+        if self.waiting or len(self.running) != 1 or len(work.spans) != 1 or len(work.samples) != 1:
+            return None
+        _, req = work.samples[0]
+        if req not in self.running or not req.is_plain or not req.awaited or (req.near is not None and not req.is_far):
+            return None
+        draft = work.drafts.get(req)
+        found = self.drafts.foresee(req, () if draft is None else draft.ids.tolist(), FREE_ROWS - 1)
+        if found is None:
+            return None
+        tokens, ids = found
+        rows, at = 1 + len(ids), req.length + len(tokens) - 2
+        if rows > self.pool.free_count or rows - req.reserved > self.reservations.unreserved:
+            return None
+        following = ModelPass(samples=[(0, req)], checked=len(ids), drafts={req: Draft(ids, 1, at + 1, 0)})
+        following.add(Rows(req, np.append(np.int32(tokens[-1]), ids), at, np.append(req.slots[:at], self.pool.next(rows)), None, req.is_far))
+        following.complete()
+        return Foreseen(tokens, following)
 
     def _spare_rows(self, known: list[int], others: list[Request]) -> int:
         """Return the rows of the next pass that are nearly free: none if prompts wait for them."""

@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span  # noqa: E402
 from lmc.backend.engine.attention.torch_ref import reference  # noqa: E402
-from lmc.backend.engine.forward_batch import ModelPass, Rows  # noqa: E402
+from lmc.backend.engine.forward_batch import Draft, ModelPass, Rows  # noqa: E402
 from lmc.backend.engine.kv_pool import KVPool  # noqa: E402
 from lmc.backend.engine.models import llama_weights  # noqa: E402
 from lmc.backend.engine.models.config import ModelConfig  # noqa: E402
@@ -66,7 +66,9 @@ class Both:
             req = Request(RequestKind.PREFILL, ids, lambda _: None)
             req.node = (below or {}).get(i)
             work.add(Rows(req, ids, len(slots) - rows, slots.astype(np.int64)))
-        wanted = list(range(0, work.rows, every))
+        self.check_pass(work, list(range(0, work.rows, every)))
+
+    def check_pass(self, work: ModelPass, wanted: list[int]) -> None:
         with torch.inference_mode():
             ours = self.runner.logits(work, wanted)
             expected = self.model.forward(_batch(work, wanted), self.kv)
@@ -109,6 +111,29 @@ def test_captured_and_launched_passes_give_the_references_logits(name, kv):
     )  # decode, constants and a chunk together
     both.check((1, on((shared, c[:3]))))
     both.check((1, on((shared, c[:4]))), (380, b[:500]))
+
+
+@pytest.mark.parametrize("kv", KV, ids=["", "fp8"])
+@pytest.mark.parametrize("drafted", [1, 9, 40])
+@pytest.mark.parametrize("then", ["the same", "another", "not begun"])
+def test_a_pass_that_begins_before_it_is_planned_gives_the_references_logits(then, drafted, kv):
+    """And another one that is launched behind it, in slots that it wrote to."""
+    both = Both(CONFIGS["llama"], kv)
+    slots = both.rng.permutation(SLOTS)[:400].astype(np.int64)
+    both.check((300, slots[:300]))
+    req = Request(RequestKind.GENERATE, both.rng.integers(0, VOCAB, 300).astype(np.int32), lambda _: None)
+
+    def planned() -> ModelPass:
+        ids = both.rng.integers(0, VOCAB, 1 + drafted).astype(np.int32)
+        work = ModelPass(samples=[(0, req)], drafts={req: Draft(ids[1:], 1, 301, 0)}, checked=drafted)
+        work.add(Rows(req, ids, 300, slots[: 301 + drafted]))
+        return work
+
+    foreseen, other = planned(), planned()
+    assert both.runner.prepare(foreseen)
+    if then != "not begun":
+        both.runner.begin()
+    both.check_pass(foreseen if then == "the same" else other, list(range(1 + drafted)))
 
 
 def test_many_rows_that_decode():

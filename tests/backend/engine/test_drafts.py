@@ -14,6 +14,7 @@ from lmc.backend.base import Hints
 from lmc.backend.engine import drafts as drafting
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Odds, occurrence
+from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN
 from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Gen, Text
@@ -108,6 +109,81 @@ def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
     assert passes[8] <= 6, "one for the first token, then nine at a time"
     assert output.usage.accepted_tokens >= len(text) - 9 and output.usage.drafted_tokens >= output.usage.accepted_tokens
     assert engine.counters().accepted_tokens == engine.spent().usage.accepted_tokens == output.usage.accepted_tokens
+
+
+def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
+    """It is the one that is planned then, its slots included; there is none behind the last token, and none of an answer that may end otherwise."""
+    text, begun = "0123456789QRSTUVWXYZ!$%&/()=?+*#", dict[str, int]()
+    asked = {"plain": {}, "sampled": {"temperature": 0.7}, "penalised": {"presence_penalty": 0.5}}
+    for name, options in (asked | {"stopped": {"stop": ("no",)}, "scored": {"return_logprob": True}}).items():
+        engine, core = stepped(1024, runs=CopiesAhead, drafts=5)
+        copied(core, f"{text}\n{text[:3]}", text[3:])
+        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60, **options)])
+        drain(core)
+        engine.check()
+        assert handle.results[0].output().text == text[3:]
+        assert core.runner.begun == core.runner.continued
+        begun[name] = core.runner.begun
+    assert begun.pop("stopped") == begun.pop("scored") == 0
+    assert set(begun.values()) == {5}, "behind the first token in its own place, and four drafts of five"
+
+
+def test_a_pass_that_cannot_begin_early_fails_its_answer_and_nothing_else(monkeypatch):
+    def fails() -> None:
+        raise RuntimeError("the device is gone")
+
+    text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
+    engine, core = stepped(1024, runs=CopiesAhead, drafts=5)
+    copied(core, f"{text}\n{text[:3]}", text[3:])
+    for begin in (fails, core.runner.begin):
+        monkeypatch.setattr(core.runner, "begin", begin)
+        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60)])
+        if begin is fails:
+            with pytest.raises(RuntimeError, match="the device is gone") as failed:
+                drain(core)
+            core._fail_all(failed.value)  # as the loop's thread does
+            with pytest.raises(BackendError, match="the device is gone"):
+                handle.results[0].output()
+        drain(core)
+        engine.check()
+    assert handle.results[0].output().text == text[3:] and core.runner.begun == core.runner.continued > 0
+
+
+@pytest.mark.parametrize("in_vain", [False, True])
+def test_passes_that_began_early_change_no_answer(in_vain, monkeypatch):
+    """Of answers that are alone, one after the other, in pools that are too small for what they draft, some of them cancelled; in vain, too."""
+    foresee = Scheduler.foresee
+
+    def elsewhere(self, work):
+        """In other free slots than those that the plan takes."""
+        if (found := foresee(self, work)) is not None:
+            (rows,) = found.work.spans
+            n = len(rows.ids)
+            found.work.spans[0] = rows._replace(slots=np.append(rows.slots[:-n], self.pool.free_slots()[:n]))
+        return found
+
+    if in_vain:
+        monkeypatch.setattr(Scheduler, "foresee", elsewhere)
+
+    def said(runs, drafts) -> list[object]:
+        engine, core = stepped(slots, chunk=16, compiler=automata(WORDS), runs=runs, max_context=120, drafts=drafts)
+        found: list[object] = []
+        for chain, when in zip(chains, cancelled, strict=True):
+            (handle,) = run_cancelling(engine, core, [chain], [when])
+            found += [seen_of(r) for r in handle.results] if when is None else []
+        if runs is CopiesAhead:
+            counted.append((core.runner.begun, core.runner.continued))
+        return found
+
+    counted: list[tuple[int, int]] = []
+    for seed in range(size(12, 200)):
+        rng = Random(seed)
+        chains = [[gen(rng.randint(20, 60), seed=seed, temperature=rng.choice([0.0, 0.8]))] for _ in range(3)]
+        cancelled = [rng.randint(5, 25) if rng.random() < 0.2 else None for _ in chains]
+        slots, drafts = rng.choice([122, 130, 400]), rng.choice([2, 5, "auto"])
+        assert said(CopiesAhead, drafts) == said(Copies, "off"), (seed, drafts)
+    begun, continued = map(sum, zip(*counted, strict=True))
+    assert begun > 100 and (continued == 0 if in_vain else continued > 0.98 * begun)
 
 
 @pytest.mark.parametrize("runs", RUNS)

@@ -59,6 +59,10 @@ class _Ranked(CudaRunner):
     def _groups(self, work: ModelPass) -> list[Sharing]:
         return self._sharing
 
+    def prepare(self, work: ModelPass) -> bool:
+        """Return False: the others begin a pass when rank 0 has planned it."""
+        return False
+
 
 class LeadingCuda(_Ranked):
     """Rank 0's runner. See AheadRunner."""
