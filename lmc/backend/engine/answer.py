@@ -137,6 +137,17 @@ class Answer:
         self._ids += tokens
         return len(tokens)
 
+    def goes_on(self, tokens: Sequence[int]) -> bool:
+        """Return whether nothing but tokens continues the answer, and these do not end it: if they come, it goes on by what is drawn next."""
+        if self.matcher is not None or self._scores is not None or self._regexes:
+            return False
+        if not self.stop_ids.isdisjoint(tokens) or self.sampled + len(tokens) >= self._params.max_new_tokens:
+            return False
+        if not self._stops:
+            return True
+        text = self.text[max(0, len(self.text) - self._longest + 1) :] + "".join(self._detok.fork().push_all(tokens))
+        return not any(stop in text for stop in self._stops)
+
     def push(self, token: int) -> Ending | None:
         """Push one more token; return the ending if it was the last."""
         self.sampled += 1

@@ -114,17 +114,18 @@ def test_what_is_copied_from_the_prompt_takes_few_passes(runs):
 def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
     """It is the one that is planned then, its slots included; there is none behind the last token, and none of an answer that may end otherwise."""
     text, begun = "0123456789QRSTUVWXYZ!$%&/()=?+*#", dict[str, int]()
-    asked = {"plain": {}, "sampled": {"temperature": 0.7}, "penalised": {"presence_penalty": 0.5}}
-    for name, options in (asked | {"stopped": {"stop": ("no",)}, "scored": {"return_logprob": True}}).items():
+    asked = {"plain": {}, "sampled": {"temperature": 0.7}, "penalised": {"presence_penalty": 0.5}, "another stop": {"stop": ("no",)}}
+    for name, options in (asked | {"stopped": {"stop": ("XYZ",)}, "by a regex": {"stop_regex": ("no",)}, "scored": {"return_logprob": True}}).items():
         engine, core = stepped(1024, runs=CopiesAhead, drafts=5)
         copied(core, f"{text}\n{text[:3]}", text[3:])
         handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60, **options)])
         drain(core)
         engine.check()
-        assert handle.results[0].output().text == text[3:]
+        assert handle.results[0].output().text == text[3 : text.index("XYZ") if name == "stopped" else None]
         assert core.runner.begun == core.runner.continued
         begun[name] = core.runner.begun
-    assert begun.pop("stopped") == begun.pop("scored") == 0
+    assert begun.pop("by a regex") == begun.pop("scored") == 0
+    assert begun.pop("stopped") == 3, "none behind the draft in which it stops"
     assert set(begun.values()) == {5}, "behind the first token in its own place, and four drafts of five"
 
 
@@ -178,7 +179,8 @@ def test_passes_that_began_early_change_no_answer(in_vain, monkeypatch):
     counted: list[tuple[int, int]] = []
     for seed in range(size(12, 200)):
         rng = Random(seed)
-        chains = [[gen(rng.randint(20, 60), seed=seed, temperature=rng.choice([0.0, 0.8]))] for _ in range(3)]
+        stop = rng.choice([(), ("ab b", "aaaa"), ("never",)])
+        chains = [[gen(rng.randint(20, 60), seed=seed, temperature=rng.choice([0.0, 0.8]), stop=stop)] for _ in range(3)]
         cancelled = [rng.randint(5, 25) if rng.random() < 0.2 else None for _ in chains]
         slots, drafts = rng.choice([122, 130, 400]), rng.choice([2, 5, "auto"])
         assert said(CopiesAhead, drafts) == said(Copies, "off"), (seed, drafts)
