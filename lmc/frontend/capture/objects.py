@@ -161,7 +161,7 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
 
 
 def special(ev: Evaluator, x: Object, name: str) -> Any:
-    """The method of the program's that an operator means, bound; None if the class has none."""
+    """Return a special method of the program's own, bound; None if the class has none."""
     found = class_attribute(ev, x.cls, name)
     if found is MISSING or found is None or is_generated(found):
         return None
@@ -251,17 +251,8 @@ def manager(ev: Evaluator, x: Any) -> Manager:
         return x
     if isinstance(x, (State, Expr)):
         return Manager(lambda: op.native(op.native(getattr, x, "__enter__")))
-    if type(x) is Object and (enter := ev.special(x, "__enter__")) is not None and (leave := ev.special(x, "__exit__")) is not None:
-        return Manager(lambda: ev.call(enter, [], {}), lambda error: _leave(ev, leave, error))
     result = ev.unknown_code(x, [x], {})
     return Manager(lambda: result)
-
-
-def _leave(ev: Evaluator, leave: Any, error: Any) -> bool:
-    known = op.truth(ev, ev.call(leave, [error and ev.class_of(error), error, error and Unknown(None)], {}))
-    if isinstance(known, Unknown) and error is not None:
-        raise Undecided(known.deps)
-    return known is True
 
 
 def _classes(kinds: Any) -> list[Any]:

@@ -92,17 +92,9 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
     try:
-        if args and type(args[0]) is Object and not _is_reflected(*args) and (own := ev.special(args[0], f"__{fn.__name__.strip('_')}__")) is not None:
-            found = ev.call(own, [*args[1:]], {})
-            return Unknown(None) if found is NotImplemented else found
         return native(fn, *args)
     except Undecided as undecided:
         return ev.operation(name, args, undecided.deps)
-
-
-def _is_reflected(a: Object, *others: Any) -> bool:
-    """Return whether Python may call another operand's method first: it is of a subclass."""
-    return any(type(b) is Object and b.cls is not a.cls and issubclass(b.cls, a.cls) for b in others)
 
 
 def passes(x: Any) -> int:
@@ -163,7 +155,7 @@ def fits(ev: Evaluator, length: int) -> None:
 
 
 def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`a <op>= b`: changes lists, sets, dicts, states and objects of the program in place."""
+    """`a <op>= b`: changes lists, sets, dicts and states in place."""
     kind = type(a)
     if isinstance(a, (State, StateGroup)):
         return append(ev, name, a, b)
@@ -175,8 +167,7 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         with suppress(Undecided):
             return change(ev, a, known(ev, b), getattr(operator, f"__i{name}__"), a, b)
         return a
-    changes = type(a) is Object and ev.special(a, f"__i{name}__") is not None
-    return apply(ev, name, getattr(operator, f"__i{name}__"), a, b) if changes else binary(ev, name, fn, a, b)
+    return ev.unknown_code(a, [a, b], {}) if type(a) is Object else binary(ev, name, fn, a, b)
 
 
 def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:
@@ -265,9 +256,7 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
         return iter([*x])
     if kind is StateGroup:
         return iter(list(x.states))
-    if kind is Object and (own := ev.special(x, "__iter__")) is not None and (items := ev.call(own, [], {})) is not x:
-        return iterate(ev, items)
-    if kind not in ATOMS and kind is not LazyItems:
+    if kind not in ATOMS and kind is not LazyItems and kind is not Object:
         raise Undecided(None)
     return counted(ev, native(iter, x))
 

@@ -29,8 +29,8 @@ class Closure:
 
 
 class Object:
-    """An instance of `cls`, a plain class with source; `args` are those of an exception. The evaluator calls its special methods; native code compares,
-    hashes and shows it as `object` and `dataclasses` define that, and leaves everything else undecided."""
+    """An instance of `cls`, a plain class with source; `args` are those of an exception. Native code compares, hashes and
+    shows it as `object` and `dataclasses` define that; what a special method of the program's own makes of it is undecided."""
 
     __slots__ = ("args", "attributes", "cls", "ev", "outside")
 
@@ -77,6 +77,8 @@ def _natively(name: str) -> Callable[..., Any]:
         own: Any = getattr(self.cls, name, None)
         if is_generated(own) or (name in ("__eq__", "__ne__", "__hash__") and own is getattr(object, name)):
             return own(self, *args)
+        if type(own) is FunctionType:
+            self.ev.hand_over([BoundMethod(own, self), *args])
         raise Undecided(None)
 
     return method

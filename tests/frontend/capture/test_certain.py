@@ -86,6 +86,31 @@ def takes_items_where_an_answer_says_so(s):
     ask(s, "end")
 
 
+# -- special methods
+
+
+class Tally:
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __add__(self, x):
+        self.seen.append(x)
+        return self
+
+    __len__ = lambda self: self.seen.append("len") or 1
+
+
+@lmc.function
+def adds_to_an_object(s):
+    seen, lengths = [], []
+    tally, other = Tally(seen), Tally(lengths)
+    ask(s, "first")
+    tally + 1
+    list(map(len, [other]))
+    ask(s, str(seen))
+    ask(s, str(lengths))
+
+
 # -- comprehensions
 
 
