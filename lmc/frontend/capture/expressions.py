@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -98,12 +97,8 @@ def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluator, Any, Any
 
 
 def _binary(node: ast.BinOp, scope: Scope) -> Eval:
-    name, fn = op.BINARY[type(node.op)]
+    name, fn = op.OPERATORS[type(node.op)]
     return _of_two(expression(node.left, scope), expression(node.right, scope), scope.loc(node), lambda ev, a, b: op.binary(ev, name, fn, a, b))
-
-
-_UNARY: Mapping[type[ast.AST], tuple[str, Callable[[Any], Any]]] = {
-    ast.USub: ("neg", operator.neg), ast.UAdd: ("pos", operator.pos), ast.Invert: ("invert", operator.invert)}  # fmt: skip
 
 
 def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
@@ -115,7 +110,7 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
             return frame.ev.operation("not", (x,), x.deps) if isinstance(x, Unknown) else not x
 
         return negate
-    name, fn = _UNARY[type(node.op)]
+    name, fn = op.OPERATORS[type(node.op)]
 
     def run(frame: Frame) -> Any:
         x = operand(frame)
@@ -127,7 +122,7 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 def _compare(node: ast.Compare, scope: Scope) -> Eval:
     """Compile comparisons; a chain ends at the first that is not known to be true."""
     first, loc = expression(node.left, scope), scope.loc(node)
-    rest = [(*op.COMPARE[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
+    rest = [(*op.OPERATORS[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
 
     def run(frame: Frame) -> Any:
         ev, left, found = frame.ev, first(frame), None
@@ -235,14 +230,8 @@ def _dict(node: ast.Dict, scope: Scope) -> Eval:
 
 
 def _slice(node: ast.Slice, scope: Scope) -> Eval:
-    parts = [expression(x or ast.Constant(None), scope) for x in (node.lower, node.upper, node.step)]
-
-    def run(frame: Frame) -> Any:
-        found = [part(frame) for part in parts]
-        unknown = [x.deps for x in found if isinstance(x, Unknown)]
-        return Unknown(join(*unknown)) if unknown else slice(*found)
-
-    return run
+    parts = [x or ast.copy_location(ast.Constant(None), node) for x in (node.lower, node.upper, node.step)]
+    return _call(ast.copy_location(ast.Call(ast.Constant(slice), parts, []), node), scope)  # pyright: ignore[reportArgumentType]
 
 
 # -- items, attributes, calls ------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def known(ev: Evaluator, x: Any) -> Deps:
 def need(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of passing a value to native code that reads all of it; None if that is never possible."""
     kind = type(x)
-    if kind in ATOMS or type(x) is Object:
+    if kind in ATOMS or kind is Object or isinstance(x, Expr):
         return NOTHING
     found = known(ev, x)
     if found is None or found:
@@ -87,7 +87,7 @@ def interrupts(error: BaseException) -> bool:
 
 
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`; an operation where something unknown matters to it."""
+    """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return ev.operation(name, args, join(*(known(ev, x) for x in args)))
@@ -97,18 +97,27 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         return ev.operation(name, args, undecided.deps)
 
 
+def of_known(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
+    """`fn(*args)`, which reads all of its arguments."""
+    deps = join(NOTHING, *(need(ev, x) for x in args))
+    return ev.operation(name, args, deps) if deps is None or deps else apply(ev, name, fn, *args)
+
+
 def passes(x: Any) -> int:
     """Steps of native code that goes through a range or a container; iterators count themselves."""
     return native(len, x) if type(x) is range else len(x) >> 6 if type(x) in CONTAINERS else 0
 
 
-# -- binary operators ------------------------------------------------------------------------------------------------
+# -- operators -------------------------------------------------------------------------------------------------------
 
-_OPERATORS: Mapping[type[ast.AST], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.Pow: "pow", ast.LShift: "lshift",
-    ast.RShift: "rshift", ast.BitOr: "or", ast.BitAnd: "and", ast.BitXor: "xor", ast.MatMult: "matmul",
+_NAMES = (
+    "Add:add Sub:sub Mult:mul Div:truediv FloorDiv:floordiv Mod:mod Pow:pow LShift:lshift RShift:rshift BitOr:or BitAnd:and BitXor:xor MatMult:matmul "
+    "USub:neg UAdd:pos Invert:invert Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge"
+)
+OPERATORS: Mapping[type[ast.AST], tuple[str, Callable[..., Any]]] = {
+    **{getattr(ast, kind): (name, getattr(operator, f"__{name}__")) for kind, _, name in (each.partition(":") for each in _NAMES.split())},
+    ast.Is: ("is", operator.is_), ast.IsNot: ("is not", operator.is_not), ast.In: ("in", _in), ast.NotIn: ("not in", _in),
 }  # fmt: skip
-BINARY: Mapping[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {kind: (name, getattr(operator, f"__{name}__")) for kind, name in _OPERATORS.items()}
 
 
 def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
@@ -116,8 +125,8 @@ def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: A
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
     bound(ev, name, a, b)
-    if name == "mod" and type(a) is str and not isinstance(b, Unknown) and (deps := need(ev, b)) != NOTHING:
-        return ev.operation(name, (a, b), deps)
+    if name == "mod" and type(a) is str and not isinstance(b, Unknown):
+        return of_known(ev, name, fn, a, b)
     return apply(ev, name, fn, a, b)
 
 
@@ -200,12 +209,6 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
 
 # -- comparison, truth, length, iteration, items -------------------------------------------------------------------------
 
-COMPARE: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Eq: ("eq", operator.eq), ast.NotEq: ("ne", operator.ne), ast.Lt: ("lt", operator.lt), ast.LtE: ("le", operator.le), ast.Gt: ("gt", operator.gt),
-    ast.GtE: ("ge", operator.ge), ast.Is: ("is", operator.is_), ast.IsNot: ("is not", operator.is_not), ast.In: ("in", operator.contains),
-    ast.NotIn: ("not in", operator.contains),
-}  # fmt: skip
-
 
 def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`: True, False or unknown; an own method may return anything."""
@@ -216,7 +219,7 @@ def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
         ev.count(0 if type(b) is range and type(a) is int else passes(b))  # what is no int is looked for in all of a range
-        found = apply(ev, "in", _in, a, b)
+        found = apply(ev, "in", fn, a, b)
         return found if isinstance(found, Unknown) or name == "in" else not found
     return apply(ev, name, fn, a, b)
 
@@ -294,13 +297,7 @@ def item(ev: Evaluator, x: Any, at: Any) -> Any:
     kind = type(x)
     if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
         return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
-    if (
-        kind is defaultdict
-        and x.default_factory is not None
-        and not isinstance(at, Unknown)
-        and not ev.is_lost(x)
-        and compare(ev, "in", operator.contains, at, x) is False
-    ):
+    if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and apply(ev, "in", _in, at, x) is False:
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
     if not (kind in CONTAINERS or kind in ATOMS or isinstance(x, (State, StateGroup, Object, Unknown, Expr))):
@@ -346,11 +343,9 @@ def formatted(ev: Evaluator, x: Any, conversion: str, how: Any) -> Any:
         return str(x)
     if conversion or (type(x) is Object and not how):
         x = text_of(ev, x, conversion or "s")
-    deps = NOTHING if isinstance(x, Expr) else join(need(ev, x), known(ev, how))
-    if deps is None or deps:
-        return ev.operation("format", (x, how), deps)
-    spec(f"{{:{how}")
-    return apply(ev, "format", format, x, how)
+    if type(how) is str:
+        spec(f"{{:{how}")
+    return of_known(ev, "format", format, x, how)
 
 
 def text_of(ev: Evaluator, x: Any, conversion: str) -> Any:
@@ -358,8 +353,7 @@ def text_of(ev: Evaluator, x: Any, conversion: str) -> Any:
     fn = _TEXTS[conversion]
     if type(x) is Object and conversion == "s" and (own := ev.special(x, "__str__")) is not None:
         return ev.call(own, [], {})
-    deps = NOTHING if isinstance(x, Expr) else need(ev, x)
-    return ev.operation(fn.__name__, (x,), deps) if deps is None or deps else apply(ev, fn.__name__, fn, x)
+    return of_known(ev, fn.__name__, fn, x)
 
 
 _TEXTS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}

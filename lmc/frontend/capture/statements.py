@@ -83,7 +83,7 @@ def _annotated(node: ast.AnnAssign, scope: Scope) -> Eval:
 
 
 def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
-    name, fn = op.BINARY[type(node.op)]
+    name, fn = op.OPERATORS[type(node.op)]
     more, loc, to = expression(node.value, scope), scope.loc(node), node.target
 
     def changed(frame: Frame, old: Any) -> Any:
