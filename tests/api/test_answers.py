@@ -140,6 +140,11 @@ MALFORMED = {
     "null": (chat(content=None), "chat", "no content"),
     "missing": (chat(), "chat", "no content"),
     "a number": (chat(content=5), "chat", "5"),
+    "a part of a kind of its own": (chat(content=[{"type": "text", "text": "Yes"}, {"type": "reference", "reference_ids": [1]}]), "chat", "a part of the answer is"),
+    "a part that has a number": (chat(content=[{"type": "text", "text": 5}]), "chat", "a part of the answer is"),
+    "a part that is a number": (chat(content=[5]), "chat", "a part of the answer is 5"),
+    "thoughts in parts alone": (chat(content=[{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]), "chat", "no content"),
+    "no parts": (chat(content=[]), "chat", "no content"),
     "a call nobody asked for": (chat(content=None, tool_calls=CALL, finish="tool_calls"), "chat", "call of a tool"),
     "nothing put out": (responses(), "responses", "no content"),
     "thoughts alone": (responses(items=[THOUGHT]), "responses", "no content"),
@@ -263,6 +268,7 @@ INCOMPLETE = {
         r"\(5 tokens of it for reasoning\)",
     ),
     "null": (chat(content=None, reasoning_content="Hm.", finish="length"), "chat", "by reasoning"),
+    "in parts": (chat(content=[{"type": "thinking", "thinking": "Hm."}], finish="length"), "chat", "by reasoning"),
     "responses": (responses(items=[THOUGHT], finish="max_output_tokens"), "responses", "by reasoning"),
     "anthropic": (messages({"type": "thinking", "thinking": "Hm.", "signature": "x"}, reason="max_tokens"), "anthropic", "by reasoning"),
 }
@@ -283,6 +289,13 @@ def test_an_empty_answer_that_ended_is_one(asking):
 
 def test_an_empty_answer_of_claudes_is_one(asking):
     assert asking(messages(), "anthropic")[0]()["a"] == "", "documented: the model had nothing to say"
+
+
+def test_an_answer_may_come_in_parts(asking):
+    """As Mistral's reasoning models answer."""
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm, "}, {"type": "text", "text": "so."}]}
+    state = asking(chat(content=[thinking, {"type": "text", "text": "Ye"}, {"type": "text", "text": "s."}]))[0]()
+    assert (state["a"], state.get_meta_info("a")["reasoning"]) == ("Yes.", "Hm, so.")
 
 
 def test_text_that_no_piece_of_a_stream_had_is_there(asking):

@@ -65,6 +65,27 @@ def check_came(message: str, text: Any, finish: Mapping[str, Any], extra: Mappin
     return text or ""
 
 
+def content_of(message: Body) -> tuple[Any, str]:
+    """Return the content of a message, or of a piece of one, and the reasoning in it: Mistral's may be a list of parts, text and thinking. Raises Malformed
+    for other parts."""
+    content: Any = message.get("content")
+    if not isinstance(content, list):
+        return content, ""
+    found: dict[str, list[str]] = {"text": [], "thinking": []}
+    for part in content:
+        kind: Any = part.get("type") if isinstance(part, dict) else None
+        if kind not in found:
+            raise Malformed(f"a part of the answer is {part!r:.40}")
+        said: Any = part.get(kind)
+        texts: list[Any] = (
+            [piece.get("text", "") if isinstance(piece, dict) else piece for piece in said] if kind == "thinking" and isinstance(said, list) else [said]
+        )
+        if not all(isinstance(text, str) for text in texts):
+            raise Malformed(f"a part of the answer is {part!r:.40}")
+        found[kind] += texts
+    return "".join(found["text"]) if found["text"] else None, "".join(found["thinking"])
+
+
 _CALLING = ("tool_calls", "function_call")
 
 

@@ -20,6 +20,7 @@ from lmc.backend.api.bodies import (
     check_whole,
     choice_schema,
     choices_of,
+    content_of,
     cost_of,
     finish_of,
     growing_out_of_object,
@@ -400,7 +401,8 @@ class Completions(ApiBackend):
         message = choice.get("message")
         if not isinstance(message, dict):
             raise Malformed("the answer has no message")
-        extra: Body = {"reasoning": said} if (said := message.get("reasoning_content") or message.get("reasoning")) else {}
+        content, thought = content_of(message)
+        extra: Body = {"reasoning": said} if (said := message.get("reasoning_content") or message.get("reasoning") or thought) else {}
         if blocks := message.get("thinking_blocks"):
             extra["blocks"] = blocks
         offered = bool(ask.tools) or "tools" in self._extra
@@ -411,7 +413,7 @@ class Completions(ApiBackend):
         if refusal := message.get("refusal"):
             extra["refusal"] = str(refusal)
             return Sample(str(refusal), {"type": REFUSAL, "matched": None}, tokens, top, None, extra)
-        text = check_came("the answer has no content", message.get("content"), finish, extra, reasoned)
+        text = check_came("the answer has no content", content, finish, extra, reasoned)
         return Sample(text, finish, tokens, top, self.ids(choice, text), extra)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:

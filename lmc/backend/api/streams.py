@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from lmc.backend.api.bodies import content_of
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.handles import Feed
 
@@ -82,10 +83,12 @@ class Pieces:
                 self._function = delta["function_call"]
             for block in delta.get("thinking_blocks") or ():
                 self._thought(block)
+            text, thought = content_of(delta) if self._chat else (choice.get("text"), "")
+            if thought:
+                delta = {**delta, "reasoning_content": thought}
             for beside in _BESIDE:
                 if self._chat and isinstance(delta.get(beside), str):
                     self._said[beside] = self._said.get(beside, "") + delta[beside]
-            text: Any = delta.get("content" if self._chat else "text")
             if isinstance(text, str):
                 self._grow(text)
             elif text is not None:
