@@ -359,6 +359,8 @@ def hand_over(ev: Evaluator, values: Sequence[Any], depth: int = 0) -> None:
             called_elsewhere(ev, x)
         elif kind is BoundMethod:
             ev.hand_over([x.receiver, x.function], depth + 1)
+        elif kind is Partial:
+            ev.hand_over(x.of, depth + 1)
         if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or type(x) is Object) and not ev.is_lost(x):
             held = x.attributes.values() if type(x) is Object else x.values() if kind in op.MAPPINGS else x
             ev.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
@@ -379,7 +381,7 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
     for x in values:
         if type(x) is LazyItems:
             x.abandon(deps)
-        elif type(x) is BoundMethod:
+        elif type(x) in (BoundMethod, Partial):
             ev.hand_over([x])
         else:
             called_elsewhere(ev, x)

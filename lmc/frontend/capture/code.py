@@ -244,7 +244,7 @@ class Evaluator:
         self.made_tasks: list[TaskOfRun] = []
         self.globals: dict[tuple[int, str], Any] = {}
         self.functions: dict[int, Any] = {}
-        self.asks: dict[int, bool] = {}
+        self.asks: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:

@@ -120,22 +120,24 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 
 
 def _compare(node: ast.Compare, scope: Scope) -> Eval:
-    """Compile comparisons; a chain ends at the first that is not known to be true."""
+    """Compile comparisons, with a branch for each that follows another: it may or may not run."""
     first, loc = expression(node.left, scope), scope.loc(node)
     rest = [(*op.OPERATORS[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
+    behind = [effects(node.comparators[i:]) for i in range(1, len(rest))]
 
-    def run(frame: Frame) -> Any:
-        ev, left, found = frame.ev, first(frame), None
-        for name, fn, right in rest:
-            x = right(frame)
-            ev.loc = loc
-            found = op.compare(ev, name, fn, left, x)
-            if len(rest) > 1 and op.truth(ev, found) is not True:
-                break
-            left = x
-        return found
+    def chain(frame: Frame, left: Any, i: int) -> Any:
+        ev, (name, fn, right) = frame.ev, rest[i]
+        x = right(frame)
+        ev.loc = loc
+        found = op.compare(ev, name, fn, left, x)
+        if i == len(rest) - 1 or (known := op.truth(ev, found)) is False:
+            return found
+        if known is True:
+            return chain(frame, x, i + 1)
+        following, itself = Arm(lambda frame: chain(frame, x, i + 1), behind[i], loc), Arm(lambda _: found, NO_EFFECTS, loc)
+        return ev.domain.choice(ev, frame, known, BranchStatement(loc, following, itself))
 
-    return run
+    return lambda frame: chain(frame, first(frame), 0)
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:

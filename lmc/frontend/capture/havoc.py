@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from lmc.frontend.capture import operations as op
@@ -15,7 +16,7 @@ from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object
+from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object, Partial
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -23,6 +24,8 @@ from lmc.frontend.state import State, StateGroup
 
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
 _DEEPEST = 4
+_MOST_FUNCTIONS = 64
+"""Items of a container that is looked through for functions."""
 
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
@@ -74,17 +77,49 @@ def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 
             return True
         if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
             return True
-        callee = callee_of(ev, fn)
-        if callee is not None and depth < _DEEPEST:
-            code, inner = callee
-            known = ev.asks.get(id(code))
-            if known is None:
-                ev.asks[id(code)] = False  # while it is visited: a recursion adds nothing
-                known = ev.asks[id(code)] = ev.may_ask(inner, code.effects, depth + 1)
-            if known:
-                return True
+        if _callee_asks(ev, fn, depth):
+            return True
+        given = call.args if _is_opaque(fn) else [] if isinstance(call.func, (ast.Name, ast.Attribute)) else [call.func]
+        if any(_asks_if_used(ev, frame.peek(x.id), depth, whole=True) for part in given for x in ast.walk(part) if isinstance(x, ast.Name)):
+            return True
     appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
-    return appended and any(_asks(frame.peek(name)) for name in effects.loads)
+    held = [x for x in map(frame.peek, effects.loads) if type(x) not in op.ATOMS]
+    return (appended and any(map(_asks, held))) or any(_asks_if_used(ev, x, depth) for x in held)
+
+
+def _callee_asks(ev: Evaluator, fn: Any, depth: int) -> bool:
+    """Return whether calling a function may make requests."""
+    callee = callee_of(ev, fn)
+    if callee is None or depth >= _DEEPEST:
+        return False
+    code, inner = callee
+    of = id(code), tuple(map(id, inner.vars.values()))
+    known = ev.asks.get(of)
+    if known is None:
+        ev.asks[of] = False  # while it is visited: a recursion adds nothing
+        known = ev.asks[of] = ev.may_ask(inner, code.effects, depth + 1)
+    return known
+
+
+def _asks_if_used(ev: Evaluator, x: Any, depth: int, *, whole: bool = False, inside: int = 0) -> bool:
+    """Return whether code that has a value may make requests by calling it, or functions in it, or by operators; `whole`: or by its methods and attributes."""
+    kind = type(x)
+    if kind in op.CONTAINERS and len(x) <= _MOST_FUNCTIONS and inside < _DEEPEST and not ev.is_lost(x):
+        return any(_asks_if_used(ev, i, depth, whole=whole, inside=inside + 1) for i in (x.values() if kind in op.MAPPINGS else x) if type(i) not in op.ATOMS)
+    if kind is not Object or inside >= _DEEPEST:
+        return kind is not type and _callee_asks(ev, x, depth)
+    return any(_callee_asks(ev, BoundMethod(fn, x), depth) for fn in _implicit(x.cls)) or (
+        whole and any(_asks_if_used(ev, i, depth, whole=True, inside=inside + 1) for i in x.attributes.values() if type(i) not in op.ATOMS)
+    )
+
+
+@functools.lru_cache(4096)
+def _implicit(cls: type) -> Sequence[Any]:
+    """Return the functions of a class that Python calls for operators and attributes."""
+    held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items()}
+    own = [item for name, item in held.items() if name.startswith("__") and name not in ("__init__", "__post_init__")]
+    properties = [item.fget for item in held.values() if isinstance(item, property)]
+    return tuple(own + properties + [item.func for item in held.values() if isinstance(item, functools.cached_property)])
 
 
 def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:
@@ -102,12 +137,15 @@ def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
 
 def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
     """Return the code of a function of the program's, and a frame around it; None for what is none."""
+    receiver: Any = None
+    if type(fn) is Partial:
+        return callee_of(ev, fn.of[0]) if fn.of else None
     if type(fn) is LRU:
         fn = fn.__wrapped__
     elif isinstance(fn, BoundMethod):
-        fn = fn.function
+        fn, receiver = fn.function, fn.receiver
     elif type(fn) is Object:
-        fn = class_attribute(ev, fn.cls, "__call__")
+        fn, receiver = class_attribute(ev, fn.cls, "__call__"), fn
     elif isinstance(fn, type) and is_plain(fn):
         fn = class_attribute(ev, fn, "__init__")
     if type(fn) is types.FunctionType and not is_known(fn):
@@ -115,7 +153,10 @@ def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
             fn = closure_of(ev, fn)
         except NotUnderstood:
             return None
-    return (fn.code, Frame(ev, {}, fn.outer, fn.code, fn.module)) if type(fn) is Closure else None
+    if type(fn) is not Closure:
+        return None
+    names = fn.code.positional[:1] if receiver is not None else ()
+    return fn.code, Frame(ev, dict.fromkeys(names, receiver), fn.outer, fn.code, fn.module)
 
 
 def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:

@@ -90,11 +90,17 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
         if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
-            return ev.operation(name, args, join(*(known(ev, x) for x in args)))
+            return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
     except Undecided as undecided:
-        return ev.operation(name, args, undecided.deps)
+        return _stopped(ev, name, args, undecided.deps)
+
+
+def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
+    """Return the result of an operation that stopped at something undecided, perhaps within iterators that it was given."""
+    ev.left_off([x for x in args if type(x) is LazyItems], deps)
+    return ev.operation(name, args, deps)
 
 
 def of_known(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
 
 from lmc.frontend.capture.unknown import Unknown
-from lmc.frontend.capture.values import Object
+from lmc.frontend.capture.values import Object, is_generated
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
 from lmc.segments import ChoicesMethod
@@ -252,7 +252,8 @@ _FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "
 
 @functools.lru_cache(4096)
 def is_plain(cls: type) -> bool:
-    """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions."""
+    """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions,
+    no method without source but those of dataclasses."""
     if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
         return False
     for base in cls.__mro__[:-1]:
@@ -262,6 +263,8 @@ def is_plain(cls: type) -> bool:
             return False
         names = vars(base)
         if any(type(held) in _OF_C and held.__objclass__ is base for name, held in names.items() if name not in ("__dict__", "__weakref__")):
+            return False
+        if "__dataclass_fields__" not in names and any(map(is_generated, names.values())):
             return False
         hooks = [name for name in _FORBIDDEN if name in names and not (name in ("__setattr__", "__delattr__") and "__dataclass_fields__" in names)]
         if hooks or type(names.get("__dict__")) not in (types.NoneType, types.GetSetDescriptorType):

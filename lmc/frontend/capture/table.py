@@ -29,7 +29,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import searching
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -52,7 +52,7 @@ _MODULES: Mapping[Any, str] = {
     re: "match search findall fullmatch split sub subn compile escape finditer",
     textwrap: "dedent indent shorten wrap fill",
     statistics: "mean median mode stdev pstdev variance pvariance fmean median_low median_high multimode",
-    operator: "add sub mul truediv floordiv mod eq ne lt le gt ge not_ contains concat and_ or_ neg index",
+    operator: "add sub mul truediv floordiv mod eq ne lt le gt ge not_ concat and_ or_ neg index",
 }
 _BUILTINS = (str, int, float, complex, bytes, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr, pow, range, slice, frozenset)
 _LANGUAGE = (
@@ -84,10 +84,15 @@ def of_rule(ev: Evaluator, rule: Rule, name: str, args: list[Any], kwargs: dict[
     try:
         return rule(ev, args, kwargs)
     except Undecided as undecided:
-        ev.left_off([*args, *kwargs.values()], undecided.deps)
-        return ev.operation(name, (*args, *kwargs.values()), undecided.deps)
+        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
     except IndexError:
         raise raised(TypeError) from None
+
+
+def _undecided(ev: Evaluator, name: str, given: Sequence[Any], deps: Deps) -> Any:
+    """Return the result of an operation to which something undecided matters: how often it calls functions that it is given is undecided, too."""
+    ev.left_off(given, deps)
+    return ev.operation(name, given, deps)
 
 
 def _pure(fn: Any, name: str) -> None:
@@ -108,7 +113,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
-        return ev.operation(name, (*args, *kwargs.values()), deps)
+        return _undecided(ev, name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
     if (name in _BOUNDED and max(sizes, default=0) > 100_000) or any(
@@ -353,9 +358,11 @@ _SHORT: Mapping[Any, Rule] = {
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
     setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
-    functools.partial: lambda ev, args, kwargs: Partial(lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named})),
+    functools.partial: lambda ev, args, kwargs: Partial(
+        lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),
     operator.itemgetter: lambda ev, args, kwargs: Partial(
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
+    operator.contains: lambda ev, args, kwargs: op.compare(ev, "in", operator.contains, args[1], args[0]),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
     copy.deepcopy: lambda ev, args, kwargs: (
         Unknown(None) if op.need(ev, args[0]) is None and not isinstance(args[0], Unknown) else op.native(copy.deepcopy, args[0])),

@@ -106,9 +106,11 @@ class Super:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Partial:
-    """A function of the evaluation's own, such as a `functools.partial`: `call(args, kwargs)`. Native code may call it, too."""
+    """A function of the evaluation's own, such as a `functools.partial`: `call(args, kwargs)`. Native code may call it, too. `of`: the function of the
+    program's that it calls, and values that it passes."""
 
     call: Callable[[list[Any], dict[str, Any]], Any]
+    of: Sequence[Any] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call([*args], kwargs)

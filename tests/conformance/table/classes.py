@@ -358,3 +358,16 @@ def uses_of_a_box(use: str, fn: Callable[[Box], Any]) -> Case:
 
 
 CALLED_BY_PYTHON = {f"python_calls_{use}": uses_of_a_box(use, fn) for use, fn in USES.items()}
+
+
+WITHOUT_SOURCE: dict[str, Any] = {"__name__": __name__}
+exec("class Registry:\n def __init__(self): self.found = {}\n def on(self, n): return lambda f: self.found.setdefault(n, []).append(f) or f", WITHOUT_SOURCE)
+Registry = WITHOUT_SOURCE["Registry"]
+
+
+@case()
+def objects_of_a_class_without_source(s, q):
+    registry = Registry()
+    registry.on("go")(lambda x: x + q)
+    s += q + gen("x", max_tokens=3)
+    return [fn(s["x"]) for fn in registry.found["go"]]

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -188,6 +192,112 @@ def passes_arguments_of_an_unknown_number(s):
         fails(*answer)
     except TypeError:
         return
+    ask(s, "end")
+
+
+# -- requests of which it is undecided how many are made
+
+
+@lmc.function
+def compares_answers_in_a_chain(s):
+    in_order = "0" < ask(s, "a") < ask(s, "b") < ask(s, "c")
+    ask(s, "end")
+
+
+@lmc.function
+def looks_for_an_answer_among_requests(s):
+    found = "1 2" in (ask(s, x) for x in XS), operator.contains((ask(s, x) for x in XS), "1 2")  # type: ignore[arg-type]
+    ask(s, "end")
+
+
+@lmc.function
+def replaces_words_by_answers(s):
+    ask(s, "q")
+    re.sub("[ab]", lambda m: ask(s, m[0]), "a-b")
+    ask(s, "a")
+    ask(s, "end")
+
+
+@lmc.function
+def replaces_words_by_answers_of_a_partial_function(s):
+    ask(s, "q")
+    re.sub("[ab]", functools.partial(lambda before, m: ask(s, m[0]), "k"), "a-b")
+    ask(s, "a")
+    ask(s, "end")
+
+
+@lmc.function
+def hands_a_partial_function_over(s):
+    ask(s, "q")
+    copy_context().run(functools.partial(ask, s, "k"))
+    ask(s, "end")
+
+
+@lmc.function
+def hands_a_partial_function_over_in_an_undecided_arm(s):
+    if "no" not in ask(s, "q"):
+        copy_context().run(functools.partial(ask, s, "k"))
+    ask(s, "end")
+
+
+@lmc.function
+def sorts_by_answers_in_an_undecided_expression(s):
+    "no" in ask(s, "q") or sorted("ba", key=functools.partial(ask, s))
+    ask(s, "end")
+
+
+@lmc.function
+def calls_functions_of_a_table_in_an_undecided_arm(s):
+    table = {"k": lambda x: ask(s, x)}
+    if "no" not in ask(s, "q"):
+        [call("x") for call in table.values()]
+    ask(s, "end")
+
+
+@lmc.function
+def hands_an_object_with_a_function_over_in_an_undecided_arm(s):
+    agent = Agent(s)
+    if "no" not in agent.ask("q"):
+        copy_context().run(Agent.again, agent)
+    ask(s, "end")
+
+
+class Agent:
+    def __init__(self, s: Any) -> None:
+        self.ask = lambda q: ask(s, q)
+
+    def again(self) -> str:
+        return self.ask("again")
+
+    def __str__(self) -> str:
+        return self.again()
+
+    @property
+    def thought(self) -> str:
+        return self.again()
+
+
+@lmc.function
+def calls_a_method_that_calls_others_in_an_undecided_arm(s):
+    agent = Agent(s)
+    if "no" not in agent.ask("q"):
+        agent.again()
+    ask(s, "end")
+
+
+@lmc.function
+def reads_a_property_in_an_undecided_arm(s):
+    agent = Agent(s)
+    if "no" not in agent.ask("q"):
+        agent.thought  # noqa: B018
+    ask(s, "end")
+
+
+@lmc.function
+def shows_an_object_in_an_undecided_arm(s):
+    agent = Agent(s)
+    if "no" not in agent.ask("q"):
+        str(agent)
     ask(s, "end")
 
 
