@@ -84,21 +84,19 @@ def _hash_answer(prompt: Any, ask: Gen, sample: int) -> str:
 
 def _steered(constraint: Constraint, text: str, limit: int) -> str:
     """Return the text, ended by the shortest path as its limit nears; unchanged if no end fits."""
-    from lmc.fsm.completion import completion
+    from lmc.fsm.completion import nearest_end
+    from lmc.fsm.sources import begun
 
-    machine = _machine(constraint)
-    for cut in range(limit, -1, -1):
-        rest = completion(machine, text[:cut])
-        if rest is not None and len(tokens_of(text[:cut] + rest)) <= limit:
-            return text[:cut] + rest
-    return text
-
-
-@lru_cache(maxsize=64)
-def _machine(constraint: Constraint) -> Any:
-    from lmc.fsm.sources import machine_of
-
-    return machine_of(constraint.kind, constraint.source)
+    machine, state, size = begun(constraint.kind, constraint.source), 0, 0
+    kept: tuple[str, int] | None = None  # the longest beginning from which an end fits, and the state behind it
+    for cut, character in enumerate(("", *text[:limit])):
+        machine.begin()
+        state, size = machine.step(state, character.encode("utf-8", "surrogatepass")), size + len(tokens_of(character))
+        if state < 0:
+            break
+        if size + machine.distance(state) <= limit:  # a token has one byte
+            kept = text[:cut], state
+    return text if kept is None else kept[0] + nearest_end(machine, kept[1])
 
 
 class _Answer(NamedTuple):

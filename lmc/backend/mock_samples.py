@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from lmc.errors import ConstraintError, shown
@@ -41,7 +42,18 @@ def sample_regex(source: str, digest: bytes) -> str:
     """Return a string of the language of `source`. Raises ConstraintError for sources outside the dialect of
     constraints."""
     tree = _tree(source)
-    return tree.text(dice(digest)) if isinstance(tree, _Drawer) else _member(tree, dice(digest))
+    return tree.text(dice(digest)) if isinstance(tree, _Drawer) else _joined(_member(tree, dice(digest)))
+
+
+_MOST = 300_000  # turns and characters of a text
+
+
+def _joined(parts: Iterator[str]) -> str:
+    """Join the parts of a text. Raises ConstraintError for one that is far too long, such as that of `minLength: 10**30`."""
+    found = list(islice(parts, _MOST + 1))
+    if len(found) > _MOST:
+        raise ConstraintError(f"this constraint demands a text of more than {_MOST:,} characters, which the mock does not draw; script its answer")
+    return "".join(found)
 
 
 @lru_cache(maxsize=1024)
@@ -58,17 +70,21 @@ def _has_graph(tree: Node) -> bool:
     return isinstance(tree, NodeGraph) or any(map(_has_graph, parts_of(tree)))
 
 
-def _member(tree: Node, rng: random.Random) -> str:
+def _member(tree: Node, rng: random.Random) -> Iterator[str]:
     if isinstance(tree, Chars):
         often, any_ = _alphabet(tree.ranges)
-        return rng.choice(often if rng.random() < 0.8 else any_)
-    if isinstance(tree, Concat):
-        return "".join([_member(part, rng) for part in tree.parts])
-    if isinstance(tree, Union):
-        return _member(rng.choice(tree.arms), rng)
-    assert isinstance(tree, Repeat)  # graphs have a drawer
-    more = _MORE if tree.high is None else min(tree.high - tree.low, _MORE)
-    return "".join([_member(tree.body, rng) for _ in range(tree.low + rng.randint(0, more))])
+        yield rng.choice(often if rng.random() < 0.8 else any_)
+    elif isinstance(tree, Concat):
+        for part in tree.parts:
+            yield from _member(part, rng)
+    elif isinstance(tree, Union):
+        yield from _member(rng.choice(tree.arms), rng)
+    else:
+        assert isinstance(tree, Repeat)  # graphs have a drawer
+        more = _MORE if tree.high is None else min(tree.high - tree.low, _MORE)
+        for _ in range(tree.low + rng.randint(0, more)):
+            yield ""  # a turn counts, even if its text is empty
+            yield from _member(tree.body, rng)
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +157,7 @@ class _Drawer:
             raise ConstraintError("no text matches this constraint")
 
     def text(self, rng: random.Random) -> str:
-        return "".join(self.drawn(self.grammar.start, rng, 0))
+        return _joined(self.drawn(self.grammar.start, rng, 0))
 
     def _lower(self, name: str) -> bool:
         """Update a rule's height; return whether it was lowered."""
@@ -174,7 +190,7 @@ class _Drawer:
 
     def drawn(self, node: Node, rng: random.Random, depth: int) -> Iterator[str]:
         if isinstance(node, Chars):
-            yield _member(node, rng)
+            yield from _member(node, rng)
         elif isinstance(node, Ref):
             yield from self.drawn(self.grammar.rules[node.rule], rng, depth + 1)
         elif isinstance(node, Concat):
@@ -184,6 +200,7 @@ class _Drawer:
             yield from self.drawn(self.arm(node.arms, rng, depth), rng, depth)
         elif isinstance(node, Repeat):
             for _ in range(self.turns(node, rng, depth)):
+                yield ""
                 yield from self.drawn(node.body, rng, depth)
         elif isinstance(node, Counted):
             yield from self.counted(node, rng, depth)
@@ -226,6 +243,7 @@ class _Drawer:
             if not edges:
                 return
             body, state = _edge(edges, rng)
+            yield ""
             yield from self.drawn(body, rng, depth)
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Protocol
 
 from lmc.fsm.bytedfa import Walk
+from lmc.fsm.lazy import LazyDFA
 
 
 class Followed(Protocol):
@@ -38,6 +39,16 @@ def completion(dfa: Walk, text: str) -> str | None:
                 came[after] = state, byte
                 queue.append(after)
     raise AssertionError("an automaton has no dead states")
+
+
+def nearest_end(machine: LazyDFA, state: int) -> str:
+    """Return the shortest text (the first in byte order among those) that leads from a state to an end. `machine.distance(state)` is its length."""
+    found = bytearray()
+    while not machine.is_final(state):
+        machine.begin()
+        byte, state = min(machine.moves(state), key=lambda move: machine.distance(move[1]))
+        found.append(byte)
+    return found.decode()
 
 
 def all_endings(dfa: Followed, state: int, limit: int, most_bytes: int | None = None) -> list[bytes] | None:

@@ -100,6 +100,8 @@ def compile_schema(source: str) -> Compiled:
         raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
         raise ConstraintError("json_schema is nested too deep") from None
+    except ConstraintError:
+        raise
     except ValueError as e:  # a number of too many digits
         raise ConstraintError(f"json_schema cannot be read: {e}") from None
     if not isinstance(root, dict | bool):

@@ -53,7 +53,7 @@ def _machine_of(kind: str, source: str) -> Machine:
     return lazily(grammar)
 
 
-def begun(kind: str, source: str) -> Machine:
+def begun(kind: str, source: str) -> LazyDFA:
     """Return a machine for a constraint's first answers, built on demand: building the whole automaton would take
     longer than they gain by it. Raises ConstraintError as `machine_of`."""
     with few_full_collections(_FULL_COLLECTIONS):

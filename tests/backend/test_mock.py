@@ -387,6 +387,26 @@ def test_look_around_is_drawn_from_too(source: str) -> None:
     assert len(found) > 1 and all(re.fullmatch(source, text, re.ASCII) for text in found)
 
 
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "((a{999}){999}){999}"), ("json_schema", f'{{"type": "string", "minLength": {10**30}}}'),
+        ("json_schema", '{"type": "array", "minItems": 1000, "items": {"type": "string", "minLength": 1000}}'),
+    ],
+)  # fmt: skip
+def test_no_text_is_drawn_without_an_end(kind: str, source: str) -> None:
+    """Drawing took forever, and all memory."""
+    with pytest.raises(ConstraintError, match=r"more than 300,000 characters.*script its answer"):
+        member_of(kind, source, b"0")
+
+
+def test_an_answer_to_whose_schema_no_end_fits_is_cut_and_searched_for_an_end_once() -> None:
+    """Each of its beginnings was searched for an end, for minutes."""
+    schema = Constraint("json_schema", '{"type": "string", "minLength": 3000}')
+    output = Mock().submit(None, (gen(max_new_tokens=1000, constraint=schema),)).results[0].output()
+    assert len(output.text) == 1000 and output.metas[0]["finish_reason"] == {"type": "length", "length": 1000}
+
+
 @pytest.mark.parametrize("source", ["{", "[" * 100_000])
 def test_what_is_no_json_is_refused_as_a_schema(source: str) -> None:
     with pytest.raises(ConstraintError, match=r"json_schema is (not JSON|nested too deep)"):
