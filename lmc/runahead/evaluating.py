@@ -225,7 +225,7 @@ class AheadEmitter:
     def _of(self, answer: Pending, part: Callable[[Any], Any]) -> Any:
         result = answer.result
         if result is None or not result.done:
-            return Unknown(frozenset([answer.address]), some=True)
+            return Unknown(frozenset([answer.address]))
         return Unknown(None) if result.error is not None else part(result.output())
 
     def text(self, ctx: Any, since: Any = None) -> Any:

@@ -124,21 +124,3 @@ def test_an_arm_that_is_never_taken_is_turned_off():
         backend = Gated(2 if off else 3, lambda _, ask: "b" if ask.name == "kind" else "x")
         usage = fast(q="q", backend=backend, seed=i).usage
         assert (usage.ahead_asked, usage.ahead_used) == ((1, 1) if off else (2, 1))
-
-
-def answered(s, q):
-    """An answer is never None, and neither is what is made of it."""
-    found = []
-    for i in range(3):
-        state = child(f"{q}{i}")
-        r, n = state.ret_value, int(f"0{len(state['a'].strip())}")
-        if r is None or n is None:
-            return found
-        assert f"{r}" is not None
-        found.append(r)
-    return found
-
-
-def test_an_answer_is_not_none():
-    usage, value = run(answered, "certain", "", 3, 0.0)
-    assert (usage.calls, usage.ahead_used, usage.ahead_wasted) == (3, 2, 0) and len(value) == 3

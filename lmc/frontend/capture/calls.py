@@ -92,7 +92,7 @@ def _pure_method(ev: Evaluator, x: Any, kind: type, name: str, args: list[Any], 
         return _join(ev, x, args[0])
     if kind is str and name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
         op.fits(ev, x.count(args[0]) * len(args[1]))
-    ev.count(len(x) >> 12 if kind is str or kind is bytes else 0)
+    ev.count(len(x) >> 12 if kind is str else 0)
     if kind is str and name == "format":
         op.spec(x)
     return table.pure(ev, getattr(x, name), "." + name, args, kwargs)
@@ -370,10 +370,7 @@ def hand_over(ev: Evaluator, values: Sequence[Any], depth: int = 0) -> None:
 def called_elsewhere(ev: Evaluator, fn: Any, deps: Deps = None) -> None:
     """Assume that a function may have been called, if it is one of the program's."""
     if (callee := callee_of(ev, fn)) is not None:
-        code, frame = callee
-        ev.havoc(frame, code.effects, deps)
-        for name in code.nonlocals:
-            frame.store(name, Unknown(deps), "outer")
+        ev.havoc(callee[1], callee[0].effects, deps)
 
 
 def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:

@@ -102,7 +102,7 @@ class Domain:
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
-        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "", some=name in _NEVER_NONE)
+        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
 
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
@@ -195,9 +195,6 @@ class Domain:
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
         evaluation.blocked(deps)
-
-
-_NEVER_NONE = frozenset("add fstring format join str int float len .strip .lower .upper .split .splitlines .replace .title".split())
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -9,7 +9,7 @@ import re
 import traceback
 import types
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -219,8 +219,6 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
 def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """Evaluate `a <op> b`: True, False or unknown; an own method may return anything."""
     if name in ("is", "is not"):
-        if (a is None or b is None) and any(isinstance(x, Unknown) and x.some for x in (a, b)):
-            return name == "is not"
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
@@ -316,19 +314,10 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
     if type(at) is slice:
         ev.count(passes(value))
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
-    _changed(ev, x, [value], operator.setitem, x, at, value)
-
-
-def delete_item(ev: Evaluator, x: Any, at: Any) -> None:
-    """Evaluate `del x[at]`."""
-    _changed(ev, x, [], operator.delitem, x, at)
-
-
-def _changed(ev: Evaluator, x: Any, given: Sequence[Any], fn: Callable[..., Any], *args: Any) -> None:
     if isinstance(x, Unknown):
-        return ev.hand_over(given)
+        return ev.hand_over([value])
     with suppress(Undecided):
-        change(ev, x, NOTHING, fn, *args)
+        change(ev, x, NOTHING, operator.setitem, x, at, value)
 
 
 def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:

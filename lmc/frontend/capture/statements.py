@@ -13,7 +13,6 @@ from lmc.frontend.capture.code import Code, Eval, Frame, NotUnderstood, Scope, a
 from lmc.frontend.capture.comprehensions import COMPREHENSIONS
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, target
-from lmc.frontend.capture.patterns import SUBJECT, as_ifs
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
 from lmc.frontend.capture.values import Closure
@@ -102,17 +101,6 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
         if attribute:
             return ev.set_attribute(x, attribute, changed(frame, ev.attribute(x, attribute)))
         return op.set_item(ev, x, at, changed(frame, op.item(ev, x, at)))
-
-    return run
-
-
-def _delete(node: ast.Delete, scope: Scope) -> Eval:
-    """Compile a `del` of items; names and attributes that are deleted are not read again."""
-    items = [(expression(t.value, scope), expression(t.slice, scope)) for t in node.targets if isinstance(t, ast.Subscript)]
-
-    def run(frame: Frame) -> None:
-        for x, at in items:
-            op.delete_item(frame.ev, x(frame), at(frame))
 
     return run
 
@@ -316,11 +304,6 @@ def _assert(node: ast.Assert, scope: Scope) -> Eval:
 # -- definitions -----------------------------------------------------------------------------------------------------
 
 
-def _match(node: ast.Match, scope: Scope) -> Eval:
-    scope.bindings.bound.add(SUBJECT)
-    return block(as_ifs(node), scope)
-
-
 def _closure(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval:
     """Compile to a closure; its code is compiled when it is first made."""
     defaults = [expression(d, scope) for d in node.args.defaults]
@@ -383,10 +366,10 @@ def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
 
 
 STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented, ast.Delete: _delete,
+    ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented,
     ast.If: _if, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
-    ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.Match: _match, ast.FunctionDef: _function,
+    ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
 """By the kind of a node."""

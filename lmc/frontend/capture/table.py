@@ -36,8 +36,7 @@ from lmc.frontend.state import State, StateGroup
 Rule = Callable[["Evaluator", list[Any], dict[str, Any]], Any]
 
 PURE_METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(n for n in dir(str) if not n.startswith("_")) - {"format_map", "expandtabs"},
-    bytes: frozenset(n for n in dir(bytes) if not n.startswith("_")) - {"expandtabs"},
+    str: frozenset(n for n in dir(str) if not n.startswith("_")) - {"format_map", "expandtabs", "encode"},
     int: frozenset({"bit_length", "bit_count", "is_integer", "to_bytes", "conjugate"}),
     float: frozenset({"is_integer", "hex", "as_integer_ratio"}),
     bool: frozenset({"bit_length"}),
@@ -54,7 +53,7 @@ _MODULES: Mapping[Any, str] = {
     statistics: "mean median mode stdev pstdev variance pvariance fmean median_low median_high multimode",
     operator: "add sub mul truediv floordiv mod eq ne lt le gt ge not_ concat and_ or_ neg index",
 }
-_BUILTINS = (str, int, float, complex, bytes, abs, round, ord, chr, divmod, hex, oct, bin, ascii, repr, pow, range, slice, frozenset)
+_BUILTINS = (int, float, complex, abs, round, ord, chr, divmod, hex, oct, bin, ascii, pow, range, slice)
 _LANGUAGE = (
     primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string, primitives.user, primitives.system, primitives.assistant,
     primitives.user_begin, primitives.user_end, primitives.system_begin, primitives.system_end, primitives.assistant_begin, primitives.assistant_end,
@@ -121,8 +120,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     ):
         raise Stop("too large")
     how = name.rpartition(".")[2]
-    texts = (*given[how in ("str", "bytes") :], *kwargs.values()) if how in ("str", "bytes", "encode", "decode") else ()
-    if any(type(x) is str and x not in _CODECS for x in texts) or (kwargs and name in ("pow", "round")):
+    if kwargs and name in ("pow", "round"):
         return ev.operation(name, (*args, *kwargs.values()), None)
     if name in ("pow", "round") and len(given) == 2:
         op.bound(ev, "pow", *(given if name == "pow" else (10, given[1])))
@@ -141,13 +139,11 @@ def are_small(receiver: Any, args: Sequence[Any]) -> bool:
 
 
 QUICK = frozenset(map(id, (str, int, float, abs, ord, chr, divmod, hex, oct, bin, ascii, repr)))
-QUICK_METHODS = PURE_METHODS[str] - {"format", "encode"}
+QUICK_METHODS = PURE_METHODS[str] - {"format"}
 """Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
 _BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
-_LARGEST = {"bytes": 20, ".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, "pow": op.LARGEST_NUMBER // 10}
+_LARGEST = {".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, "pow": op.LARGEST_NUMBER // 10}
 """Bits of their numbers: of widths, lengths and exponents."""
-_CODECS = frozenset("utf-8 utf8 UTF-8 ascii latin-1 strict ignore replace backslashreplace xmlcharrefreplace".split())
-"""Encodings and error handlers of Python's own: others may be the user's."""
 
 
 def callback(ev: Evaluator, fn: Any) -> Any:
@@ -351,7 +347,7 @@ def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _SHORT: Mapping[Any, Rule] = {
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
-    str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else pure(ev, str, "str", args, kwargs),
+    str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else ev.operation("str", args, None),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),

@@ -31,13 +31,12 @@ class Unknown(Symbolic):
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
-    some    it is not None, as answers and texts never are
     """
 
-    __slots__ = ("begins", "deps", "note", "some")
+    __slots__ = ("begins", "deps", "note")
 
-    def __init__(self, deps: Deps = None, note: Any = None, begins: str = "", some: bool = False) -> None:
-        self.deps, self.note, self.begins, self.some = deps, note, begins, some
+    def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
+        self.deps, self.note, self.begins = deps, note, begins
 
     def __deepcopy__(self, _: Any) -> Unknown:
         return self

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import codecs
 import copy
 from collections import defaultdict
 from typing import Any
@@ -130,28 +129,6 @@ def test_no_code_of_the_users_runs():
     assert not RAN
     assert all(a is b for a, b in zip(items, before[0], strict=True)) and plain.held == before[1]
     assert HELD.held["list"] == before[2] and all(a is b for a, b in zip(TABLE["list"], before[3], strict=True))
-
-
-def _codec(name: str) -> Any:
-    return RAN.append(name) if name == "users" else None
-
-
-@lmc.function
-def encodes(s):
-    said = [b"x".decode("utf-8"), "x".encode(errors="replace")]
-    s += f"{said}" + lmc.gen("a")
-    s += f"{'x'.encode('users')}{b'x'.decode('users')}{str(b'x', 'users')}{bytes('x', encoding='users')}{'é'.encode('ascii', 'users')}" + lmc.gen("b")
-
-
-def test_no_codec_of_the_users_runs():
-    RAN.clear()
-    codecs.register(_codec)
-    codecs.register_error("users", _poison("an error handler"))
-    try:
-        asked, _ = evaluate(encodes, {"a": "a"})
-    finally:
-        codecs.unregister(_codec)
-    assert not RAN and [a.prompt for a in asked] == ["['x', b'x']", None]
 
 
 STATEMENTS = [

@@ -153,26 +153,6 @@ class Point:
 
 
 @lmc.function
-def matching(s, q):
-    match q:
-        case "one" | "two":
-            s += lmc.gen("x")
-        case None:
-            s += lmc.gen("y")
-        case word if word.startswith("one"):
-            s += word + lmc.gen("z")
-    for found in (7, True, None, q, -1.5):
-        match found:
-            case 7 | -1.5 as number:
-                text = f"number {number}"
-            case True | None:
-                text = "other"
-            case _:
-                text = "else"
-        s += text + lmc.gen("m", max_tokens=2)
-
-
-@lmc.function
 def forks(s, q):
     group = s.fork(3)
     group += lambda i: f"{q}{i}" + lmc.gen("x", max_tokens=4)
@@ -274,22 +254,6 @@ def test_with_some_answers_the_others_are_holes_or_right(name: str):
         asked, _ = run_evaluation(program, {"q": "one two. three"}, known)
         assert len(asked) >= min(k + 1, len(python.asked))
         assert {(a, p) for a, _, p in asked[: k + 1]} <= prompts | {(a, None) for a, _ in prompts}
-
-
-@lmc.function
-def deleting(s, q):
-    words, first = [q, "b"], q
-    s += q + lmc.gen("a", max_tokens=4)
-    if s["a"] != "":
-        del first
-    del words[0]
-    s += words[0] + lmc.gen("b", max_tokens=4)
-
-
-def test_names_and_items_are_deleted_in_arms_and_beside_them():
-    python = run_python(deleting, {"q": "q"})
-    asked, outcome = run_evaluation(deleting, {"q": "q"}, python.answers)
-    assert asked == python.asked and len(asked) == 2 and outcome.stopped_at is None
 
 
 @dataclasses.dataclass
