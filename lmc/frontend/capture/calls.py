@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.answers import parse as parse_answer
@@ -349,39 +349,24 @@ def unknown_code(ev: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[st
     return ev.domain.call(ev, fn, args, kwargs)
 
 
-def hand_over(ev: Evaluator, values: Sequence[Any], depth: int = 0) -> None:
-    """Pass these values to unknown code: all that is mutable in them is unknown from now on."""
+def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None, depth: int = 0) -> None:
+    """Pass these values to code that may do anything with them: functions may have been called, and all that is mutable is unknown from now on."""
     for x in values:
         kind = type(x)
         if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
             continue
-        if kind is Closure or kind is types.FunctionType:
-            called_elsewhere(ev, x)
-        elif kind is BoundMethod:
-            ev.hand_over([x.receiver, x.function], depth + 1)
-        elif kind is Partial:
-            ev.hand_over(x.of, depth + 1)
-        if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or type(x) is Object) and not ev.is_lost(x):
-            held = x.attributes.values() if type(x) is Object else x.values() if kind in op.MAPPINGS else x
-            ev.hand_over([i for i in held if type(i) not in op.ATOMS], depth + 1)
-        ev.lose(x, None)
-
-
-def called_elsewhere(ev: Evaluator, fn: Any, deps: Deps = None) -> None:
-    """Assume that a function may have been called, if it is one of the program's."""
-    if (callee := callee_of(ev, fn)) is not None:
-        ev.havoc(callee[1], callee[0].effects, deps)
+        if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or kind in (Object, BoundMethod, Partial)) and not ev.is_lost(x):
+            inside = x.attributes.values() if kind is Object else [x.receiver] if kind is BoundMethod else x.of if kind is Partial else x
+            held = x.values() if kind in op.MAPPINGS else inside
+            ev.hand_over([i for i in held if type(i) not in op.ATOMS], deps, depth + 1)
+        if (callee := callee_of(ev, x)) is not None:
+            ev.havoc(callee[1], callee[0].effects, deps)
+        ev.lose(x, deps)
 
 
 def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
-    """Assume that these iterators may have gone on, and these functions may have been called, in native code that stopped at something undecided."""
-    for x in values:
-        if type(x) is LazyItems:
-            x.abandon(deps)
-        elif type(x) in (BoundMethod, Partial):
-            ev.hand_over([x])
-        else:
-            called_elsewhere(ev, x)
+    """Hand over iterators and functions: native code stopped at something undecided, and Python goes on with them."""
+    ev.hand_over([x for x in values if type(x) in (LazyItems, Partial) or callee_of(ev, x) is not None], deps)
 
 
 def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:
@@ -392,10 +377,7 @@ def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list
         ev.shifted = True
     if isinstance(callee, Function) and ev.current is not None:
         next_call(ev.current)
-    if isinstance(callee, (State, StateGroup)):
-        ev.lose(callee, deps)
-    else:
-        ev.hand_over([callee, *args])
+    ev.hand_over([callee, *args], deps)
     return Unknown(deps)
 
 

@@ -12,7 +12,7 @@ CONTINUE, or RETURN (`frame.result` is the value).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol
@@ -210,6 +210,12 @@ _NUMBERS = ("forks", "calls", "tasks")
 _BOOKS: Mapping[type, Sequence[str]] = {
     State: ("ctx", "ordinal", *_NUMBERS, "role", "previous", "types", "scopes", "_value"), TaskOfRun: _NUMBERS, Scoped: ("until",)}  # fmt: skip
 """Attributes that change as a program goes on."""
+_INSIDE: Mapping[type, Callable[[Any], Iterable[Any]]] = {
+    State: lambda x: (x.variables, *x.scopes.values(), x._value), StateGroup: lambda x: [x.states], Object: lambda x: [x.attributes],
+    Closure: lambda x: [x.attributes, *(frame.vars for frame in (x.outer.around() if x.outer else ()))],
+    BoundMethod: lambda x: (x.receiver, x.function), Stored: lambda x: [x.value], GatheredAnswers: lambda x: x.items,
+}  # fmt: skip
+"""Objects that others hold."""
 
 
 class Heap:
@@ -225,51 +231,25 @@ class Heap:
                 continue
             todo.extend(self._take(x))
 
-    def _take(self, x: Any) -> Iterator[Any]:
-        """Copy the contents of `x`, and yield the objects to visit in it."""
-        match x:
-            case State() | TaskOfRun() | Scoped():
-                self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS[type(x)]}
-                if isinstance(x, State):
-                    yield from (x.variables, *x.scopes.values(), x._value)
-            case dict():
-                self.held[id(x)] = x, dict(x)
-                yield from x.values()
-            case list() | deque() | set():
-                self.held[id(x)] = x, list(x)
-                yield from x
-            case tuple() | frozenset() | KeysView() | ItemsView():
-                yield from x
-            case Object():
-                yield x.attributes
-            case StateGroup():
-                yield x.states
-            case Closure():
-                yield x.attributes
-                if x.outer is not None:
-                    yield [each.vars for each in x.outer.around()]
-            case BoundMethod():
-                yield from (x.receiver, x.function)
-            case Stored():
-                yield x.value
-            case GatheredAnswers():
-                yield from x.items
-            case _:
-                return
+    def _take(self, x: Any) -> Iterable[Any]:
+        """Copy the contents of `x`, and return the objects to visit in it."""
+        if type(x) in _BOOKS:
+            self.held[id(x)] = x, {name: getattr(x, name) for name in _BOOKS[type(x)]}
+        elif isinstance(x, (dict, list, deque, set)):
+            self.held[id(x)] = x, dict[Any, Any](x) if isinstance(x, dict) else list[Any](x)
+        if isinstance(x, (dict, list, deque, set, tuple, frozenset, KeysView, ItemsView)):
+            return x.values() if isinstance(x, dict) else x
+        return _INSIDE.get(type(x), lambda _: ())(x)
 
     def restore(self) -> None:
         """Restore everything."""
         for x, held in self.held.values():
-            match x:
-                case State() | TaskOfRun() | Scoped():
-                    for name, value in held.items():
-                        setattr(x, name, value)
-                case dict() | set():
-                    x.clear()
-                    x.update(held)
-                case _:
-                    x.clear()
-                    x.extend(held)
+            if type(x) in _BOOKS:
+                for name, value in held.items():
+                    setattr(x, name, value)
+            else:
+                x.clear()
+                (x.update if isinstance(x, (dict, set)) else x.extend)(held)
 
     def of(self, x: Any) -> Any:
         """Return the saved contents of an object; MISSING if it was not reached."""

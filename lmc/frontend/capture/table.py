@@ -29,7 +29,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import searching
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.scan import MUTATING
-from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -226,7 +226,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
-CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
+CHANGING = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their arguments."""
 for _fn in _ORDERED:
     rule(_fn)(lambda ev, args, kwargs, fn=_fn: op.change(ev, args[0], NOTHING, fn, *args))
@@ -299,12 +299,6 @@ def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
         raise
 
 
-@rule(hasattr)
-def _hasattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    found = _getattr(ev, [*args[:2], MISSING], kwargs)
-    return found if isinstance(found, Unknown) and type(args[0]) is not Object else found is not MISSING
-
-
 # -- asyncio -----------------------------------------------------------------------------------------------------------
 
 
@@ -352,7 +346,6 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: None,
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),
