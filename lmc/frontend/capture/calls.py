@@ -355,7 +355,7 @@ def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None, depth: in
         kind = type(x)
         if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
             continue
-        if depth < 4 and (kind in op.CONTAINERS or kind in op.VIEWS or kind in (Object, BoundMethod, Partial)) and not ev.is_lost(x):
+        if depth < 4 and (kind in (Object, BoundMethod, Partial) or ((kind in op.CONTAINERS or kind in op.VIEWS) and not ev.is_lost(x))):
             inside = x.attributes.values() if kind is Object else [x.receiver] if kind is BoundMethod else x.of if kind is Partial else x
             held = x.values() if kind in op.MAPPINGS else inside
             ev.hand_over([i for i in held if type(i) not in op.ATOMS], deps, depth + 1)

@@ -91,7 +91,7 @@ class Evaluation(Evaluator):
         elif kind is LazyItems:
             return x.abandon(deps)
         elif type(x) is op.Object:
-            return x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
+            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.kept.append(x)

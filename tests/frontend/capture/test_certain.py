@@ -115,6 +115,17 @@ def adds_to_an_object(s):
     ask(s, str(lengths))
 
 
+@lmc.function
+def reads_what_unknown_code_has_set(s):
+    tally = Tally([])
+    ask(s, "first")
+    setattr(tally, "name", "a")  # noqa: B010
+    try:
+        ask(s, tally.name)
+    except AttributeError:
+        ask(s, "none")
+
+
 # -- comprehensions
 
 
