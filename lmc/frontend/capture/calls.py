@@ -33,7 +33,6 @@ DEEPEST = 40
 
 
 def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Evaluate `fn(*args, **kwargs)`."""
     known = table.FUNCTIONS.get(id(fn))
     if known is not None:
         return table.of_rule(ev, known[2], known[1], args, kwargs)
@@ -119,7 +118,6 @@ def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kw
 
 
 def call_function(ev: Evaluator, fn: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function of the outside."""
     try:
         closure = closure_of(ev, fn)
     except NotUnderstood:
@@ -172,7 +170,6 @@ def run_frame(ev: Evaluator, frame: Frame) -> Any:
 
 
 def program(ev: Evaluator, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a program's function."""
     outer, ev.current = ev.current, state
     try:
         func: Any = fn.func

@@ -129,7 +129,6 @@ class Frame:
         self.goes_on: Callable[[], bool] | None = None
 
     def inner(self, vars: dict[str, Any]) -> Frame:
-        """Return the frame of a comprehension in this one."""
         return Frame(self.ev, vars, self, self.code, self.module)
 
     @property
@@ -141,7 +140,6 @@ class Frame:
         return frame
 
     def around(self) -> Iterator[Frame]:
-        """The frames around it, from this one on."""
         frame: Frame | None = self
         while frame is not None:
             yield frame
@@ -248,7 +246,6 @@ class Evaluator:
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:
-        """Spend steps of the budget."""
         self.steps += n
         if self.steps >= self.check_at:
             self.check()

@@ -92,8 +92,6 @@ PASSES = 8
 
 
 class Domain:
-    """Run-ahead's treatment of unknown values."""
-
     skips = True
     """Whether a comprehension goes on behind items of which it is undecided whether they are in it."""
 
@@ -148,7 +146,6 @@ class Domain:
             evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
-        """Handle an undecided conditional expression, `and`, `or`: nothing is evaluated."""
         self._either(evaluation, frame, test, site)
         return Unknown(test.deps)
 
@@ -166,7 +163,6 @@ class Domain:
         return None
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
-        """Handle a comprehension over unknown items, or with an undecided condition."""
         evaluation.havoc(frame, site.effects, items.deps)
         return Unknown(items.deps)
 
@@ -242,7 +238,6 @@ class Heap:
         return _INSIDE.get(type(x), lambda _: ())(x)
 
     def restore(self) -> None:
-        """Restore everything."""
         for x, held in self.held.values():
             if type(x) in _BOOKS:
                 for name, value in held.items():

@@ -20,7 +20,6 @@ Bind = Callable[[Frame, Any], None]
 
 
 def expression(node: ast.expr, scope: Scope) -> Eval:
-    """Compile an expression."""
     rule = RULES.get(type(node))
     if rule is None:
         raise NotUnderstood(f"{type(node).__name__} at {scope.loc(node)}")
@@ -86,7 +85,6 @@ def _part(part: Any, scope: Scope, loc: Loc) -> Eval:
 
 
 def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluator, Any, Any], Any]) -> Eval:
-    """Compile an operation on two values."""
 
     def run(frame: Frame) -> Any:
         a, b = left(frame), right(frame)

@@ -146,7 +146,6 @@ def super_of(frame: Frame) -> Any:
 
 
 def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
-    """Evaluate `x.name = value`."""
     if type(x) is Object:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
@@ -187,7 +186,6 @@ def instance(ev: Evaluator, cls: Any, args: list[Any], kwargs: dict[str, Any]) -
 
 
 def _initialize(ev: Evaluator, made: Object, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Run the generated `__init__` of a dataclass."""
     fields = dataclasses.fields(made.cls)
     given = {**dict(zip([f.name for f in fields if f.init and not f.kw_only], args)), **kwargs}
     for field in fields:
@@ -211,7 +209,6 @@ def class_of(ev: Evaluator, x: Any) -> Any:
 
 
 def is_instance(ev: Evaluator, x: Any, kinds: Any) -> Any:
-    """Evaluate `isinstance(x, kinds)`."""
     all_ = _classes(kinds)
     if isinstance(x, Unknown) or not all(isinstance(k, type) for k in all_):
         return ev.operation("isinstance", (x, kinds), x.deps if isinstance(x, Unknown) else None)
@@ -258,7 +255,6 @@ def manager(ev: Evaluator, x: Any) -> Manager:
 
 
 def _classes(kinds: Any) -> list[Any]:
-    """The classes that `isinstance` and `except` are given."""
     if isinstance(kinds, types.UnionType):
         kinds = kinds.__args__
     return [k for each in kinds for k in _classes(each)] if type(kinds) is tuple else [kinds]

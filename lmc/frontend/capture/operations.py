@@ -127,7 +127,6 @@ OPERATORS: Mapping[type[ast.AST], tuple[str, Callable[..., Any]]] = {
 
 
 def binary(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Evaluate `a <op> b`."""
     if name == "add" and (isinstance(a, Expr) or isinstance(b, Expr)):
         return native(fn, as_expr(a) if isinstance(a, Unknown) else a, b)
     bound(ev, name, a, b)
@@ -199,7 +198,6 @@ def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any
 
 
 def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
-    """Evaluate `state += …`, `group += …`."""
     if name != "add":
         raise raised(TypeError)
     if ev.is_lost(b):
@@ -229,7 +227,6 @@ def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
 
 
 def truth(ev: Evaluator, x: Any) -> Any:
-    """Return whether a value is true, or Unknown."""
     if x is True or x is False or x is None:
         return bool(x)
     if isinstance(x, Unknown):
@@ -290,14 +287,12 @@ def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
 
 
 def counted(ev: Evaluator, items: Any) -> Iterator[Any]:
-    """Yield the items of an iterator of Python's."""
     while (item := native(next, items, MISSING)) is not MISSING:
         ev.count(1)
         yield item
 
 
 def item(ev: Evaluator, x: Any, at: Any) -> Any:
-    """Evaluate `x[at]`."""
     kind = type(x)
     if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
         return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
@@ -310,7 +305,6 @@ def item(ev: Evaluator, x: Any, at: Any) -> Any:
 
 
 def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
-    """Evaluate `x[at] = value`."""
     if type(at) is slice:
         ev.count(passes(value))
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
@@ -321,7 +315,6 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
 
 
 def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:
-    """Add `**x`."""
     if (deps := known(ev, x)) != NOTHING:
         raise Undecided(deps)
     if type(x) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
@@ -358,7 +351,6 @@ _TEXTS: dict[str, Callable[[Any], str]] = {"s": str, "r": repr, "a": ascii}
 
 
 def awaited(ev: Evaluator, x: Any) -> Any:
-    """Evaluate `await x`."""
     run_tasks(ev)
     if type(x) is Coroutine:
         return x.result()

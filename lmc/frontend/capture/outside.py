@@ -104,7 +104,6 @@ class OutsideSnapshot:
         return self.names.setdefault(key, x if is_holdable(x) else _NOT_HELD)
 
     def forget(self) -> None:
-        """Release all copies and their originals."""
         self.args, self.kwargs = (), {}
         for held in (self._copies, self._captured, self.names):
             held.clear()

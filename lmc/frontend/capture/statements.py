@@ -20,7 +20,6 @@ from lmc.frontend.scopes import Bindings
 
 
 def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
-    """Compile statements one after another."""
     steps = [statement(n, scope) for n in nodes]
     if len(steps) == 1:
         return steps[0]
@@ -279,7 +278,6 @@ def _handled(frame: Frame, handler: Arm, name: str | None, error: Any) -> Any:
 
 
 def _of_unknown(handler: Arm, name: str | None, deps: Deps) -> Arm:
-    """Return a handler of an exception of which nothing is known."""
     return Arm(lambda frame: _handled(frame, handler, name, Unknown(deps)), handler.effects, handler.loc)
 
 

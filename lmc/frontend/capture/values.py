@@ -166,7 +166,6 @@ class LazyItems:
         self._abandoned = False
 
     def may_ask(self) -> bool:
-        """Return whether making its items may make requests."""
         return (self._of is not None and self._ev.may_ask(*self._of)) or self._ev.may_ask_in(self._sources)
 
     def all(self) -> Any:
