@@ -125,14 +125,6 @@ def call_function(ev: Evaluator, fn: types.FunctionType, args: list[Any], kwargs
     return apply(ev, closure, args, kwargs)
 
 
-def cached(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function behind `functools.cache`: unknown code if it may make requests, which only the first call with equal arguments does."""
-    if ev.may_ask_in([fn]):
-        ev.shifted = True
-        return ev.unknown_code(fn, args, kwargs)
-    return ev.call(fn, args, kwargs)
-
-
 def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, Any], program: State | None = None) -> Any:
     """Call a function of the program's; for a program, `program` is its state."""
     code = fn.code
@@ -202,7 +194,6 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     own_seed = given.get("seed") is not None
     stream = "" if own_seed else next_call(caller)
     if emitter is None:
-        ev.shifted = True
         ev.blocked(join(NOTHING, *unknown) if unknown else None)
         return ev.unknown_code(fn, args, arguments)
     state = State(emitter, stream=stream, name=fn.name)
@@ -234,7 +225,6 @@ def _program_method(ev: Evaluator, fn: Function, name: str, args: list[Any], kwa
         return Coroutine(lambda: sub_program(ev, fn, args, kwargs), name, calls=True)
     if name in ("bind", "options") and not args and all(op.need(ev, v) == NOTHING for v in kwargs.values()):
         return op.native(getattr(fn, name), **kwargs)
-    ev.shifted = True
     return ev.unknown_code(fn, args, kwargs)
 
 
@@ -342,7 +332,7 @@ def unknown_code(ev: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[st
     """Evaluate a call that cannot be followed: it may change its arguments."""
     ev.may_raise(None)
     ev.hand_over([*args, *kwargs.values()])
-    ev.shifted |= isinstance(fn, Unknown) and fn.deps is not None  # a function chosen by an answer may make requests
+    ev.shifted |= ev.may_ask_in([fn]) or (isinstance(fn, Unknown) and fn.deps is not None)  # as may a function chosen by an answer
     return ev.domain.call(ev, fn, args, kwargs)
 
 
@@ -428,7 +418,8 @@ _CALLS: dict[type, Any] = {
         ev.call_method(fn.receiver, fn.function, args, kwargs) if type(fn.function) is str else ev.call(fn.function, [fn.receiver, *args], kwargs)
     ),
     Partial: lambda ev, fn, args, kwargs: fn.call(args, kwargs),
-    LRU: lambda ev, fn, args, kwargs: cached(ev, fn.__wrapped__, args, kwargs),
+    # if it makes requests, only the first call with equal arguments does
+    LRU: lambda ev, fn, args, kwargs: ev.unknown_code(fn, args, kwargs) if ev.may_ask_in([fn]) else ev.call(fn.__wrapped__, args, kwargs),
     types.MethodType: lambda ev, fn, args, kwargs: ev.call(fn.__func__, [ev.adopt(fn.__self__), *args], kwargs),
     types.MethodDescriptorType: _descriptor,
     functools.partial: lambda ev, fn, args, kwargs: ev.call(

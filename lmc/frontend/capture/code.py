@@ -145,20 +145,20 @@ class Frame:
             yield frame
             frame = frame.outer
 
+    def holder(self, name: str) -> Frame | None:
+        """Return the innermost of these frames in which a name is bound."""
+        return next((frame for frame in self.around() if name in frame.vars), None)
+
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
-        for frame in self.around():
-            if name in frame.vars:
-                return frame.vars[name]
         try:
-            return self.ev.global_value(self.module, name)
+            return holder.vars[name] if (holder := self.holder(name)) is not None else self.ev.global_value(self.module, name)
         except Raised:
             return None
 
     def outer_value(self, name: str) -> Any:
-        for frame in self.outer.around() if self.outer is not None else ():
-            if name in frame.vars:
-                return frame.vars[name]
+        if self.outer is not None and (holder := self.outer.holder(name)) is not None:
+            return holder.vars[name]
         raise Raised(NameError(f"cannot access free variable '{name}' where it is not associated with a value in enclosing scope"))
 
     def store(self, name: str, x: Any, kind: str) -> None:
@@ -167,7 +167,7 @@ class Frame:
         elif kind == "global":
             self.ev.set_global(self.module, name, x)
         else:
-            holder = next((frame for frame in self.outer.around() if name in frame.vars), self.outer)
+            holder = self.outer.holder(name) or self.outer
             holder.vars[name] = x
             if holder.cells is not None and name in holder.cells:
                 self.ev.snapshot.changed.add(id(holder.cells[name]))

@@ -41,19 +41,15 @@ class Asking(Emitter, Protocol):
     `evaluation.confirm()` when Python has made this very request already (address and source line): Python has passed
     everything undecided before it. Reading a missing answer gives `Unknown(frozenset([address]))`; lists and dicts that
     it returns are copies, which the program may change.
+
+    nested   the emitter of a sub-program called with these options; None if it cannot be determined
+    lost     a prompt of which nothing is known: unknown code had the state
+    pure     a copy of the result of an `@lmc.pure` function on known arguments, or Unknown. It changes and keeps none of them
     """
 
-    def nested(self, options: Options) -> Asking | None:
-        """Return the emitter of a sub-program called with these options; None if it cannot be determined."""
-        ...
-
-    def lost(self, deps: Deps) -> Ctx:
-        """Return a prompt of which nothing is known: unknown code had the state."""
-        ...
-
-    def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return a copy of the result of an `@lmc.pure` function on known arguments, or Unknown. It changes and keeps none of them."""
-        ...
+    def nested(self, options: Options) -> Asking | None: ...
+    def lost(self, deps: Deps) -> Ctx: ...
+    def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)

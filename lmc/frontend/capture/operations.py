@@ -277,9 +277,7 @@ def all_of(ev: Evaluator, x: Any) -> list[Any]:
 def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
     i = 0
     while i < len(x):
-        ev.steps += 1
-        if ev.steps >= ev.check_at:
-            ev.check()
+        ev.count(1)
         if ev.lost and id(x) in ev.lost:
             raise Undecided(ev.lost[id(x)])
         yield x[i]

@@ -143,8 +143,6 @@ class Outside:
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
-        if x is os.environ:
-            return self._container(dict(os.environ), dict)
         if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
             return x  # reading a module of another class may do anything, such as import it
         held = self.snapshot.parts(x)

@@ -25,11 +25,8 @@ def block(nodes: Sequence[ast.stmt], scope: Scope) -> Eval:
         return steps[0]
 
     def run(frame: Frame) -> Any:
-        ev = frame.ev
         for step in steps:
-            ev.steps += 1
-            if ev.steps >= ev.check_at:
-                ev.check()
+            frame.ev.count(1)
             signal = step(frame)
             if signal is not None:
                 return signal
@@ -75,9 +72,7 @@ def _assign(node: ast.Assign, scope: Scope) -> Eval:
 
 
 def _annotated(node: ast.AnnAssign, scope: Scope) -> Eval:
-    if node.value is None:
-        return lambda _: None
-    return _assign(ast.copy_location(ast.Assign([node.target], node.value), node), scope)
+    return (lambda _: None) if node.value is None else _assign(ast.copy_location(ast.Assign([node.target], node.value), node), scope)
 
 
 def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
@@ -207,12 +202,9 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
             bind(frame, entered)
         try:
             signal = body(frame)
-        except Raised as raised:
-            if manager.leave(raised.value):
+        except (Raised, Abandoned, Undecided) as left:
+            if manager.leave(left.value if isinstance(left, Raised) else None):
                 return None
-            raise
-        except (Abandoned, Undecided):
-            manager.leave(None)
             raise
         manager.leave(None)
         return signal
@@ -250,16 +242,14 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
         try:
             signal = guarded(frame)
         except Raised:
-            over = last(frame)
-            if over is not None:
+            if (over := last(frame)) is not None:
                 return over
             raise
         result = frame.result
-        over = last(frame)
-        if over is None:
-            frame.result = result
-            return signal
-        return over
+        if (over := last(frame)) is not None:
+            return over
+        frame.result = result
+        return signal
 
     return run
 

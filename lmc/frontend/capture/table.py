@@ -69,10 +69,9 @@ def is_known(fn: Any) -> bool:
     return id(fn) in FUNCTIONS
 
 
-def rule(*functions: Any, name: str = "") -> Callable[[Rule], Rule]:
+def rule(*functions: Any) -> Callable[[Rule], Rule]:
     def register(made: Rule) -> Rule:
-        for fn in functions:
-            FUNCTIONS[id(fn)] = (fn, name or getattr(fn, "__name__", str(fn)), made)
+        FUNCTIONS.update({id(fn): (fn, getattr(fn, "__name__", str(fn)), made) for fn in functions})
         return made
 
     return register
@@ -94,21 +93,12 @@ def _undecided(ev: Evaluator, name: str, given: Sequence[Any], deps: Deps) -> An
     return ev.operation(name, given, deps)
 
 
-def _pure(fn: Any, name: str) -> None:
-    rule(fn, name=name)(lambda ev, args, kwargs: pure(ev, fn, name, args, kwargs))
-
-
-for _module, _names in _MODULES.items():
-    for _name in _names.split():
-        _pure(getattr(_module, _name), f"{_module.__name__}.{_name}")
-for _fn in _BUILTINS:
-    _pure(_fn, _fn.__name__)
-for _fn in _LANGUAGE:
-    rule(_fn)(lambda ev, args, kwargs, fn=_fn: ev.language(fn, args, kwargs))
+def _computes(fn: Any, name: str) -> Rule:
+    return lambda ev, args, kwargs: pure(ev, fn, name, args, kwargs)
 
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the rule of a function that only computes: native on known arguments, an operation on unknown ones."""
+    """Call a function that only computes: natively on known arguments, an operation on unknown ones."""
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -211,10 +201,6 @@ def _known(ev: Evaluator, x: Any) -> Any:
     return x
 
 
-for _fn, _letters in _TAKING.items():
-    rule(_fn)(_natively(_fn, _letters))
-
-
 @rule(next)
 def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if type(args[0]) is not LazyItems:
@@ -228,10 +214,6 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
 CHANGING = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their arguments."""
-for _fn in _ORDERED:
-    rule(_fn)(lambda ev, args, kwargs, fn=_fn: op.change(ev, args[0], NOTHING, fn, *args))
-
-
 CLASS_METHODS: dict[tuple[type, str], Rule] = {
     (dict, "fromkeys"): lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
     (itertools.chain, "from_iterable"): lambda ev, args, kwargs: LazyItems(
@@ -340,6 +322,11 @@ def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # -- rules of one line -----------------------------------------------------------------------------------------------------
 
 _SHORT: Mapping[Any, Rule] = {
+    **{fn: _computes(fn, f"{module.__name__}.{fn.__name__}") for module, names in _MODULES.items() for fn in map(module.__dict__.get, names.split())},
+    **{fn: _computes(fn, fn.__name__) for fn in _BUILTINS},
+    **{fn: (lambda ev, args, kwargs, fn=fn: ev.language(fn, args, kwargs)) for fn in _LANGUAGE},
+    **{fn: _natively(fn, letters) for fn, letters in _TAKING.items()},
+    **{fn: (lambda ev, args, kwargs, fn=fn: op.change(ev, args[0], NOTHING, fn, *args)) for fn in _ORDERED},
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
     str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else ev.operation("str", args, None),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
@@ -353,8 +340,7 @@ _SHORT: Mapping[Any, Rule] = {
         lambda more, _: op.item(ev, more[0], args[0]) if len(args) == 1 else tuple([op.item(ev, more[0], a) for a in args])),
     operator.contains: lambda ev, args, kwargs: op.compare(ev, "in", operator.contains, args[1], args[0]),
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
-    copy.deepcopy: lambda ev, args, kwargs: (
-        Unknown(None) if op.need(ev, args[0]) is None and not isinstance(args[0], Unknown) else op.native(copy.deepcopy, args[0])),
+    copy.deepcopy: lambda ev, args, kwargs: op.of_known(ev, "deepcopy", copy.deepcopy, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
     contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
