@@ -103,8 +103,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
     except Undecided as undecided:
         return ev.operation("join", (separator, items), undecided.deps)
     op.fits(ev, sum([len(item) for item in found if type(item) is str]))
-    deps = join(NOTHING, *(op.need(ev, item) for item in found if type(item) is not str))
-    return ev.operation("join", (separator, found), deps) if deps is None or deps else op.native(separator.join, found)
+    return op.of_known(ev, "join", str.join, separator, found)
 
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -200,22 +199,18 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     caller.asked.append(state.asked)
     ev.states.append(state)
     certain, shifted = ev.certain, ev.shifted
-    state.ret_value = _nested(ev, fn, state, args, arguments)
+    try:
+        state.ret_value = program(ev, fn, state, args, arguments)
+    except Stop as stop:
+        if stop.reason == "recursion" or ev.stops:
+            raise
+        ev.lose(state, None)  # it continues after the sub-program, of which nothing is known
+        state.ret_value = Unknown(None)
     if not ev.certain and certain:
         ev.certain, ev.shifted = certain, shifted  # whatever happens in it, its caller continues after it
     elif not own_seed:
         ev.shifted = shifted
     return state
-
-
-def _nested(ev: Evaluator, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    try:
-        return program(ev, fn, state, args, kwargs)
-    except Stop as stop:
-        if stop.reason == "recursion" or ev.stops:
-            raise
-        ev.lose(state, None)  # it continues after the sub-program, of which nothing is known
-        return Unknown(None)
 
 
 def _program_method(ev: Evaluator, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:

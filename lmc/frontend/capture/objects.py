@@ -250,7 +250,8 @@ def manager(ev: Evaluator, x: Any) -> Manager:
         return x
     if isinstance(x, (State, Expr)):
         return Manager(lambda: op.native(op.native(getattr, x, "__enter__")))
-    result = ev.unknown_code(x, [x], {})
+    own = [ev.special(x, f"__{name}__") for name in ("enter", "exit", "aenter", "aexit")] if type(x) is Object else []
+    result = ev.unknown_code(x, [x, *own], {})
     return Manager(lambda: result)
 
 

@@ -181,7 +181,9 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         with suppress(Undecided):
             return change(ev, a, known(ev, b), getattr(operator, f"__i{name}__"), a, b)
         return a
-    return ev.unknown_code(a, [a, b], {}) if type(a) is Object else binary(ev, name, fn, a, b)
+    if type(a) is Object:
+        return ev.unknown_code(a, [a, b, ev.special(a, f"__i{name}__"), ev.special(a, f"__{name}__")], {})
+    return binary(ev, name, fn, a, b)
 
 
 def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any) -> Any:

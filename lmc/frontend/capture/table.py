@@ -216,9 +216,6 @@ CHANGING = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their arguments."""
 CLASS_METHODS: dict[tuple[type, str], Rule] = {
     (dict, "fromkeys"): lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
-    (itertools.chain, "from_iterable"): lambda ev, args, kwargs: LazyItems(
-        ev, lambda: (x for items in op.iterate(ev, args[0]) for x in op.iterate(ev, items)), sources=args
-    ),
 }
 """Attributes of builtin classes."""
 
