@@ -230,19 +230,12 @@ class Evaluator:
         self.loc, self.emitter, self.domain, self.snapshot = loc, emitter, domain, snapshot
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
-        self.lost: dict[int, Deps] = {}
-        self.forked: dict[int, Deps] = {}
-        self.risks: list[Deps] = []
-        self.kept: list[Any] = []
-        self.handled: list[Any] = []
+        self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
+        self.risks, self.kept, self.handled = list[Deps](), list[Any](), list[Any]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
-        self.states: list[State] = []
+        self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
-        self.tasks: list[Any] = []
-        self.made_tasks: list[TaskOfRun] = []
-        self.globals: dict[tuple[int, str], Any] = {}
-        self.functions: dict[int, Any] = {}
-        self.asks: dict[tuple[int, tuple[int, ...]], bool] = {}
+        self.globals, self.functions, self.asks = dict[tuple[int, str], Any](), dict[int, Any](), dict[tuple[int, tuple[int, ...]], bool]()
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:

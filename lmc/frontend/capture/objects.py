@@ -9,10 +9,10 @@ import types
 from typing import Any
 
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture import table
 from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.outside import is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
+from lmc.frontend.capture.table import CLASS_METHODS
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Manager, Object, Partial, Super, is_exception, is_generated
 from lmc.frontend.expressions import Expr
@@ -112,10 +112,7 @@ def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
         if found is MISSING:
             raise Raised(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
         return _bound(ev, found, None, cls)
-    made = table.CLASS_METHODS.get((cls, name))
-    if made is not None:
-        return Partial(lambda args, kwargs: table.of_rule(ev, made, name, args, kwargs))
-    return getattr(cls, name, Unknown(None)) if cls.__module__ == "builtins" else Unknown(None)
+    return CLASS_METHODS.get((cls, name)) or (getattr(cls, name, Unknown(None)) if cls.__module__ == "builtins" else Unknown(None))
 
 
 def _of_module(ev: Evaluator, x: types.ModuleType, name: str) -> Any:

@@ -53,7 +53,7 @@ _MODULES: Mapping[Any, str] = {
     statistics: "mean median mode stdev pstdev variance pvariance fmean median_low median_high multimode",
     operator: "add sub mul truediv floordiv mod eq ne lt le gt ge not_ concat and_ or_ neg index",
 }
-_BUILTINS = (int, float, complex, abs, round, ord, chr, divmod, hex, oct, bin, ascii, pow, range, slice)
+_BUILTINS = (int, float, complex, abs, round, ord, chr, divmod, hex, oct, bin, ascii, range, slice)
 _LANGUAGE = (
     primitives.gen, primitives.select, primitives.gen_int, primitives.gen_string, primitives.user, primitives.system, primitives.assistant,
     primitives.user_begin, primitives.user_end, primitives.system_begin, primitives.system_end, primitives.assistant_begin, primitives.assistant_end,
@@ -105,15 +105,12 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
         return _undecided(ev, name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
-    if (name in _BOUNDED and max(sizes, default=0) > 100_000) or any(
-        isinstance(a, int) and a.bit_length() > _LARGEST.get(name, op.LARGEST_NUMBER) for a in given
-    ):
+    wide = 16 if name.startswith(".") else op.LARGEST_NUMBER  # bits: of widths, and of other numbers
+    if (name in _BOUNDED and max(sizes, default=0) > 100_000) or any(isinstance(a, int) and a.bit_length() > wide for a in given):
         raise Stop("too large")
     how = name.rpartition(".")[2]
-    if kwargs and name in ("pow", "round"):
-        return ev.operation(name, (*args, *kwargs.values()), None)
-    if name in ("pow", "round") and len(given) == 2:
-        op.bound(ev, "pow", *(given if name == "pow" else (10, given[1])))
+    for digits in (*given[1:], *kwargs.values()) if name == "round" else ():
+        op.bound(ev, "pow", 10, digits)
     searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
     found = op.apply(ev, name, run)
@@ -132,8 +129,6 @@ QUICK = frozenset(map(id, (str, int, float, abs, ord, chr, divmod, hex, oct, bin
 QUICK_METHODS = PURE_METHODS[str] - {"format"}
 """Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
 _BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
-_LARGEST = {".ljust": 16, ".rjust": 16, ".center": 16, ".zfill": 16, "pow": op.LARGEST_NUMBER // 10}
-"""Bits of their numbers: of widths, lengths and exponents."""
 
 
 def callback(ev: Evaluator, fn: Any) -> Any:
@@ -214,10 +209,8 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
 CHANGING = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their arguments."""
-CLASS_METHODS: dict[tuple[type, str], Rule] = {
-    (dict, "fromkeys"): lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
-}
-"""Attributes of builtin classes."""
+CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
+"""Attributes of builtin classes: other objects each time."""
 
 
 # -- methods of containers of the evaluation's own, which may hold unknown values ------------------------------------
@@ -324,6 +317,7 @@ _SHORT: Mapping[Any, Rule] = {
     **{fn: (lambda ev, args, kwargs, fn=fn: ev.language(fn, args, kwargs)) for fn in _LANGUAGE},
     **{fn: _natively(fn, letters) for fn, letters in _TAKING.items()},
     **{fn: (lambda ev, args, kwargs, fn=fn: op.change(ev, args[0], NOTHING, fn, *args)) for fn in _ORDERED},
+    CLASS_METHODS[dict, "fromkeys"]: lambda ev, args, kwargs: op.native(dict.fromkeys, op.iterate(ev, args[0]), *args[1:]),
     bool: lambda ev, args, kwargs: op.truth(ev, args[0]) if args else False,
     str: lambda ev, args, kwargs: op.text_of(ev, args[0], "s") if len(args) == 1 and not kwargs else ev.operation("str", args, None),
     repr: lambda ev, args, kwargs: op.text_of(ev, args[0], "r"),
