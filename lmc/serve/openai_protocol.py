@@ -117,40 +117,49 @@ class ImageUrl(RequestBody):
 
 
 class ContentPart(RequestBody):
-    """A text or a picture: one of the two fields, as `type` says."""
+    """A text, a picture, or what an assistant refused with: one of these fields, as `type` says. The rest has no effect: prompts are cached anyway."""
 
-    type: Literal["text", "image_url"]
+    type: Literal["text", "image_url", "refusal"]
     text: str | None = None
     image_url: ImageUrl | None = None
+    refusal: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None  # Anthropic's, which routers pass on
 
 
 Parts = ListOf[ContentPart]
+_KINDS = ("text", "image_url", "refusal")
 
 
 def _known_parts(content: Any) -> Any:
     """Report the error in a part, where a union would only list the expected types."""
     for i, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if isinstance(kind, str) and kind not in ("text", "image_url"):
+        if isinstance(kind, str) and kind not in _KINDS:
             raise PydanticCustomError("no_part", "part {at} is of the type {kind}; this server takes text and image_url", {"at": i, "kind": kind})
-        if kind is not None and {name for name in ("text", "image_url") if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
+        if kind is not None and {name for name in _KINDS if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
             raise PydanticCustomError("no_part", "part {at} is of the type {kind}; it must have the field {kind} and no other", {"at": i, "kind": kind})
     return content  # pyright: ignore[reportUnknownVariableType]
 
 
 class Message(RequestBody):
+    """A message, also as an SDK writes the one that it got: with all fields of an answer."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str | Parts | None, BeforeValidator(_known_parts, json_schema_input_type=str | Parts | None)] = None
     name: str | None = None
     refusal: str | None = None
     tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
+    annotations: ListOf[dict[str, Any]] | None = None  # of the content, which is complete without them
+    audio: Annotated[None, ONLY] = None
+    function_call: Annotated[None, ONLY] = None
 
     @property
     def text(self) -> str:
         if self.content is None:
-            return ""
-        return self.content if isinstance(self.content, str) else "".join(part.text or "" for part in self.content)
+            return self.refusal or ""
+        return self.content if isinstance(self.content, str) else "".join(part.text or part.refusal or "" for part in self.content)
 
     @property
     def has_images(self) -> bool:
@@ -185,6 +194,8 @@ class Sampled(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    moderation: Annotated[None, ONLY] = None
     prediction: dict[str, Any] | None = None
     modalities: Annotated[ListOf[Literal["text"]], Field(min_length=1)] | None = None
     # vLLM's and SGLang's
@@ -356,6 +367,10 @@ class ChatRequest(Sampled):
     tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    functions: Annotated[None, ONLY] = None
+    function_call: Annotated[None, ONLY] = None
+    audio: Annotated[None, ONLY] = None
+    web_search_options: Annotated[None, ONLY] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     separate_reasoning: bool | None = None  # routers write these three; an answer's reasoning is part of its content here

@@ -50,11 +50,15 @@ class ResponsesRequest(RequestBody):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     top_logprobs: Annotated[Literal[0] | None, ONLY] = None
     background: Annotated[Literal[False] | None, ONLY] = None
     max_tool_calls: int | None = None
     previous_response_id: Annotated[None, ONLY] = None  # nothing is stored
     conversation: Annotated[None, ONLY] = None
+    prompt: Annotated[None, ONLY] = None
+    context_management: Annotated[None, ONLY] = None
+    moderation: Annotated[None, ONLY] = None
 
 
 def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:
@@ -119,11 +123,13 @@ def _text(content: Any, i: int) -> str:
     if isinstance(content, str):
         return content
     parts: list[Any] = content if isinstance(content, list) else [content]
-    texts = [part.get("text") if isinstance(part, dict) and part.get("type") in ("input_text", "output_text", "text") else None for part in parts]
+    texts = [part.get(_TEXTS.get(str(part.get("type")), "")) if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise bad(f"input.{i}: this server takes text, and input_image in a user's message", "input", "unsupported")
     return "".join(map(str, texts))
 
+
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 # -- answers -----------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,23 @@ def test_roles_and_content_parts():
     assert call.tokens.count(chr(257)) == 4, "contents spell no special token"
 
 
+def test_an_answer_can_be_sent_back_as_an_sdk_writes_it():
+    """With all fields of OpenAI's messages, most of them null; a refusal is what the assistant said."""
+    mock = lmc.Mock()
+    nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    said = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}, "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", **nothing, "content": "Hello."},
+        {"role": "assistant", **nothing, "content": None, "refusal": "I can't."},
+        {"role": "assistant", "content": [{"type": "text", "text": "No: "}, {"type": "refusal", "refusal": "I won't."}]},
+        {"role": "user", "content": "Bye"},
+    ]
+    answer = chat(mock, messages=said, prompt_cache_options={"mode": "implicit"}, functions=None, function_call=None, audio=None, web_search_options=None)
+    assert answer.status_code == 200, answer.text
+    turns = ("user\nHi", "assistant\nHello.", "assistant\nI can't.", "assistant\nNo: I won't.", "user\nBye")
+    assert mock.call_log[0].prompt_text == "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns) + "<|im_start|>assistant\n"
+
+
 def test_the_last_message_can_be_continued():
     mock = lmc.Mock()
     messages = [*HELLO["messages"], {"role": "assistant", "content": "Good"}]
@@ -214,6 +231,14 @@ BAD = {
         "messages.0.content",
         "takes text and image_url",
     ),
+    "a refusal without words": ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages.0.content", "must have the field refusal"),
+    "functions": ({**HELLO, "functions": [{"name": "f"}]}, "functions", "not supported by this server; leave it out"),
+    "an earlier call of the first kind": (
+        {"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}]},
+        "messages.0.function_call",
+        "not supported by this server; leave it out",
+    ),
+    "a search": ({**HELLO, "web_search_options": {}}, "web_search_options", "not supported by this server; leave it out"),
     "wrong type": ({**HELLO, "temperature": "1"}, "temperature", "number"),
     "too hot": ({**HELLO, "temperature": 3}, "temperature", "less than or equal to 2"),
     "not a number": ('{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', None, ""),

@@ -62,7 +62,7 @@ def test_what_a_response_is_asked_with_reaches_the_model():
         {
             "input": [
                 {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": [{"type": "output_text", "text": "Yes"}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "Yes"}, {"type": "refusal", "refusal": ", but no."}]},
                 {"role": "user", "content": "So?"},
             ],
             "instructions": "Kind.",
@@ -76,7 +76,7 @@ def test_what_a_response_is_asked_with_reaches_the_model():
             "messages": [
                 {"role": "system", "content": "Kind."},
                 {"role": "user", "content": "Hi"},
-                {"role": "assistant", "content": "Yes"},
+                {"role": "assistant", "content": "Yes, but no."},
                 {"role": "user", "content": "So?"},
             ]
         },
@@ -136,6 +136,8 @@ def test_a_response_with_a_schema(openai):
         ("tools", [{"type": "web_search"}]),
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
+        ("input", [{"role": "user", "content": [{"type": ["input_text"], "text": "x"}]}]),
+        ("prompt", {"id": "pmpt_1"}),
         ("odd", 1),
     ),
 )
@@ -411,7 +413,7 @@ def test_fields_that_change_nothing_are_taken():
     )
     newer = {"prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"}, "modalities": ["text"]}
     assert post(CHAT, {**HELLO, "seed": 1, **newer}).json()["choices"] == plain
-    assert post(RESPONSES, {"input": "x", "prompt_cache_retention": "24h"}).status_code == 200
+    assert post(RESPONSES, {"input": "x", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}).status_code == 200
     assert post(CHAT, {**HELLO, "modalities": ["text", "audio"]}).json()["error"]["param"] == "modalities.1"
 
 
