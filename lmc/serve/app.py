@@ -172,12 +172,9 @@ def _for_browsers(origins: Sequence[str]) -> list[Middleware]:
     """Return middleware that lets pages of other origins make requests; none without origins."""
     if not origins:
         return []
-    allowed = ["authorization", "content-type", "x-api-key", "x-request-id", "traceparent", "tracestate"]
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=allowed, expose_headers=["x-request-id", "retry-after"]
-        )
-    ]
+    told = ["x-request-id", "retry-after"]
+    # all headers: SDKs add ever more of their own (x-stainless-…, anthropic-…), and what a page may send is up to its origin
+    return [Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=told)]
 
 
 @dataclass

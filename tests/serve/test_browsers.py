@@ -80,7 +80,8 @@ def test_a_server_on_loopback_checks_the_name():
 
 
 def test_pages_of_other_origins_ask_nothing_unless_they_may():
-    preflight = {"origin": "https://a.org", "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    asked_headers = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"  # SDKs in a page send the others, too
+    preflight = {"origin": "https://a.org", "access-control-request-method": "POST", "access-control-request-headers": asked_headers}
 
     async def without(client):
         assert (await client.options(CHAT, headers=preflight)).status_code == 405
@@ -90,6 +91,7 @@ def test_pages_of_other_origins_ask_nothing_unless_they_may():
     async def with_one(client):
         asked = await client.options(CHAT, headers=preflight)
         assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://a.org")
+        assert set(asked_headers.split(",")) <= {name.strip() for name in asked.headers["access-control-allow-headers"].split(",")}
         assert (await client.post(CHAT, json=HELLO, headers={"origin": "https://a.org"})).headers["access-control-allow-origin"] == "https://a.org"
         assert (await client.options(CHAT, headers={**preflight, "origin": "https://b.org"})).status_code == 400
         assert "access-control-allow-origin" not in (await client.post(CHAT, json=HELLO, headers={"origin": "https://b.org"})).headers
