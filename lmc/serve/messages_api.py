@@ -156,7 +156,7 @@ def whole(chat: Json) -> Json:
     """Convert an answer of a chat completion to a message."""
     (choice,) = chat["choices"]
     message = choice["message"]
-    content: list[Json] = [{"type": "text", "text": message["content"], "citations": None}] if message.get("content") else []
+    content: list[Json] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
     content += [_use(call) for call in message.get("tool_calls") or ()]
     return {**_empty(chat), "content": content, **_end(choice), "usage": _usage(chat["usage"])}
 
@@ -174,7 +174,7 @@ async def events(chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, No
             if piece := choice["delta"].get("content"):
                 if block < 0:
                     block = 0
-                    yield _event("content_block_start", index=0, content_block={"type": "text", "text": "", "citations": None})
+                    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
                 yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": piece})
             for call in choice["delta"].get("tool_calls") or ():
                 if block >= 0:

@@ -125,6 +125,9 @@ class ContentPart(RequestBody):
     refusal: str | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None  # Anthropic's, which routers pass on
+    role: Literal["assistant"] | None = None  # OpenAI's agents SDK for JavaScript copies these fields of an answer into its part
+    annotations: ListOf[dict[str, Any]] | None = None
+    tool_calls: ListOf[ToolCall] | None = None
 
 
 Parts = ListOf[ContentPart]

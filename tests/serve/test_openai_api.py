@@ -47,12 +47,13 @@ def test_roles_and_content_parts():
 def test_an_answer_can_be_sent_back_as_an_sdk_writes_it():
     """With all fields of OpenAI's messages, most of them null; a refusal is what the assistant said."""
     mock = lmc.Mock()
+    copied = {"role": "assistant", "annotations": [], "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
     nothing = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
     said = [
         {"role": "user", "content": [{"type": "text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}, "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", **nothing, "content": "Hello."},
         {"role": "assistant", **nothing, "content": None, "refusal": "I can't."},
-        {"role": "assistant", "content": [{"type": "text", "text": "No: "}, {"type": "refusal", "refusal": "I won't."}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "No: ", **copied}, {"type": "refusal", "refusal": "I won't."}]},
         {"role": "user", "content": "Bye"},
     ]
     answer = chat(mock, messages=said, prompt_cache_options={"mode": "implicit"}, functions=None, function_call=None, audio=None, web_search_options=None)

@@ -196,6 +196,15 @@ def test_a_message_is_the_chat_completion(anthropic):
         assert (cut.content[0].text, cut.stop_reason, cut.stop_sequence) == ("Good", "stop_sequence", " day")
 
 
+def test_a_text_of_a_message_has_no_field_that_is_null():
+    """The AI SDK for JavaScript refuses the whole answer for one."""
+    body = {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+    whole = post(MESSAGES, body, lmc.Mock(lambda prompt, ask: "Good day.")).json()
+    assert whole["content"] == [{"type": "text", "text": "Good"}]
+    started = [event["content_block"] for event in events(post(MESSAGES, {**body, "stream": True}).text) if event["type"] == "content_block_start"]
+    assert started == [{"type": "text", "text": ""}]
+
+
 def test_an_answer_continues_the_assistants_message(anthropic):
     mock = backend(lambda prompt, ask: " yes")
     server, client = anthropic(mock)
