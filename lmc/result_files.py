@@ -59,6 +59,7 @@ class Results:
         if path is not None and _is_file_with_text(path):
             if resume and expected is not None:
                 self.kept = self._earlier(path, expected, overwrite)
+                self.notes.append(f"note: results in {path} that stay: {len(self.kept)}")
             elif not overwrite:
                 raise UsageError(
                     f"{path} exists and is not empty; choose another --output, --overwrite to replace it, "

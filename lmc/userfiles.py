@@ -75,7 +75,8 @@ def _of_model(path: Path) -> str:
 def import_file(path: Path) -> ModuleType:
     """Import a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
     if not path.exists():
-        raise UsageError(f"no such file: {path} (looked in {Path.cwd()}); the form is FILE.py:FUNCTION{_of_model(path)}")
+        form = "" if path.suffix == ".py" else f"; the form is FILE.py:FUNCTION{_of_model(path)}"
+        raise UsageError(f"no such file: {path} (looked in {Path.cwd()}){form}")
     if path.is_dir() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file; the form is FILE.py:FUNCTION{_of_model(path)}")
     name = path.stem if path.stem not in sys.modules else f"lmc_user_{path.stem}"

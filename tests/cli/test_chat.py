@@ -111,6 +111,11 @@ def test_tools_of_a_file_are_called(lmc_cli, tmp_path, monkeypatch):
     assert [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())] == ["user", "assistant", "tool", "assistant"]
 
 
+def test_a_file_of_tools_that_is_not_there(lmc_cli):
+    error, _, _ = lmc_cli("chat", "-b", "mock", "--tools", "nope.py", said="")
+    assert str(error).startswith("no such file: nope.py") and "FUNCTION" not in str(error), "it is no program that is missing"
+
+
 def test_a_failed_tool_is_told_to_the_model_and_a_failed_request_to_the_user(lmc_cli, monkeypatch):
     import lmc
 

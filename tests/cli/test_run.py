@@ -102,7 +102,7 @@ def test_one_bad_item_fails_alone_and_resume_runs_it_again(lmc_cli, folder):
 
     items(folder / "in.jsonl", {"text": "a"}, {"text": "good"}, {"text": "c"})
     code, _, err = lmc_cli(*run, "--resume")
-    assert code == 0 and "1 item " in err
+    assert code == 0 and "1 item " in err and "results in out.jsonl that stay: 2\n" in err
     assert [(row["index"], row["return"]) for row in jsonl(folder / "out.jsonl")] == [(0, "a"), (1, "good"), (2, "c")]
 
 
