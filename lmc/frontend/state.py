@@ -426,10 +426,9 @@ class State(AnswersByName, Generic[R]):
             parts.append(f"fork {self.stream}")
         if self.role:
             parts.append(f"open {self.role}")
-        if self.failure is not None:
-            parts.append(f"failed with {type(self.failure).__name__}")
         names = ", ".join(repr(n) for n in self.variables if n is not None)
-        return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}>"
+        failed = "" if self.failure is None else f"; failed with {self.failure!r:.100}"
+        return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}{failed}>"
 
     def explain(self, format: str = "text") -> str:
         """Return the cost of the run's requests so far.

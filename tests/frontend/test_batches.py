@@ -383,7 +383,7 @@ def test_errors_are_raised_after_all_have_run_or_returned(threads: Any):
     assert [s.ret_value for s in states] == [0, None, 2, 3]
     assert [type(s.error()) for s in states] == [type(None), LookupError, type(None), type(None)]
     assert states[1]["x"], "what it had before the error is there"
-    assert repr(states[1]).startswith("<program failed with LookupError: ")
+    assert repr(states[1]).endswith("; variables: 'x'; failed with LookupError('item 1')>"), "and not as if its text were the error's"
     with pytest.raises(LookupError, match="item 1"):
         states[1]["later"]
 
