@@ -77,6 +77,14 @@ class AheadEmitter:
     def root(self) -> Prompt | Hole:
         return Prompt()
 
+    def is_pythons(self, stream: str, ctx: Any, ordinal: int) -> bool:
+        places = [(self.run.seed, self.run.item, stream, i) for i in range(ordinal)]
+        found = {asked.result: place for place in places if (asked := self.ledger.asked.get(place)) is not None}
+        if not isinstance(ctx, Prompt) or len(found) < ordinal or [*found] != [*ctx.answers()]:
+            return False
+        self._places.update({result: place for result, place in found.items() if result not in self._places})
+        return True
+
     def lost(self, deps: Deps) -> Hole:
         return Hole(deps)
 

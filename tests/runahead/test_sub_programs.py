@@ -46,3 +46,52 @@ def test_requests_of_seeded_sub_programs_are_made_ahead(temperature: float):
 def test_seeded_sub_programs_mean_the_same():
     conform(samples, [{"q": "a"}, {"q": "b"}])
     conform(samples, [{"q": "a"}], seed=2)  # one of theirs
+
+
+# -- sub-programs that Python has finished, which a later evaluation does not follow again
+
+
+@lmc.function
+def named(s, words):
+    s += "say " + " ".join(words) + gen("a", max_tokens=3)
+    return len(words)
+
+
+LENGTHS: list[int] = []
+
+
+@lmc.function
+def goes_on(s, q):
+    words, said = [q], list[str]()
+    for k in range(3):
+        one = named(words)
+        words.append(f"w{k}")
+        one += " and " + gen("b", max_tokens=3)
+        one["c"] = k
+        said.append(f"{one.text()} {one['a']} {one['b']} {one['c']} {one.ret_value} {'c' in named(words[:1])}")
+    s += " ".join(said) + gen("z", max_tokens=3)
+    return said
+
+
+@lmc.function
+def keeps_count(s, word):
+    LENGTHS.append(len(word))
+    s += f"{word} {len(LENGTHS)}" + gen("a", max_tokens=3)
+
+
+@lmc.function
+def changes_what_is_outside(s, q):
+    LENGTHS.clear()
+    said = [keeps_count(q)["a"] for _ in range(3)]
+    s += f"{said} {LENGTHS}" + gen("z", max_tokens=3)
+    return said, list(LENGTHS)
+
+
+@pytest.mark.parametrize("program", [goes_on, changes_what_is_outside])
+def test_sub_programs_that_have_ended_mean_the_same(program: Any):
+    conform(program, [{"q": "a"}, {"q": "b"}])
+
+
+def test_states_of_sub_programs_that_have_ended_go_on_as_their_own():
+    state = eager(lmc.compile(goes_on))("q", backend=Gated(2), temperature=0)
+    assert state.usage.ahead_used >= 3 and state.usage.ahead_wasted == 0

@@ -17,17 +17,20 @@ from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.havoc import callee_of
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import LRU, is_plain
+from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
+from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import NO_OPTIONS, Options
 from lmc.frontend.state import State, StateGroup
 
+_LATER = frozenset({Stored, Scoped, GatheredAnswers})
+"""Variables of a state that are no answer of its own."""
 DEEPEST = 40
 """Most nested calls of functions of the program."""
 
@@ -53,7 +56,8 @@ def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any
 def call_method(ev: Evaluator, x: Any, name: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)`."""
     if type(x) is types.ModuleType:
-        return ev.call(ev.attribute(x, name), args, kwargs)
+        known = ev.globals.get((id(vars(x)), name))
+        return ev.call(ev.attribute(x, name) if known is None else known, args, kwargs)
     kind = STANDS_FOR.get(type(x), type(x))
     names = table.PURE_METHODS.get(kind)
     if names is not None and name in names:
@@ -199,18 +203,50 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     caller.asked.append(state.asked)
     ev.states.append(state)
     certain, shifted = ev.certain, ev.shifted
-    try:
-        state.ret_value = program(ev, fn, state, args, arguments)
-    except Stop as stop:
-        if stop.reason == "recursion" or ev.stops:
-            raise
-        ev.lose(state, None)  # it continues after the sub-program, of which nothing is known
-        state.ret_value = Unknown(None)
+    given = (*args, *arguments.values())
+    call = (fn, *map(type, given), *map(_contents, given), *arguments)
+    keeps = options is NO_OPTIONS and certain and not (shifted or ev.exploring or ev.tries) and MISSING not in call
+    if keeps and _is_repeated(ev, call, state):
+        return state
+    recorded = lambda: (ev.certain, ev.shifted, len(ev.outcome.waits), len(ev.states), len(ev.made_tasks))
+    before, since = recorded(), len(ev.changed)
+    state.ret_value = _nested(ev, fn, state, args, arguments)
+    fixed = type(state.ret_value) in PLAIN and not state.scopes and not any(type(x) in _LATER for x in state.variables.values())
+    if keeps and fixed and recorded() == before and all(x is state for x in ev.changed[since:]):
+        more = [*state.asked], state.role, state.previous, state.types, state.ret_value
+        ev.snapshot.ended[stream] = call, state.ctx, state.ordinal, {**state.variables}, *more
     if not ev.certain and certain:
         ev.certain, ev.shifted = certain, shifted  # whatever happens in it, its caller continues after it
     elif not own_seed:
         ev.shifted = shifted
     return state
+
+
+def _contents(x: Any) -> Any:
+    """Return what is the same of equal plain values; MISSING for any other."""
+    kind = type(x)
+    return x if kind in PLAIN else tuple(x) if (kind is list or kind is tuple) and all(type(i) is str for i in x) else MISSING
+
+
+def _is_repeated(ev: Evaluator, call: tuple[Any, ...], state: State) -> bool:
+    """Make the state of a sub-program what an earlier evaluation has made of it, if Python has made those requests; return whether it is."""
+    called, ctx, ordinal, *more = ev.snapshot.ended.get(state.stream, (None, None, 0))
+    if called != call or not ev.emitter.is_pythons(state.stream, ctx, ordinal):
+        return False
+    variables, asked, state.role, state.previous, state.types, state.ret_value = more
+    state.ctx, state.ordinal, state.variables = ctx, ordinal, {**variables}
+    state.asked += asked
+    return True
+
+
+def _nested(ev: Evaluator, fn: Function, state: State, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return program(ev, fn, state, args, kwargs)
+    except Stop as stop:
+        if stop.reason == "recursion" or ev.stops:
+            raise
+        ev.lose(state, None)  # it continues after the sub-program, of which nothing is known
+        return Unknown(None)
 
 
 def _program_method(ev: Evaluator, fn: Function, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -169,6 +169,7 @@ class Frame:
         else:
             holder = self.outer.holder(name) or self.outer
             holder.vars[name] = x
+            self.ev.changed.append(holder)
             if holder.cells is not None and name in holder.cells:
                 self.ev.snapshot.changed.add(id(holder.cells[name]))
                 holder.vars[name] = Unknown(None)
@@ -214,7 +215,7 @@ class Evaluator:
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
-    kept      objects in `lost`, whose ids stay theirs
+    changed   objects that it has changed, one after another
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -231,7 +232,7 @@ class Evaluator:
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
-        self.risks, self.kept, self.handled = list[Deps](), list[Any](), list[Any]()
+        self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
@@ -302,6 +303,7 @@ class Evaluator:
         return found
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
+        self.changed.append(module)
         self.snapshot.changed.add((id(module), name))
         self.globals[id(module), name] = x
 

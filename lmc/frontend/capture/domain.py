@@ -43,11 +43,13 @@ class Asking(Emitter, Protocol):
     it returns are copies, which the program may change.
 
     nested   the emitter of a sub-program called with these options; None if it cannot be determined
+    is_pythons  whether Python has made all requests of a sub-program, and they were those of this prompt
     lost     a prompt of which nothing is known: unknown code had the state
     pure     a copy of the result of an `@lmc.pure` function on known arguments, or Unknown. It changes and keeps none of them
     """
 
     def nested(self, options: Options) -> Asking | None: ...
+    def is_pythons(self, stream: str, ctx: Ctx, ordinal: int) -> bool: ...
     def lost(self, deps: Deps) -> Ctx: ...
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 

@@ -72,6 +72,7 @@ class Evaluation(Evaluator):
 
     def changes(self, x: Any) -> None:
         """Prepare to change a container: an outside one is unknown from then on."""
+        self.changed.append(x)
         origin = self.outside.origins.get(id(x))
         if origin is not None:
             self.snapshot.changed.add(id(origin))
@@ -80,6 +81,7 @@ class Evaluation(Evaluator):
     def lose(self, x: Any, deps: Deps) -> None:
         """Make the contents of a container, state or object unknown from now on."""
         kind = type(x)
+        self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
@@ -94,5 +96,4 @@ class Evaluation(Evaluator):
             x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
-        self.kept.append(x)
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)

@@ -143,6 +143,7 @@ def super_of(frame: Frame) -> Any:
 
 
 def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
+    ev.changed.append(x)
     if type(x) is Object:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):

@@ -204,6 +204,7 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
         raise raised(TypeError)
     if ev.is_lost(b):
         b = Unknown(ev.lost[id(b)])
+    ev.changed.append(a)
     called = isinstance(b, (Closure, BoundMethod, Partial, types.FunctionType))
     if isinstance(a, StateGroup) and (called or (type(b) in (list, tuple) and len(b) == len(a.states))):
         for i, state in enumerate(a.states):
@@ -269,7 +270,9 @@ def iterate(ev: Evaluator, x: Any) -> Iterator[Any]:
 
 def each_of(ev: Evaluator, x: Any) -> Iterator[Any]:
     """Yield the items of a value for what goes through all of them. Raises Undecided where it is not known which they are."""
-    return iterate(ev, x.all() if type(x) is LazyItems else x)
+    if type(x) is LazyItems and type(x := x.all()) is list:  # which nobody else has
+        return iter(x)
+    return iterate(ev, x)
 
 
 def all_of(ev: Evaluator, x: Any) -> list[Any]:

@@ -65,6 +65,8 @@ class OutsideSnapshot:
         """Changes by the program: ids of originals and cells, (id of an object, attribute), (id of globals, name)."""
         self.names: dict[tuple[int, str], Any] = {}
         """Globals by (id of their dictionary, name), and contents of cells by (id, ""), as of their first read."""
+        self.ended: dict[str, tuple[Any, ...]] = {}
+        """By stream, sub-programs that an evaluation has followed to their end: the call, and what their state was then."""
         self._captured: set[int] = set()
         self._capture([*args, *kwargs.values()])
 
@@ -105,7 +107,7 @@ class OutsideSnapshot:
 
     def forget(self) -> None:
         self.args, self.kwargs = (), {}
-        for held in (self._copies, self._captured, self.names):
+        for held in (self._copies, self._captured, self.names, self.ended):
             held.clear()
 
 

@@ -323,6 +323,9 @@ class GraphEmitter:
     def nested(self, options: Options) -> GraphEmitter:
         return self
 
+    def is_pythons(self, stream: str, ctx: Context, ordinal: int) -> bool:
+        return False  # each call has ops of its own
+
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unknown:
         given = [self.operand(x) for x in (*args, *kwargs.values())]
         return Unknown(LATER, self.unknown("declared pure", given, fn.name))

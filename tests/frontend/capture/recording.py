@@ -62,12 +62,16 @@ class Recording(Asking):
         self.seed = seed
         self.evaluation: Evaluation | None = None
         self.pure_calls: list[Any] = []
+        self.pythons: frozenset[str] = frozenset()  # streams of which all requests are Python's
 
     def nested(self, options: Options) -> Recording:
         child = Recording(self.answers, self.seed if options.seed is None else f"{options.seed}:", self.asked, self.template)
         child.evaluation = self.evaluation
         child.pure_calls = self.pure_calls
         return child
+
+    def is_pythons(self, stream: str, ctx: Text, ordinal: int) -> bool:
+        return stream in self.pythons
 
     def lost(self, deps: Deps) -> Text:
         return Text((), deps)

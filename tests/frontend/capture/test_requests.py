@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import lmc
@@ -35,6 +37,19 @@ def test_requests_that_wait_for_nothing_are_all_found():
     ]
     assert asked[3].prompt is None and all(a.certain and not a.shifted for a in asked)
     assert outcome.stopped_at is None and outcome.waits == [frozenset({("/c0", 0), ("/c1", 0), ("/c2", 0)})]
+
+
+def test_sub_programs_whose_requests_are_pythons_are_not_followed_again():
+    ended, found = dict[str, tuple[Any, ...]](), list[list[str | None]]()
+    for docs, streams in (("abc", ()), ("abc", ("/c0", "/c2")), ("axc", ("/c0", "/c1", "/c2"))):
+        emitter, snapshot = Recording({"summary": " s "}), OutsideSnapshot((), {"docs": [*docs]})
+        emitter.pythons, snapshot.ended = frozenset(streams), ended
+        emitter.evaluation = Evaluation(map_reduce, snapshot, emitter)
+        emitter.evaluation.run()
+        found.append([a.prompt for a in emitter.asked])
+    first, second, other = found
+    assert second == [first[1], "[user:Combine:\n0: s\n1: s\n2: s][assistant:"] and len(first) == 4
+    assert other == [first[1].replace("b", "x"), first[3]]  # called with something else
 
 
 def test_answers_fill_holes():
