@@ -38,10 +38,14 @@ if TYPE_CHECKING:
 class RunLedger(Protocol):
     """Receives the requests and waits of a run whose requests are made ahead (lmc/runahead/ledger.py)."""
 
-    usage: Usage
     made_ahead: int
-    root: tuple[int, int, str]
-    calls: Any
+
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def root(self) -> tuple[int, int, str]: ...
+    @property
+    def calls(self) -> Any: ...
 
     def ask(self, address: Any, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
         """Return `before` followed by the answer to a request: one that was made ahead and is equal, else the program's own."""

@@ -136,31 +136,30 @@ class Ledger:
         self.plan, self.prepare = plan, prepare
         self.run, self.policy, self.source, self.profile, self.stream = run, policy, source, profile, stream
         self._calls: CallsAhead | None = None  # once there is one
-        self.asked: dict[Address, Asked] = {}
-        self.guesses: dict[Address, list[Guess]] = {}
-        """Open guesses: one for each address, except where several arms of an undecided branch make requests."""
         self.records: list[Record] = []
         self.host_calls: list[tuple[str, float, float]] = []
-        self.evaluations = 0
-        self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
-        self.missed: set[Address | None] = set()  # requests that the latest evaluation could not make yet; None: one at an undecided address
+        self.evaluations = self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
         self.began, self.ended = perf_counter(), 0.0  # of the run
-        self._by_size: dict[Hashable, list[Guess]] = {}
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
         self._evaluating = self._paused = False
         self._fresh = True  # Python has since made a request that the latest evaluation could not predict
-        self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; unreferenced handles are dropped
         self.prefilled = 0  # prompts prefilled before their continuation was known
         self._lock = threading.RLock()
         self._waiting: set[Signal] = set()
         self._bound = 0.0  # tokens that open and wasted guesses may cost
         self._keeps = source is not None or plan.annotations.merges
-        self._all: list[Asked] = []
-        self._ends: dict[int, int] = {}  # their numbers, by the ids of their handles
-        self._prompts: list[Prompt] = []  # with their answers
-        self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
+        if self._keeps:
+            self.asked: dict[Address, Asked] = {}
+            self._all: list[Asked] = []
+            self._ends: dict[int, int] = {}  # their numbers, by the ids of their handles
+            self._prompts: list[Prompt] = []  # with their answers
+            self.missed: set[Address | None] = set()  # requests that the latest evaluation could not make yet; None: one at an undecided address
+            self.guesses: dict[Address, list[Guess]] = {}  # open ones: of an address several if arms of an undecided branch make them
+            self._by_size: dict[Hashable, list[Guess]] = {}
+            self._useless: dict[Loc | None, bool] = {}  # by request site with guesses: whether all of them were wasted, and it is not told yet
+            self._prefilled: dict[tuple[int, tuple[Any, ...]], Prompt] = {}  # by content; unreferenced handles are dropped
 
     @property
     def root(self) -> tuple[int, int, str]:
@@ -183,7 +182,7 @@ class Ledger:
     def ask(self, address: Address, before: Prompt, ask: Gen | Select, run: Run) -> Prompt:
         """Return `before` followed by the answer to Python's request: that of an equal guess, else its own."""
         with self._lock:  # or an evaluation on another thread would make the same request meanwhile
-            guess = self._take(address, before, ask) if self.guesses else None
+            guess = self._take(address, before, ask) if self._keeps and self.guesses else None
             if guess is None:
                 annotation = self.plan.at(address, ask, run)
                 merged = None if annotation.same_as is None else self._merged(annotation.same_as, address, before, ask)
@@ -194,26 +193,27 @@ class Ledger:
                 for held in guess.warnings:
                     warn(*held)
             assert after.result is not None
-            if self._prefilled:
-                self._needed_no_more(before)
-            self._keep(address, before, ask, after)
+            if self._keeps:
+                if self._prefilled:
+                    self._needed_no_more(before)
+                self._keep(address, before, ask, after)
             self.records.append(Record(address, ask, after.result, "no" if guess is None else "used", perf_counter()))
             return after
 
     def answered(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Record a request of Python at an address that was answered from elsewhere, such as a journal."""
         with self._lock:
-            self._keep(address, before, ask, after)
+            if self._keeps:
+                self._keep(address, before, ask, after)
 
     def _keep(self, address: Address, before: Prompt, ask: Gen | Select, after: Prompt) -> None:
         """Keep a request for evaluations and equal requests, but not the program's own objects of its prompt."""
-        if self._keeps:
-            begun, handle, result = before.handle, after.handle, after.result
-            assert result is not None
-            number, begins = len(self._all), None if begun is None else self._ends.get(id(begun), before)
-            self.asked[address] = asked = Asked(begun, before.tail, before.forked, begins, ask, result, handle, number)
-            self._all.append(asked)
-            self._ends[id(handle)] = number
+        begun, handle, result = before.handle, after.handle, after.result
+        assert result is not None
+        number, begins = len(self._all), None if begun is None else self._ends.get(id(begun), before)
+        self.asked[address] = asked = Asked(begun, before.tail, before.forked, begins, ask, result, handle, number)
+        self._all.append(asked)
+        self._ends[id(handle)] = number
 
     def after(self, asked: Asked) -> Prompt:
         """Return the prompt with the answer to a request of Python's: one node for each answer and the text before it."""
@@ -531,13 +531,12 @@ class Ledger:
             if self.closed:
                 return
             self.closed, self.ended = True, perf_counter()
-            if self.guesses:
+            if self._keeps:
                 for guess in self._open():
                     self._drop(guess)
-            if self._useless and sys.exception() is None:  # which alone may keep Python from making certain requests
-                for site in [site for site, useless in self._useless.items() if useless]:
-                    self.profile.wrong(site)
-            if self._keeps:
+                if self._useless and sys.exception() is None:  # which alone may keep Python from making certain requests
+                    for site in [site for site, useless in self._useless.items() if useless]:
+                        self.profile.wrong(site)
                 for held in (self._by_size, self._prefilled, self.asked, self._all, self._ends, self._prompts):
                     held.clear()
             if self.source is not None:

@@ -78,14 +78,14 @@ class Profile:
     @property
     def patience(self) -> float:
         """Return the seconds that a wait has to last before an evaluation begins: twice the cost of one, or little if all so far were cheap."""
-        return min(2 * self.cost, SHORTEST) if self.affords(self.cost) else 2 * self.cost
+        return SHORTEST if 2 * self.cost > SHORTEST and self.affords(self.cost) else 2 * self.cost
 
     def is_idle(self) -> bool:
         """Return whether a run that begins needs no evaluations, except for an occasional probe: whole runs had none that made requests, or one or two
         waits, too short for any."""
         self.begun += 1
         in_vain = not self.found and self.evaluations >= TRIALS and len(self.runs) >= USUAL
-        return (in_vain or (self.waits <= 2 * self.begun and not self.is_patient)) and self.begun % PROBE != 0
+        return self.begun % PROBE != 0 and (in_vain or (self.waits <= 2 * self.begun and not self.is_patient))
 
     def has_waited(self, began: float, ended: float) -> None:
         """Record that a run has waited; of waits that overlap, the time counts once."""

@@ -20,7 +20,7 @@ from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramE
 from lmc.frontend import aio
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.interpreter import ACTIVE, Function, raising
-from lmc.frontend.live import LiveEmitter
+from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.state import State
 from lmc.frontend.typed import Call, P, R, awaits_state, gives_state
@@ -206,7 +206,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         plan = RunPlan(annotations or NO_ANNOTATIONS, self.planner.pins, run.backend, state.stream)
         prepare = functools.partial(self._prepare, run.backend, greedy) if annotations is None else None
         ledger = Ledger(run, policy, source, self.profile, plan, stream=state.stream, prepare=prepare)
-        emitter.run = run._replace(begin=None, ledger=ledger)
+        emitter.run = Run(*run[:-3], ledger, None, run.whole)
         self.profile.latest = weakref.ref(state)
         if recording.recorder is not None:
             recording.recorder.runs.append(
