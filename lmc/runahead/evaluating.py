@@ -147,7 +147,8 @@ class AheadEmitter:
             made = self._made(ctx, make, deps, address)
             if made is not None and not (entry and made.result is entry.result):
                 return made, self._pending(address, made)
-            if entry is not None and entry.ask.name != expr.name:
+            known = not (isinstance(ctx, Hole) or deps is None or deps)
+            if entry is not None and (entry.ask.name != expr.name or (known and made is None)):
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
             after = self.ledger.after(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import lmc
@@ -192,3 +193,13 @@ PROGRAMS_AS_CLOSURES = {
     for prefix, tools in (("a", [tool]), ("b", [tool, shout]), ("c", []))
 }
 program_that_is_a_lambda = case([{"q": "a"}])(lambda s, q: s.__iadd__(q + gen("x", max_tokens=3))["x"])
+
+
+@case()
+def one_helper_asks_in_code_that_is_not_followed_and_behind_it(s, q):
+    def beside(text):
+        (f,) = s.fork(1)
+        return ask(f, text)
+
+    first = copy_context().run(lambda: None) or copy_context().run(beside, q)
+    return first, beside("y" + q), beside("z" + q)
