@@ -78,7 +78,7 @@ def apply(target: Any, change: list[Any], decoded: Callable[[Any], Any]) -> Any:
             target.difference_update(decoded(rest[1]))
         case "{":
             target = {} if target is None else target
-            get, put, drop = _OF_ENTRIES[mutations.is_object(target)]
+            get, put, drop = _OF_SLOTS if type(target) is mutations.Slots else _OF_ENTRIES[mutations.is_object(target)]
             for key, inner in rest[0]:
                 put(target, key, apply(get(target, key, None), inner, decoded))
             for key in rest[1]:
@@ -90,3 +90,4 @@ def apply(target: Any, change: list[Any], decoded: Callable[[Any], Any]) -> Any:
 
 
 _OF_ENTRIES = {False: (dict.get, dict.__setitem__, dict.__delitem__), True: (getattr, object.__setattr__, object.__delattr__)}
+_OF_SLOTS = (mutations.Slots.get, mutations.Slots.__setitem__, mutations.Slots.__delitem__)

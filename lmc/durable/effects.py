@@ -172,12 +172,27 @@ def _is_made_by_the_run(cls: type) -> bool:
     if dataclasses.is_dataclass(cls):
         post = getattr(cls, "__post_init__", None)
         return post is None or (isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post))
+    if "__attrs_attrs__" in vars(cls):
+        return all(_attrs_calls_only(fn, cls) for fn in _called_by_attrs(cls))
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
     if any(init is base.__init__ for base in _USER_CONTAINERS):
         return True
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
+
+
+def _called_by_attrs(cls: type) -> Iterator[Any]:
+    """Yield what the constructor that attrs has generated calls."""
+    for field in vars(cls)["__attrs_attrs__"]:
+        yield from (field.validator, field.converter, getattr(field.default, "factory", None))
+    yield from (vars(cls).get(f"__attrs_{when}_init__") for when in ("pre", "post"))
+
+
+def _attrs_calls_only(fn: Any, cls: type) -> bool:
+    """Return whether a function that attrs calls computes, and nothing else."""
+    made = fn is None or fn in OWN_DATA or type(fn).__module__.startswith("attr.")
+    return made or (isinstance(fn, types.FunctionType) and ComputingSearch(computes, cls).only_computes(fn))
 
 
 def is_plain(cls: type) -> bool:

@@ -4,16 +4,77 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
+import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
+from weakref import WeakValueDictionary
 
 from lmc.codec import is_namespace
+from lmc.durable.reaches import attribute
 
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
 
 
+class Slots:
+    """The fields of an instance of a class with `__slots__`, as `vars` gives those of others: one object, as long as it is held."""
+
+    __slots__ = ("__weakref__", "_names", "_owner")
+
+    def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
+        self._owner, self._names = owner, names
+
+    def items(self) -> list[tuple[str, Any]]:
+        names = dict.fromkeys((*self._names, *getattr(self._owner, "__dict__", ())))
+        return [(name, value) for name in names if (value := self.get(name, _UNSET)) is not _UNSET]
+
+    def values(self) -> list[Any]:
+        return [value for _, value in self.items()]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return object.__getattribute__(self._owner, name)
+        except AttributeError:  # not assigned
+            return default
+
+    def become(self, wanted: dict[str, Any]) -> None:
+        """Make them equal to others; nested containers stay the same objects."""
+        for name in dict(self.items()).keys() - wanted.keys():
+            del self[name]
+        for name, value in wanted.items():
+            self[name] = restored(self.get(name), value)
+
+    def __getitem__(self, name: str) -> Any:
+        return object.__getattribute__(self._owner, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+
+_UNSET = object()
+_held = WeakValueDictionary[int, Slots]()
+"""By the instance's id: it lives as long as its fields do."""
+
+
+def fields_in_place(x: Any) -> dict[str, Any] | Slots | None:
+    """Return the fields of an instance, to be changed in place; None if it has none."""
+    names = _slots_of(type(x))
+    return (_held.get(id(x)) or _held.setdefault(id(x), Slots(x, names))) if names else attribute(x, "__dict__")
+
+
+@functools.lru_cache(4096)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    slotted = [base for base in cls.__mro__ if "__slots__" in vars(base)]
+    return tuple(n for base in slotted for n, member in vars(base).items() if type(member) is types.MemberDescriptorType and not n.endswith("__"))
+
+
 def restore(target: Any, wanted: Any) -> None:
     """Make a container equal to another of its type in place; nested containers stay the same objects."""
+    if isinstance(target, Slots):
+        return target.become(wanted)
     if target is wanted or type(target) is not type(wanted):
         return
     if isinstance(target, list) and not {id(x) for x in target if can_change(x)}.isdisjoint(map(id, wanted)):
@@ -42,7 +103,7 @@ def restore(target: Any, wanted: Any) -> None:
 
 def restored(target: Any, wanted: Any) -> Any:
     """Return a value made equal to another in place, or the other one."""
-    if type(target) is type(wanted) and can_change(target):
+    if (type(target) is type(wanted) and can_change(target)) or (type(target) is Slots and type(wanted) is dict):
         restore(target, wanted)
         return target
     return wanted
@@ -56,7 +117,7 @@ def fields_of(x: Any) -> list[tuple[str, Any]]:
 
 def can_change(x: Any) -> bool:
     """Return whether code that receives this value may mutate it, so that `restore` can repeat the mutation."""
-    return type(x) in CONTAINERS or is_object(x)
+    return type(x) in CONTAINERS or type(x) is Slots or is_object(x)
 
 
 def is_object(x: Any) -> bool:

@@ -49,9 +49,9 @@ def items_of(x: Any) -> Iterable[tuple[Any, Any]]:
         return list(enumerate(x))
     if mutations.is_object(x):
         return mutations.fields_of(x)
-    if not isinstance(x, list | dict | deque | tuple):
+    if not isinstance(x, list | dict | deque | tuple | mutations.Slots):
         return ()
-    held = x.items() if isinstance(x, dict) else enumerate(x)
+    held = x.items() if isinstance(x, dict | mutations.Slots) else enumerate(x)
     return [(key, item) for key, item in held if type(item) not in json_data.PLAIN and (isinstance(key, str | int) or key is None)]
 
 

@@ -31,7 +31,7 @@ from lmc.durable.library import KEPT, calls_in_process, is_kept, is_of_kept, pas
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
-from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction
+from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction, like
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
@@ -97,13 +97,14 @@ class Recorder:
     def _as_written(self, fn: Any) -> Any:
         """Return a method that is instrumented in place, since a library's class calls it, without that, if the program's own call of it is an effect: one
         of an object that the program has not made, or that reads or changes what is outside."""
-        code = as_written.get(id(attribute(attribute(fn, "__func__"), "__code__")))
+        function, owner = attribute(fn, "__func__", fn), attribute(fn, "__self__")
+        code = as_written.get(id(attribute(function, "__code__")))
         if code is None or fn.__name__.startswith("__"):  # the latter for operators, which are no calls
             return fn
-        function, owner = fn.__func__, fn.__self__
-        if self.journal.effects.has_made(owner) and ComputingSearch(lambda _: True, type(owner)).only_computes(function):
+        if owner is not None and self.journal.effects.has_made(owner) and ComputingSearch(lambda _: True, type(owner)).only_computes(function):
             return fn
-        return types.MethodType(types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__), owner)
+        written = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        return written if owner is None else types.MethodType(written, owner)
 
     def _kept(self, make: Any, *args: Any, **kwargs: Any) -> Any:
         """Make an object of Python that lives in memory. Random numbers are the same again only if they have a seed."""
@@ -248,6 +249,8 @@ class Recorder:
         call = getattr(type(fn), "__call__", None)  # noqa: B004
         if isinstance(call, types.FunctionType) and not from_library(type(fn)) and not isinstance(fn, type | types.FunctionType | types.MethodType):
             return self.own(fn)(*args, **kwargs)
+        for cls in {type(x) for x in _instances_in((attribute(fn, "__self__"), *args, *kwargs.values())) if not is_kept(type(x))}:
+            twins.instrument_methods(self.journal, cls)
         result = self._passed_on(self._wrapper(fn), args, kwargs)
         if not isinstance(result, types.CoroutineType):
             return result
@@ -256,8 +259,14 @@ class Recorder:
         return through
 
     def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        args = args if attribute(fn, "__name__") in _ENTERS else _first_as_function(args)
-        return fn(*map(self.callback, args), **{name: self.callback(_as_function(x) if name in _CALLED else x) for name, x in kwargs.items()})
+        called = args if attribute(fn, "__name__") in _ENTERS else _first_as_function(args)
+        named = {name: self._given(x, _as_function(x) if name in _CALLED else x) for name, x in kwargs.items()}
+        return fn(*map(self._given, args, called), **named)
+
+    def _given(self, x: Any, called: Any) -> Any:
+        """Return what to pass to uninstrumented code for `x`, which that calls as the function `called`, if that is another object."""
+        found = self.callback(called)
+        return found if called is x else like(x, found)
 
     def callback(self, fn: Any) -> Any:
         """Return the function to pass to uninstrumented code: recorded wherever it is called, on other threads, too."""

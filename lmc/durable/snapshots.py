@@ -66,10 +66,11 @@ class CallSnapshot:
         self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
         objects = [x for x in self.values if mutations.is_object(x)]
         for x in [*objects, *(_instances((fn, *values), instances) if instances else ())]:
-            if attribute(x, "__dict__") is None or (mutations.is_object(x) and not isinstance(_snapshot(x, self._of_states), _OpaqueValue)):
+            fields = mutations.fields_in_place(x)
+            if fields is None or (mutations.is_object(x) and not isinstance(_snapshot(x, self._of_states), _OpaqueValue)):
                 self._add([x])
                 continue
-            self._add([fields := vars(x)])
+            self._add([fields])
             if isinstance(_snapshot(fields, self._of_states), _OpaqueValue):  # what data is among them is looked at by itself
                 self._add(x for x in fields.values() if mutations.can_change(x))
         self.variables: list[types.CellType] = []
@@ -330,7 +331,7 @@ def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) ->
         if id(x) in seen or type(x) in (str, int, float, bool, types.NoneType):
             continue
         seen.add(id(x))
-        if id(x) in known and known[id(x)]() is x and attribute(x, "__dict__") is not None:
+        if id(x) in known and known[id(x)]() is x and mutations.fields_in_place(x) is not None:
             found.append(x)
         if depth:
             left += [(item, depth - 1) for item in inside(x)]
@@ -356,6 +357,7 @@ class _OpaqueValue:
 
 
 def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
+    x = dict(x.items()) if type(x) is mutations.Slots else x
     if type(x) is dict and "__builtins__" in x:  # added by `eval`
         x = {name: value for name, value in x.items() if name != "__builtins__"}
     data = x

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, closing
 from typing import Any, Protocol
 
-from lmc.durable.effects import CallKind
+from lmc.durable.effects import CallKind, is_plain
 from lmc.durable.reaches import attribute
 
 
@@ -62,6 +63,19 @@ class RecordedClass:
 
     def __reduce__(self) -> Any:
         return _class_itself, (self.cls,)
+
+
+def like(x: Any, call: Callable[..., Any]) -> Any:
+    """Return an object of a class derived from that of `x`, with its attributes, whose call is `call`: it may be used otherwise, too. `call` itself
+    where no such class can be made."""
+    cls = type(x)
+    held = any(isinstance(member, types.MemberDescriptorType) for base in cls.__mro__ for member in vars(base).values())
+    if held or not cls.__dictoffset__ or not is_plain(cls) or any("__init_subclass__" in vars(base) for base in cls.__mro__[:-1]):
+        return call
+    names = {"__call__": lambda _, *args, **kwargs: call(*args, **kwargs), "__module__": cls.__module__}
+    made = object.__new__(types.new_class(cls.__name__, (cls,), exec_body=lambda own: own.update(names)))
+    made.__dict__ = x.__dict__
+    return made
 
 
 class RecordedClosing(closing[Any]):

@@ -15,14 +15,14 @@ from lmc.durable.computing import ComputingSearch
 from lmc.durable.effects import called_by_python, computes
 from lmc.durable.instrument import instrument, is_instrumented, twin
 from lmc.durable.library import KEPT, MANAGERS
-from lmc.durable.reaches import contents, from_library, names_doubt
+from lmc.durable.reaches import contents, from_library, is_of_lmc, names_doubt
 from lmc.durable.run import RunJournal
 from lmc.errors import JournalError
 
 Callee = Callable[[Any], Any]
 
-_with_members = weakref.WeakSet[type]()
-"""Classes of the user's whose members that Python calls by itself are instrumented."""
+_with_members, _with_methods = weakref.WeakSet[type](), weakref.WeakSet[type]()
+"""Classes of the user's whose members that Python calls by itself are instrumented, and those with all their methods."""
 
 
 def own(journal: RunJournal, callee: Callee, fn: Any) -> Any:
@@ -53,6 +53,18 @@ def instrument_members(journal: RunJournal, cls: type) -> None:
             if not ComputingSearch(computes, cls).only_computes(fn):
                 raise
     _with_members.add(cls)
+
+
+def instrument_methods(journal: RunJournal, cls: type) -> None:
+    """Instrument all methods of a class of the user's, in place: uninstrumented code calls some of them by their names."""
+    instrument_members(journal, cls)
+    if cls in _with_methods:
+        return
+    members = [getattr(member, "__func__", member) for base in cls.__mro__ if not (from_library(base) or is_of_lmc(base)) for member in vars(base).values()]
+    for fn in members:
+        if isinstance(fn, types.FunctionType) and not from_library(fn) and not fn.__code__.co_filename.startswith("<"):
+            instrument(fn, journal.deciding)
+    _with_methods.add(cls)
 
 
 def _constructor(journal: RunJournal, callee: Callee, cls: type) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import cmd
 import contextlib
 import contextvars
 import copy
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
 import pydantic
 import pytest
 
@@ -762,7 +764,115 @@ def wraps_containers(s: Any) -> Any:
     return dict(store), list(window), len(window)
 
 
+class Clerk:
+    """Has a state, and tools that its methods call."""
+
+    def __init__(self, s: Any) -> None:
+        self.s, self.done = s, list[str]()
+
+    def work(self, x: str) -> str:
+        self.done.append(tool(x))
+        self.s += x + lmc.gen("a", max_tokens=2)
+        return self.s["a"]
+
+    def __call__(self, x: str) -> str:
+        return self.work(x + "!")
+
+
+class Speaker(cmd.Cmd):
+    """Python's class calls its methods by the names that a text has."""
+
+    def __init__(self, s: Any) -> None:
+        self.s, self.said = s, list[str]()
+
+    def do_say(self, arg: str) -> None:
+        self.said.append(tool(arg))
+        self.s += arg + lmc.gen("a", max_tokens=2)
+
+
+@lmc.function
+def is_called_by_a_base_of_the_library(s: Any) -> Any:
+    speaker = Speaker(s)
+    for x in "ab":
+        speaker.onecmd(f"say {x}")
+    return speaker.said, s["a"]
+
+
+@lmc.function
+def is_used_by_the_library_as_more_than_a_function(s: Any) -> Any:
+    clerk = Clerk(s)
+    found = [operator.methodcaller("work", "a")(clerk), operator.methodcaller("__call__", "b")(clerk), clerk("c")]
+    return found, clerk.done
+
+
+def at_least_one(x: Any) -> int:
+    return max(1, int(x))
+
+
+@attrs.define
+class Game:
+    most: int = attrs.field(default=2, converter=at_least_one, validator=attrs.validators.ge(1))
+    words: list[str] = attrs.field(factory=list)
+    moves: int = 0
+
+    def move(self, x: str) -> None:
+        CALLS.append(("Game.move", x))
+        self.moves += 1
+        self.words = [*self.words, x][-self.most :]
+
+
+class Tally:
+    __slots__ = ("count", "last", "words")
+
+    def __init__(self) -> None:
+        self.count, self.words = 0, list[str]()
+
+    def add(self, x: str) -> None:
+        CALLS.append(("Tally.add", x))
+        self.count += 1
+        self.last = x
+        self.words = [*self.words, x][-2:]
+
+
+class Named(Tally):
+    """Has a dict, too."""
+
+    def add(self, x: str) -> None:
+        super().add(x)
+        self.name = x.upper()
+
+
+def adds(found: list[Tally], x: str) -> None:
+    CALLS.append(("adds", x))
+    for tally in found:
+        tally.count += 1
+        tally.words.append(x)
+
+
+@lmc.function
+def changes_slots(s: Any) -> Any:
+    """Of an object, of one with a dict, and of those in a list; one is assigned later than others, and one is deleted."""
+    found = [Tally(), Named()]
+    for x in "abc":
+        s += x + lmc.gen("a", max_tokens=2)
+        found[0].add(s["a"])
+        adds(found, s["a"])
+    del found[0].last
+    found[1].add(s["a"])
+    return [(t.count, t.words, getattr(t, "last", None)) for t in found], vars(found[1])
+
+
+@lmc.function
+def makes_objects_of_attrs(s: Any) -> Any:
+    game, shown = Game(most=0), attrs.asdict(Game())
+    for x in "abc":
+        s += x + lmc.gen("a", max_tokens=2)
+        game.move(s["a"])
+    return game, shown
+
+
 PROGRAMS = [
+    is_used_by_the_library_as_more_than_a_function, is_called_by_a_base_of_the_library, makes_objects_of_attrs, changes_slots,
     looks_on_shelves, writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
     copies_objects, makes_objects_by_the_library, changes_models, remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
