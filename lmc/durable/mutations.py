@@ -106,7 +106,15 @@ def restored(target: Any, wanted: Any) -> Any:
     if (type(target) is type(wanted) and can_change(target)) or (type(target) is Slots and type(wanted) is dict):
         restore(target, wanted)
         return target
+    if isinstance(target, tuple) and type(target) is type(wanted) and len(target) == len(wanted):
+        items = list(map(restored, target, wanted))
+        same = all(i is t or (type(t) in _ALIKE and i == t) for i, t in zip(items, target, strict=True))
+        return target if same else tuple.__new__(type(target), items)
     return wanted
+
+
+_ALIKE = frozenset({type(None), str, int, float, bool, bytes})
+"""Types whose equal objects may stand for one another."""
 
 
 def fields_of(x: Any) -> list[tuple[str, Any]]:

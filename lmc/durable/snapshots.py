@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import io
 import itertools
 import pickle
@@ -12,8 +13,8 @@ import random
 import sys
 import threading
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import ChainMap, UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_, length_hint
 from typing import Any, cast
@@ -58,12 +59,15 @@ class CallSnapshot:
         owners = [x.__self__ for x in values if isinstance(x, types.BuiltinMethodType | types.MethodType)]
         self.values = list[Any]()
         self._places = dict[int, list[Any]]()
+        self._of_states: dict[int, list[Any]] = {}
         self._add(x for x in (*values, *owners) if mutations.can_change(x))
+        carried = [x for value in values if not json_data.is_plain(value) for x in _carried(value, instances)]
+        self._add(x for x in carried if mutations.can_change(x))
         near = [x for value in values for x in (value, *[item for _, item in items_of(value)])]
         self.states = [x for x in near if isinstance(x, State)]
         files: tuple[Any, ...] = (sys.stdout, sys.stderr) if instances else ()  # what the program has made may stand for them
         self._watched = [(x, look) for x in (*near, *files) if (look := _look(x, instances))]
-        self._of_states: dict[int, list[Any]] = {id(state): ["state", n] for n, state in enumerate(self.states)}
+        self._of_states = {id(state): ["state", n] for n, state in enumerate(self.states)}
         objects = [x for x in self.values if mutations.is_object(x)]
         for x in [*objects, *(_instances((fn, *values), instances) if instances else ())]:
             fields = mutations.fields_in_place(x)
@@ -75,6 +79,7 @@ class CallSnapshot:
                 self._add(x for x in fields.values() if mutations.can_change(x))
         self.variables: list[types.CellType] = []
         functions = [x for x in (fn, *values) if isinstance(x, types.FunctionType)]
+        functions = [*(x for x in carried if isinstance(x, types.FunctionType) and all(x is not other for other in functions)), *functions]
         self._add(x.__dict__ for x in functions if "<locals>" in x.__qualname__)  # attributes of the program's own
         self._add(x.__dict__ for x in values if isinstance(x, BaseException))  # notes and other attributes
         while functions:
@@ -340,6 +345,46 @@ def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) ->
 
 _FIELDS = 4
 """Depth to which a call's arguments are searched for instances."""
+
+
+_OF_ITERATORS = (enumerate, zip, itertools.chain, itertools.islice, itertools.pairwise, itertools.zip_longest)
+_CARRIERS = (tuple, frozenset, types.MappingProxyType, *map(type, ({}.keys(), {}.values(), {}.items())), *ITERATORS, *_OF_ITERATORS)
+"""Types whose objects hold what can change, and no functions: those of an iterator would change it again when a resumed run takes its items."""
+
+
+def _carried(value: Any, instances: Mapping[int, Callable[[], Any]]) -> Iterator[Any]:
+    """Yield functions that a value is or holds, and what can change in it and is in no other object that can: in tuples, views, iterators, methods and partial
+    functions, and in lists and the like whose contents are not all data."""
+    left, seen = deque[tuple[Any, bool, int]]([(value, False, 0)]), set[int]()
+    while left:
+        x, covered, depth = left.popleft()
+        if id(x) in seen or depth > DEPTH or json_data.is_plain(x):
+            continue
+        seen.add(id(x))
+        can_change = mutations.can_change(x)
+        if (can_change and not covered) or isinstance(x, types.FunctionType):
+            yield x
+        if can_change:
+            covered = _is_data(x)
+            held = () if covered else inside(x)
+        elif isinstance(x, types.FunctionType):
+            held = () if from_library(x) else inside(x)
+        elif isinstance(x, _CARRIERS):
+            held = gc.get_referents(x)
+        elif isinstance(x, SharedIterator):
+            held = (x.items,)
+        elif isinstance(x, types.BuiltinMethodType | types.MethodType):
+            held = (x.__self__,)
+        elif isinstance(x, (functools.partial, UserDict, UserList, ChainMap)) or (id(x) in instances and instances[id(x)]() is x):
+            held = inside(x)
+        else:
+            continue
+        left += [(item, covered, depth + 1) for item in held]
+
+
+def _is_data(x: Any) -> bool:
+    flat = x.values() if isinstance(x, dict) else x if type(x) in (list, set, deque) else (None, object())
+    return json_data.are_atoms(flat) or not isinstance(_snapshot(x, {}), _OpaqueValue)
 
 
 def _content(cell: types.CellType) -> Any:

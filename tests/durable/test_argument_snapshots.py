@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
+import types
+from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,6 +18,7 @@ from lmc.durable import mutations
 from lmc.durable.call_records import contents_digest
 from lmc.durable.snapshots import CallSnapshot
 from tests.durable.resuming import CALLS, resumes_anywhere, seen
+from tests.searching import some
 
 
 @lmc.host(idempotent=True)
@@ -149,3 +153,54 @@ def test_items_of_a_set_show_themselves_to_nobody() -> None:
             raise AssertionError("shown")
 
     assert contents_digest({Shy()}) == contents_digest({Shy()})
+
+
+# -- what holds what a tool changes
+
+
+class Pair(NamedTuple):
+    number: int
+    found: list[int]
+
+
+def fills(x: Any) -> None:
+    CALLS.append(("fills",))
+    for one in [x] if callable(x) else x.values() if hasattr(x, "values") else x:
+        held = one[-1] if isinstance(one, tuple) else one
+        if isinstance(held, list):
+            held.append(7)
+        elif callable(held) and held is not len:
+            held(7)
+
+
+@lmc.function
+def gives_what_holds_a_list(s: Any, how: str) -> Any:
+    found, total = list[int](), 0
+
+    def puts(x: int) -> None:
+        nonlocal total
+        total += x
+        found.append(x)
+
+    holders = {
+        "a tuple": (1, found), "a named tuple": Pair(1, found), "a tuple in a dict": {"k": (1, found)}, "values": {"k": found}.values(),
+        "an iterator": iter([found]), "reversed": reversed([found]), "enumerate": enumerate([found]), "zip": zip([1], [found], strict=True),
+        "a proxy": types.MappingProxyType({"k": found}), "a user's dict": UserDict(k=found), "a list with a function": [len, found],
+        "a method": found.append, "a partial function": functools.partial(puts), "a function in a list": [puts], "a method in a tuple": (found.append,),
+    }  # fmt: skip
+    for _ in range(2):
+        s += lmc.gen("a", max_tokens=2)
+        fills(holders[how])
+    s += f"{found} {total}" + lmc.gen("b", max_tokens=2)
+    return found, total
+
+
+HOLDERS = [
+    "a tuple", "a named tuple", "a tuple in a dict", "values", "an iterator", "reversed", "enumerate", "zip", "a proxy", "a user's dict",
+    "a list with a function", "a method", "a partial function", "a function in a list", "a method in a tuple",
+]  # fmt: skip
+
+
+@some("how", HOLDERS, 3)
+def test_what_a_tool_does_to_a_list_is_there_again_whatever_held_it(how: str, tmp_path: Path) -> None:
+    resumes_anywhere(gives_what_holds_a_list, {"how": how}, tmp_path, doubtful=True)
