@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 
 import pytest
@@ -192,6 +193,24 @@ def test_a_file_that_is_none(tmp_path, name):
     model.texts[name], why = FILES[name]
     with pytest.raises(ModelLoadError, match=why):
         load(str(model.write(tmp_path)))
+
+
+def test_what_is_no_regular_file_is_not_opened(tmp_path):
+    """A named pipe in the place of the weights was waited for."""
+    path = a_folder().write(tmp_path)
+    (path / "model.safetensors").unlink()
+    os.mkfifo(path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: not a regular file"):
+        load(str(path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja"])
+def test_a_text_that_is_far_too_large_is_not_read(tmp_path, name):
+    path = a_folder().write(tmp_path)
+    with (path / name).open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(ModelLoadError, match=rf"{name}: has 1,099,511,627,776 bytes, and at most 67,108,864"):
+        load(str(path))
 
 
 def test_a_vocabulary_that_is_larger_than_the_model(tmp_path):

@@ -14,7 +14,7 @@ from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models import llama_weights, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
+from lmc.backend.engine.models.files import SOURCES, check_regular, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
@@ -176,6 +176,7 @@ def _check_layers(path: Path, config: ModelConfig) -> None:
 
     names = list[str]()
     for shard in shards_of(path):
+        check_regular(shard)
         try:
             with safe_open(shard, framework="pt") as file:
                 names += file.keys()

@@ -28,7 +28,7 @@ def other_files(path: Path) -> str:
 def json_of(path: Path) -> dict[str, Any]:
     """Return the object that a file of JSON holds. Raises ModelLoadError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(_text_of(path))
     except OSError as error:
         raise ModelLoadError(f"{path}: cannot be read: {error.strerror}; make it readable, or download it again") from error
     except (ValueError, RecursionError) as error:
@@ -36,6 +36,15 @@ def json_of(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ModelLoadError(f"{path}: holds no JSON object; download it again")
     return found
+
+
+def _text_of(path: Path) -> str:
+    if (size := path.stat().st_size) > _MOST_TEXT:
+        raise ModelLoadError(f"{path}: has {size:,} bytes, and at most {_MOST_TEXT:,} of a text are read; download it again")
+    return path.read_text(encoding="utf-8")
+
+
+_MOST_TEXT = 1 << 26  # bytes; indices of weights have some MB
 
 
 def json_or_none(path: Path) -> dict[str, Any] | None:
@@ -49,7 +58,7 @@ def template_source(path: Path, options: dict[str, Any]) -> str | None:
         options = json_or_none(path / "chat_template.json") or {}
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return _text_of(file)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"{file}: cannot be read: {error}; download it again") from error
     found, where = options.get("chat_template"), f"{path / 'tokenizer_config.json'}: chat_template"
@@ -79,6 +88,12 @@ def shards_of(path: Path) -> list[Path]:
     return [path / name for name in sorted(names)]
 
 
+def check_regular(file: Path) -> None:
+    """Raise ModelLoadError for a directory or a device, and a named pipe: opening one would wait for a writer."""
+    if file.exists() and not file.is_file():
+        raise ModelLoadError(f"{file}: not a regular file; download it again")
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     return {name: tensor for shard in shards_of(path) for name, tensor in safetensors_of(shard).items()}
 
@@ -88,6 +103,7 @@ def safetensors_of(file: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    check_regular(file)
     try:
         return load_file(file)
     except OSError as error:
