@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,11 @@ from typing import Any, TextIO
 from lmc import tracebacks
 from lmc.errors import IncompleteAnswer, Loc, message_of
 from lmc.userfiles import Item, UsageError, object_of, objects
+
+try:
+    import fcntl
+except ImportError:  # not on this system
+    fcntl = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Results:
                these items and this program; refuses the file otherwise
     overwrite  replaces what is there; with `resume` only the records that do not belong here, or are of another source
 
-    The constructor only reads and checks; the file is opened by `with`.
+    The constructor only reads and checks; the file is opened by `with`. From the first of them that finds it on, the file is locked: another process that
+    continues it would run the same items.
     """
 
     def __init__(self, path: Path | None, expected: Digests | None = None, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -56,7 +63,9 @@ class Results:
         self.notes: list[str] = []
         self.kept: dict[int, Item] = {}
         self._expected = expected
+        self._stream: TextIO = sys.stdout
         if path is not None and _is_file_with_text(path):
+            self._stream = _locked(path)
             if resume and expected is not None:
                 self.kept = self._earlier(path, expected, overwrite)
                 self.notes.append(f"note: results in {path} that stay: {len(self.kept)}")
@@ -67,11 +76,14 @@ class Results:
                 )
         self.written = len(self.kept)
         self._indices = list(self.kept)
-        self._stream: TextIO = sys.stdout
 
     def __enter__(self) -> Results:
         if self.path is not None:
+            if self._stream is sys.stdout and self.path.exists() and _is_file_with_text(self.path):
+                raise _in_use(self.path)
+            before = _locked(self.path) if self._stream is sys.stdout else self._stream
             self._stream = _rewrite(self.path, self.kept.values())
+            before.close()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,10 +91,10 @@ class Results:
         if self.path is None:
             return
         with _writing(self.path):
+            if self._indices != sorted(self._indices) and self.path.is_file():
+                rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
+                _rewrite(self.path, rows).close()
             self._stream.close()
-        if self._indices != sorted(self._indices) and self.path.is_file():
-            rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
-            _rewrite(self.path, rows).close()
 
     @property
     def done(self) -> frozenset[int]:
@@ -161,17 +173,47 @@ def _is_file_with_text(path: Path) -> bool:
 
 
 def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
-    """Replace a file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end."""
+    """Replace a locked file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end, locked."""
     with _writing(path):
         path = path.resolve()  # a link stays a link
         if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
             return path.open("w", encoding="utf-8")
         fresh = path.with_name(path.name + ".new")
-        with fresh.open("w", encoding="utf-8") as stream:
-            for row in rows:
-                stream.write(_line(row))
+        stream = fresh.open("w", encoding="utf-8")
+        for row in rows:
+            stream.write(_line(row))
+        stream.flush()
+        if fcntl is None:
+            stream.close()  # a file that is open cannot be replaced there
+            fresh.replace(path)
+            return path.open("a", encoding="utf-8")
+        _lock(stream, path)
         fresh.replace(path)
-        return path.open("a", encoding="utf-8")
+        return stream
+
+
+def _locked(path: Path) -> TextIO:
+    """Open a file, and lock it as long as it is open. A pipe or a device has no lock, and no file on systems without `flock`."""
+    with _writing(path):
+        if fcntl is None or (path.exists() and not path.is_file()):
+            return open(os.devnull, encoding="utf-8")
+        stream = path.open("a", encoding="utf-8")
+        _lock(stream, path)
+        if not os.path.samestat(os.fstat(stream.fileno()), path.stat()):  # replaced meanwhile
+            raise _in_use(path)
+        return stream
+
+
+def _lock(stream: TextIO, path: Path) -> None:
+    assert fcntl is not None
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path) from None
+
+
+def _in_use(path: Path) -> UsageError:
+    return UsageError(f"another process writes its results to {path}; wait for it, or choose another --output")
 
 
 @contextmanager

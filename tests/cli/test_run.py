@@ -256,6 +256,27 @@ def test_existing_results_are_not_replaced_unasked(lmc_cli, folder, what):
     assert [row["index"] for row in jsonl(folder / "out.jsonl")] == [0]
 
 
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_two_runs_do_not_write_one_file(lmc_cli, results, folder, flag):
+    """The second replaced the file under the first one: their items ran twice, and results of the first were in no file."""
+    before = results.read_text()
+    with Results(results, overwrite=True) as first:
+        code, _, err = lmc_cli(*ECHO, flag)
+        assert code == 2 and "another process writes its results to out.jsonl; wait for it, or choose another --output" in err
+        first.write({"index": 0})
+        assert lmc_cli(*ECHO, flag)[0] == 2
+    assert results.read_text() == '{"index": 0}\n'
+    results.write_text(before)
+    assert lmc_cli(*ECHO, flag)[0] == 0
+
+
+def test_a_run_that_began_beside_another_does_not_replace_its_results(folder):
+    first, second = Results(folder / "new.jsonl"), Results(folder / "new.jsonl")
+    with first, pytest.raises(UsageError, match="another process"):
+        second.__enter__()
+    assert (folder / "new.jsonl").read_text() == ""
+
+
 def test_an_output_that_is_a_folder_or_a_device(lmc_cli, folder):
     (folder / "out").mkdir()
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-o", "out", "-b", "mock")
