@@ -121,7 +121,7 @@ class SavedFile:
         if self.opt not in (0, 1) or not (self.outputs is None or all(type(name) is str for name in self.outputs)):
             raise ValueError("unknown options of the compiler")
         self.measured = read_measured(data["measured"])
-        self.graph: Graph = parse("\n".join(data["graph"]), path)
+        self.graph: Graph = parse("\n".join(data["graph"]), f"the graph in {path}")  # a file of its own: its lines are not those of this one
         verify(self.graph)
         self.function = SavedFunction(dict(data["program"]), path)
 

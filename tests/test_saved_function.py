@@ -104,6 +104,10 @@ def test_a_file_that_holds_something_else_is_refused_however_sound_its_checksum(
         _write(path, {**saved, part: {key: x for key, x in saved[part].items() if key != name}})
         with pytest.raises(lmc.ProgramError, match=f"does not hold a program: KeyError: '{name}'"):
             lmc.load(path)
+    _write(path, {**saved, "graph": ["graph x"]})
+    with pytest.raises(lmc.LmcError) as error:
+        lmc.load(path)
+    assert f"the graph in {path}:1: found 'x'" in str(error.value) and "lmc-program" not in str(error.value)  # which is line 1 of the file
     _write(path, {**saved, "program": {**saved["program"], "async": True}})
     with pytest.raises(lmc.ProgramError, match=r"was saved when .*:kept had another source"):
         lmc.load(path, backend=lmc.Mock())()

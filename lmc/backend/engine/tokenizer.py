@@ -15,7 +15,7 @@ from tokenizers import models
 
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
-from lmc.backend.engine.tokenizer_rules import cuts_of, is_legacy, parts_of, spec_of, without_prefix
+from lmc.backend.engine.tokenizer_rules import check_growth, cuts_of, is_legacy, parts_of, spec_of, without_prefix
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, merges_of
 from lmc.segments import Part, Special
@@ -60,6 +60,7 @@ class Tokenizer:
         limit: int | None = None,
     ) -> None:
         _check_ids(raw, limit)
+        check_growth(raw)
         raw.no_padding()
         raw.no_truncation()
         raw.encode_special_tokens = not parse_special

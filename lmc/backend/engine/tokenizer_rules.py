@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from lmc.errors import ModelLoadError
 from lmc.fsm.canonical import Cuts
 
 
@@ -42,6 +44,31 @@ def parts_of(part: Any, name: str) -> list[dict[str, Any]]:
     """Return the specifications of the components of a part of a tokenizer."""
     spec = {} if part is None else json.loads(part.__getstate__())
     return spec.get(name, [spec] if spec else [])
+
+
+_MOST_GROWTH = 4096
+
+
+def check_growth(raw: RawTokenizer) -> None:
+    """Raise ModelLoadError for rules that make texts far longer: forty that write `aa` for `a` make a terabyte of one letter."""
+    for name, part in (("normalizer", raw.normalizer), ("decoder", raw.decoder)):
+        if part is not None and (times := _growth(json.loads(part.__getstate__()))) > _MOST_GROWTH:
+            raise ModelLoadError(
+                f"its {name} may make a text {times:,} times as long; the file is damaged, or made to do damage: download it again from its source"
+            )
+
+
+def _growth(rule: dict[str, Any]) -> int:
+    """Return how many times as long a rule may make a text."""
+    for several in ("normalizers", "decoders"):
+        if several in rule:
+            return math.prod(map(_growth, rule[several]))
+    if rule["type"] == "Prepend":
+        return 1 + len(rule["prepend"])
+    if rule["type"] != "Replace":
+        return 1  # but for a constant factor
+    literal = rule["pattern"].get("String")
+    return 1 + len(rule["content"]) if literal is None else max(1, math.ceil(len(rule["content"]) / max(1, len(literal))))
 
 
 LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -213,6 +213,26 @@ def test_a_text_that_is_far_too_large_is_not_read(tmp_path, name):
         load(str(path))
 
 
+DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "times"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [DOUBLE] * 40}, "1,099,511,627,776"),
+        ("normalizer", {"type": "Prepend", "prepend": "x" * 10**6}, "1,000,001"),
+        ("normalizer", {"type": "Replace", "pattern": {"Regex": "a*"}, "content": "b" * 5000}, "5,001"),
+        ("decoder", {"type": "Sequence", "decoders": [DOUBLE] * 20}, "1,048,576"),
+    ],
+)
+def test_rules_of_a_tokenizer_that_make_texts_endless_are_refused(tmp_path, part, rule, times):
+    """Tokenizing the first letter took all memory."""
+    model = a_folder()
+    model.files["tokenizer.json"][part] = rule
+    with pytest.raises(ModelLoadError, match=rf"tokenizer\.json: its {part} may make a text {times} times as long"):
+        load(str(model.write(tmp_path)))
+
+
 def test_a_vocabulary_that_is_larger_than_the_model(tmp_path):
     model = a_folder()
     model.files["tokenizer.json"]["model"]["vocab"]["zz"] = 500
