@@ -18,6 +18,7 @@ from typing import Any, cast, get_type_hints
 from lmc.constraints import schema_of_type
 from lmc.errors import ArgumentError, ParameterError
 from lmc.json_data import loads
+from lmc.signatures import signature_of
 
 Call = Mapping[str, Any]
 """`{"id": …, "name": …, "arguments": {…}}`; arguments that are not a JSON object stay the text that the model wrote."""
@@ -83,7 +84,7 @@ def _function(fn: Any) -> dict[str, Any]:
         raise ParameterError(f"gen(tools=…): a model cannot call a function named {name}; give it a name")
     parameters, required = dict[str, Any](), list[str]()
     hints = _hints(fn)
-    for p in inspect.signature(fn).parameters.values():
+    for p in signature_of(fn).parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise ParameterError(f"gen(tools=…): {name}({p}): a model gives arguments by name; write them out")
         parameters[p.name] = schema_of_type(hints[p.name]) if p.name in hints else {}

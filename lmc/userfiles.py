@@ -22,6 +22,7 @@ from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 from lmc import json_data, named
 from lmc.declared import WRITTEN, Build, builders, problem
 from lmc.errors import LmcError, Loc
+from lmc.signatures import signature_of
 
 Item = dict[str, Any]
 
@@ -112,7 +113,7 @@ def parameters(program: Any) -> dict[str, inspect.Parameter]:
     try:
         signature = program.signature if _is_saved(program) else inspect.signature(program.func, eval_str=True)
     except NameError:  # annotation resolvable only by a type checker
-        signature = inspect.signature(program.func)
+        signature = signature_of(program.func)
     return {p.name: p for p in list(signature.parameters.values())[1:]}
 
 

@@ -11,7 +11,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, check_supported
@@ -26,6 +25,7 @@ from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
 from lmc.segments import Gen, Given, Image, Part, Segment, Select, Special, Text
+from lmc.signatures import signature_of
 from lmc.tracebacks import warn
 
 CAPABILITIES = Capabilities(
@@ -119,7 +119,7 @@ class Mock:
         self.answers_in_order = any(isinstance(script, list | tuple) for script in scripts)
         """Whether an answer may depend on how many were requested before it."""
         self._latency: Callable[..., float] = latency if callable(latency) else lambda _: latency
-        self._by_prompt = callable(latency) and sum(p.default is p.empty for p in signature(latency).parameters.values()) == 2
+        self._by_prompt = callable(latency) and sum(p.default is p.empty for p in signature_of(latency).parameters.values()) == 2
         self._instant = latency == 0
         self._fault = fault
         self._calls = itertools.count()

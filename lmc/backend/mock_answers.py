@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from hashlib import blake2b
-from inspect import signature
 from typing import Any, NamedTuple
 
 from lmc import json_data
@@ -20,6 +19,7 @@ from lmc.backend.results import Output
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, BackendError, LmcError, shown
 from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select
+from lmc.signatures import signature_of
 from lmc.tools import Call, call_of
 
 Ask = Gen | Select
@@ -349,7 +349,7 @@ def _in_order(what: str, answers: Sequence[Any]) -> Script:
 def _called(answer: Callable[..., Any]) -> Script:
     """Return a function of the prompt's text and the request, and of its pictures if it takes a third argument."""
     try:
-        positional = [p for p in signature(answer).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+        positional = [p for p in signature_of(answer).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
     except ValueError:  # a function of C
         positional = []
     if len(positional) == 3:

@@ -46,6 +46,7 @@ from lmc.frontend.typed import Call, P, R, S, awaits_state, gives_state
 from lmc.observing import observer
 from lmc.parameters import suggestion
 from lmc.prompt import Prompt
+from lmc.signatures import signature_of
 from lmc.tracebacks import note_item, users_frames, warn
 from lmc.waiting import running
 
@@ -98,7 +99,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self.name: str = getattr(func, "__name__", type(func).__name__)
         code = getattr(func, "__code__", None)
         self.loc = Loc(code.co_filename, code.co_firstlineno) if code is not None else None
-        signature = inspect.signature(func)
+        signature = signature_of(func)
         parameters = list(signature.parameters.values())
         if not parameters or parameters[0].kind not in (
             parameters[0].POSITIONAL_ONLY,

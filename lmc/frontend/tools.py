@@ -12,6 +12,7 @@ from lmc.errors import ArgumentError, LmcError, ToolError
 from lmc.frontend.expressions import Expr, Lit, RoleBegin, RoleEnd, Seq, as_expr, caller_loc
 from lmc.frontend.host import host, pure
 from lmc.frontend.values import Symbolic
+from lmc.signatures import signature_of
 from lmc.tools import call_line
 
 
@@ -68,7 +69,7 @@ def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Ma
     if not isinstance(arguments, Mapping):
         raise ToolError(f"the arguments of {name} are not a JSON object, but {'text: ' if isinstance(arguments, str) else ''}{arguments!r}")
     try:
-        inspect.signature(known[name]).bind(**arguments)
+        signature_of(known[name]).bind(**arguments)
     except TypeError as error:
         raise ToolError(f"{name}: {error}") from None
     return known[name], cast("Mapping[str, Any]", arguments)

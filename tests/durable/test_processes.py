@@ -159,7 +159,8 @@ def test_a_call_that_gives_no_data_warns_and_is_not_repeated(program: Any, what:
     file = tmp_path / "calls"
     with calls(file, 3), pytest.warns(JournalWarning) as told:
         assert program.run(file=str(file), backend=lmc.Mock(), journal=tmp_path / "j").ret_value == result
-    assert what in str(told[0].message) and at in linecache.getline(told[0].filename, told[0].lineno)
+    first = next(w for w in told if w.category is JournalWarning)  # from Python 3.12 on, os.fork() warns of threads, too
+    assert what in str(first.message) and at in linecache.getline(first.filename, first.lineno)
     with calls(file), pytest.raises(JournalError, match=re.escape(what) + ".* in a function marked @lmc.host"):
         program.run(file=str(file), backend=lmc.Mock(), journal=tmp_path / "j")
 

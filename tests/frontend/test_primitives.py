@@ -114,7 +114,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stop_regex": ["a" * 128_000, "(" * 128_001]}, ConstraintError, "has 256,001 characters, and at most 256,000 are allowed"),
     ({"regex": 3}, ArgumentError, "must be the text"),
     ({"json_schema": "{"}, ConstraintError, "not valid JSON"),
-    ({"json_schema": functools.reduce(lambda inner, _: {"items": inner}, range(5000), {})}, ConstraintError, "nested too deep"),
+    ({"json_schema": functools.reduce(lambda inner, _: {"items": inner}, range(200_000), {})}, ConstraintError, "nested too deep"),
     ({"max_tokens": -1}, ParameterError, "max_tokens=-1: must be at least 0"),
     ({"max_tokens": "8"}, ArgumentError, "max_tokens='8': must be a whole number"),
     ({"max_tokens": True}, ArgumentError, "whole number"),

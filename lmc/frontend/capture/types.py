@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, is_typeddict
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, is_quiet
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.host import HostFunction
+from lmc.signatures import annotations_of
 
 _LIBRARY = ("builtins", "datetime", "decimal", "uuid", "typing")
 _HOOKS = ("__get_pydantic_json_schema__", "__get_pydantic_core_schema__", "model_json_schema", "model_rebuild")
@@ -68,5 +69,5 @@ def _is_record(cls: type, above: tuple[Any, ...]) -> bool:
 def _are_inert(annotated: Any, above: tuple[Any, ...]) -> bool:
     """Return whether all annotations of a class or a function are inert."""
     holders = annotated.__mro__[:-1] if isinstance(annotated, type) else (annotated,)
-    said = [hint for holder in holders for hint in getattr(holder, "__annotations__", {}).values()]
+    said = [hint for holder in holders for hint in annotations_of(holder).values()]
     return all(_BUILTIN.fullmatch(hint) if isinstance(hint, str) else is_inert(hint, above) for hint in said)
