@@ -118,6 +118,11 @@ class DraftBudget:
         elif len(going_on) < len(more):
             self._since = {req: self._since[req] for req in decoding}
 
+    @property
+    def gained(self) -> float:
+        """Return what is left of what drafts have gained, without what they may cost at first."""
+        return self.left - _AT_FIRST
+
     def ahead(self, req: Request) -> int:
         """Return the tokens of drafts that an answer got since the last one began."""
         return req.accepted - self._since.get(req, req.accepted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy as np
 from lmc.backend.engine.token_ids import PICTURE
 
 REPLACED = "replaced"  # as a source: an occurrence behind one token of it that another has replaced
+RESUMED = "resumed"  # one that goes on a little further than it was left
+PLACES, _NEAR = 4, 32  # where copies were left last, and tokens behind each among which one may be resumed (measured)
 LEAST, LONGEST = 2, 16  # tokens that an occurrence has at least, and up to which a longer one counts for more
 
 
@@ -53,6 +57,16 @@ def occurrence(text: np.ndarray, end: np.ndarray, source: str) -> Match | None:
         while length < min(most, last + 1) and text[last - length] == end[-1 - length]:
             length += 1
     return Match(text, last + 1, length, source, text is end) if length >= LEAST else None
+
+
+def resumed(left: Sequence[Match], token: int) -> Match | None:
+    """Return the text behind the place nearest to where a copy was left that has the token, as in the next cell of a table; None if none has it."""
+    found: list[tuple[int, Match]] = []
+    for match in left:
+        (behind,) = (match.next(_NEAR) == token).nonzero()
+        if len(behind) and (at := match.at + int(behind[0]) + 1) < len(match.text):
+            found.append((int(behind[0]), Match(match.text, at, 1, RESUMED, match.repeats)))
+    return min(found, key=itemgetter(0))[1] if found else None
 
 
 class ModelGuess(NamedTuple):

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from lmc.backend.engine.draft_costs import Costs, DraftBudget
-from lmc.backend.engine.draft_sources import LONGEST, Match, ModelGuess, occurrence
+from lmc.backend.engine.draft_sources import LEAST, LONGEST, PLACES, REPLACED, RESUMED, Match, ModelGuess, occurrence, resumed
 from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
 
@@ -54,6 +54,7 @@ _SEAM = -1  # between two answers
 
 _BUCKETS = (0, 0, 0, 1, 2, 2, 3, 3, 3, *[4] * 8, 5)  # of lengths
 _PRIOR = (0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
+_GUESSED = (0.15, 0.25, 0.35, *_PRIOR[3:])  # behind what is no occurrence of several tokens
 _SELDOM = (0.1,) * len(_PRIOR)  # that an occurrence is found after a token, and right
 _WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
 _MEMORY = 0.98  # decay of a token's weight per later token
@@ -157,13 +158,14 @@ class Guesses(Protocol):
 
 
 class _Offer(NamedTuple):
-    """So many tokens that an answer may have as a draft, behind `before` others that come first; expected: all of these, as far as they are known, of an
-    occurrence; None: the smaller model guesses."""
+    """So many tokens that an answer may have as a draft, behind `before` others that come first; expected: all of these, as far as they are known, of the
+    occurrence at `place`, which may not be found yet; None: the smaller model guesses."""
 
     request: Request
     tokens: int
     before: int
     expected: Sequence[int] | None = None
+    place: Match | None = None
 
 
 class Drafts:
@@ -206,17 +208,21 @@ class Drafts:
         awaited = (req.vain, int(ids[start - 1])) if not req.idle and start == end - 1 else None
         replaced = None
         if req.match is not None and start < end:
-            replaced = self._go_along(req, req.match, ids, start)
+            req.match, replaced = self._go_along(req, req.match, ids, start)
+        elif req.nearby is not None and start < end:
+            req.nearby, replaced = self._go_along(req, req.nearby, ids, start)
         req.followed = end
         if req.match is None:
             req.match, req.found_after = self._find(req, ids), awaited
             if req.match is None:
                 self._learn_found(req, False)
-                req.match = replaced
+                req.nearby = req.nearby or resumed(req.left, int(ids[-1])) or replaced
+        if req.match is not None:
+            req.nearby = None
 
-    def _go_along(self, req: Request, match: Match, ids: np.ndarray, start: int) -> Match | None:
-        """Follow its occurrence along the new tokens, `ids[start:]`, as far as it is right, and learn how far that was. Return where the text goes on
-        if only the last token was wrong, and stands in place of the expected one."""
+    def _go_along(self, req: Request, match: Match, ids: np.ndarray, start: int) -> tuple[Match | None, Match | None]:
+        """Follow its occurrence along the new tokens, `ids[start:]`, as far as it is right, and learn how far that was. Return where it goes on, if all are,
+        and where it does if only the last token was wrong, and stands in place of the expected one."""
         if match.repeats:
             match = match._replace(text=ids)  # it has grown
         drawn = ids[start:].tolist()
@@ -226,8 +232,12 @@ class Drafts:
         missed = right < len(drawn) and not ended
         self._unlearned.append((self._own_odds(req, match.source), self._of_all(match.source), match.length, expected, right, missed))
         self._learn_found(req, right > 0)
-        req.match = match._replace(at=match.at + right, length=match.length + right) if right == len(drawn) and not ended else None
-        return match.behind_replaced(right) if missed and right == len(drawn) - 1 else None
+        along = match._replace(at=match.at + right, length=match.length + right)
+        if not missed:
+            return None if ended else along, None
+        if along.length >= LEAST:
+            req.left = along, *req.left[: PLACES - 1]
+        return None, match.behind_replaced(right) if right == len(drawn) - 1 else None
 
     def learn(self) -> None:
         """Learn how far drafts were right: beside the device, which waits while `follow` reads what was drawn."""
@@ -283,7 +293,7 @@ class Drafts:
 
     def ended(self, req: Request) -> None:
         """Add a complete answer: others to the same gen may continue like it."""
-        req.match = req.guess_of = None
+        req.match, req.nearby, req.guess_of, req.left = None, None, None, ()
         if self._most and (key := _key(req)) is not None and req.length > req.prompt_len:
             site = self._sites.pop(key, None) or _GenStatistics()
             site.keep(req.ids[req.prompt_len : req.length])
@@ -312,7 +322,7 @@ class Drafts:
     def _of_all(self, source: str) -> Odds:
         """Return the odds of all gens."""
         if (odds := self._every.get(source)) is None:
-            odds = self._every[source] = Odds(_SELDOM if source == _FOUND else _PRIOR)
+            odds = self._every[source] = Odds({_FOUND: _SELDOM, REPLACED: _GUESSED, RESUMED: _GUESSED}.get(source, _PRIOR))
         return odds
 
     def _own_odds(self, req: Request, source: str) -> Odds | None:
@@ -345,14 +355,18 @@ class Drafts:
         for req in decoding:
             if req.awaited or req.followed != req.length:
                 continue
-            draft = None if req.match is None else req.match.next(min(self._longest(req.match), _room(req)))
-            if draft is not None and len(draft) and not self._guesses_better(req):
+            place = self._place(req, len(decoding))
+            draft = None if place is None else place.next(min(self._longest(place), _room(req)))
+            if draft is not None and len(draft) and not self._guesses_better(req, place):
                 found[req] = draft
             elif self._guessable(req):
                 found[req] = None
         if not found:
             return {}
-        offers = [_Offer(req, self._guessable(req), 0) if draft is None else _Offer(req, len(draft), 0, draft.tolist()) for req, draft in found.items()]
+        offers = [
+            _Offer(req, self._guessable(req), 0) if draft is None else _Offer(req, len(draft), 0, draft.tolist(), self._place(req, len(decoding)))
+            for req, draft in found.items()
+        ]
         drafts: dict[Request, np.ndarray] = {}
         wanted: dict[Request, int] = {}
         for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers, rows=rows), strict=True):
@@ -373,7 +387,7 @@ class Drafts:
     def foresee(self, req: Request, draft: Sequence[int], rows: int) -> tuple[list[int], np.ndarray] | None:
         """Return the tokens that the pass in flight is expected to give a lone answer, all of the draft in it and one more, and the next draft, of at most
         so many rows; None if that is unlikely."""
-        match, right = req.match, len(draft) + 1
+        match, right = self._place(req, 1), len(draft) + 1
         if match is None or self.model is not None or not self._most:
             return None
         behind = match._replace(at=match.at + right, length=match.length + right)
@@ -388,9 +402,18 @@ class Drafts:
             if (sure := chances[right - 1]) < _LIKELY:
                 return None
             (n,) = self.costs.worth(1, [[chance / sure for chance in chances[right:]]])
-            while n and self.costs.of([n], [False]) > self._budget.left:
+            while n and self.costs.of([n], [False]) > self._left(match):
                 n -= 1
         return (legal[:right].tolist(), legal[right : right + n]) if n else None
+
+    def _place(self, req: Request, answers: int) -> Match | None:
+        """Return where an answer's draft comes from: others that run beside it would wait for one that is less sure than an occurrence."""
+        affords = self.setting != "auto" or self._budget.gained > 0
+        return req.match or (req.nearby if answers == 1 and affords else None)
+
+    def _left(self, *places: Match | None) -> float:
+        """Return what drafts of these places may cost: those that are less sure than occurrences, no more than drafts have gained."""
+        return self._budget.gained if any(place is not None and place.source in (REPLACED, RESUMED) for place in places) else self._budget.left
 
     def expect(self, drafts: dict[Request, np.ndarray]) -> None:
         """Propose these drafts for the next pass, which has begun."""
@@ -401,11 +424,11 @@ class Drafts:
         most = _FIRST_TOKENS if self.setting == "auto" else self._most
         return 0 if self.model is None else max(0, min(most, _room(req), self.model.room(req)))
 
-    def _guesses_better(self, req: Request) -> bool:
+    def _guesses_better(self, req: Request, match: Match | None) -> bool:
         """Return whether the smaller model is more likely to be right than the occurrence found."""
-        if req.match is None or not self._guessable(req):
+        if match is None or not self._guessable(req):
             return False
-        return self._odds(req, _MODEL).chances(_GUESS, 1)[0] > self._odds(req, req.match.source).chances(req.match.length, 1)[0]
+        return self._odds(req, _MODEL).chances(_GUESS, 1)[0] > self._odds(req, match.source).chances(match.length, 1)[0]
 
     def _guessed(self, wanted: Mapping[Request, int], answers: int) -> dict[Request, np.ndarray]:
         assert self.model is not None
@@ -426,9 +449,10 @@ class Drafts:
             return False
         offers: list[_Offer] = []
         for req in requests:
-            if req.match is not None and not self._guesses_better(req):
-                n = min(self._longest(req.match), _room(req))
-                offers.append(_Offer(req, n, 1, req.match.next(n + 1).tolist()))
+            place = self._place(req, len(requests))
+            if place is not None and not self._guesses_better(req, place):
+                n = min(self._longest(place), _room(req))
+                offers.append(_Offer(req, n, 1, place.next(n + 1).tolist(), place))
             elif n := self._guessable(req):
                 offers.append(_Offer(req, n, 1))
             elif self.setting == "auto" and not req.idle:  # one may be found: without the wait, a pass later
@@ -444,14 +468,14 @@ class Drafts:
         if self.setting != "auto":
             return [offer.tokens for offer in offers]
         chances: list[list[float]] = []
-        for req, n, before, expected in offers:
+        for req, n, before, expected, place in offers:
             if expected is None:
                 chances.append(list(accumulate(self._odds(req, _MODEL).chances(_GUESS, 1) * (n + before), mul))[before:])
                 continue
-            if req.match is None:
+            if place is None:
                 chances.append([self._chance_of_another(req)])
                 continue
-            right = self._odds(req, req.match.source).chances(req.match.length, n + before, expected)
+            right = self._odds(req, place.source).chances(place.length, n + before, expected)
             if before:
                 right[before] += (1 - right[0]) * self._chance_of_another(req)
             chances.append(right[before:])
@@ -462,7 +486,8 @@ class Drafts:
             if self._unasked % _AGAIN == 0:
                 counts = [min(offer.tokens, 1) if offer.expected is None else count for count, offer in zip(counts, offers, strict=True)]
         ahead = [self._budget.ahead(offer.request) for offer in offers]
-        while any(counts) and wait + self.costs.of(counts, guessed) > self._budget.left:
+        left = self._left(*(offer.place for offer in offers))
+        while any(counts) and wait + self.costs.of(counts, guessed) > left:
             first = max((i for i, n in enumerate(counts) if n), key=lambda i: ahead[i] + counts[i])
             counts[first] -= 1
         return counts

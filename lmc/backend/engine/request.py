@@ -163,6 +163,8 @@ class Request:
     awaited: bool = False  # its last token is being sampled: a place is kept for it
     draft: int = 0  # slots behind `device_len` that hold a draft (drafts.py)
     match: Match | None = None  # where its text occurred before,
+    nearby: Match | None = None  # or may go on like another,
+    left: tuple[Match, ...] = ()  # where it went on otherwise than these did,
     guess_of: ModelGuess | None = None  # what a smaller model expects it to have,
     followed: int = 0  # of so many tokens
     found_after: tuple[int, int] | None = None  # found after so many tokens without, and this one, and not verified yet,
