@@ -29,10 +29,9 @@ from lmc.frontend.interpreter import Function
 from lmc.frontend.options import NO_OPTIONS, Options
 from lmc.frontend.state import State, StateGroup
 
-_LATER = frozenset({Stored, Scoped, GatheredAnswers})
-"""Variables of a state that are no answer of its own."""
 DEEPEST = 40
 """Most nested calls of functions of the program."""
+_LATER = frozenset({Stored, Scoped, GatheredAnswers})  # variables of a state that are no answer of its own
 
 
 def call(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:

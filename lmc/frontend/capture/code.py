@@ -147,7 +147,10 @@ class Frame:
 
     def holder(self, name: str) -> Frame | None:
         """Return the innermost of these frames in which a name is bound."""
-        return next((frame for frame in self.around() if name in frame.vars), None)
+        frame: Frame | None = self
+        while frame is not None and name not in frame.vars:
+            frame = frame.outer
+        return frame
 
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
