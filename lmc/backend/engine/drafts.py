@@ -16,6 +16,8 @@ occurrence, and for each token that was expected, also while nothing is drafted:
 end where copies of this gen end, as at a line break.
 A device that runs ahead would begin the next pass before an occurrence is found, and use it a pass later: so how often one is found, and right,
 after a token that had none is counted alike, and the pass is waited for where that pays.
+Where none is found, a lone answer may go on near where it left an occurrence, or as if a token of it had been replaced: less surely, so that these cost no
+more than drafts have gained.
 Where there is a smaller model (draft_model.py), it guesses what no occurrence is likely to tell; how often it is right is known only while it
 is asked, so one that did not pay is asked again now and then.
 """
@@ -32,7 +34,8 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from lmc.backend.engine.draft_costs import Costs, DraftBudget
-from lmc.backend.engine.draft_sources import LEAST, LONGEST, PLACES, REPLACED, RESUMED, Match, ModelGuess, occurrence, resumed
+from lmc.backend.engine.draft_odds import GUESSED, PRIOR, SELDOM, Odds
+from lmc.backend.engine.draft_sources import LEAST, PLACES, REPLACED, RESUMED, Match, ModelGuess, occurrence, resumed
 from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
 
@@ -47,75 +50,6 @@ _LIMIT = 64  # most tokens that may be set
 _SITE = 1 << 14  # tokens kept of the answers to one gen
 _SITES = 256  # gens with kept answers, the most recently answered
 _SEAM = -1  # between two answers
-
-
-# -- past accuracy ------------------------------------------------------------------------------------------
-
-
-_BUCKETS = (0, 0, 0, 1, 2, 2, 3, 3, 3, *[4] * 8, 5)  # of lengths
-_PRIOR = (0.35, 0.45, 0.55, 0.7, 0.8, 0.9)
-_GUESSED = (0.15, 0.25, 0.35, *_PRIOR[3:])  # behind what is no occurrence of several tokens
-_SELDOM = (0.1,) * len(_PRIOR)  # that an occurrence is found after a token, and right
-_WEIGHT = 4.0  # weight, in tokens, of the statistics of all gens for a new one
-_MEMORY = 0.98  # decay of a token's weight per later token
-_TOKENS = 512  # the most tokens with odds of their own
-_UNKNOWN = 0.0, 0.0  # hits and tries of others
-
-
-class Odds:
-    """Frequency with which the token after an occurrence was the next one, by the length of the occurrence, and by the
-    token. In Python's own numbers: they are learned while the device waits, and numpy takes a microsecond for each."""
-
-    def __init__(self, prior: Odds | Sequence[float] = _PRIOR) -> None:
-        self._prior = prior
-        self._hits, self._tries = [0.0] * len(_PRIOR), [0.0] * len(_PRIOR)
-        self._tokens: dict[int, tuple[float, float]] = {}  # hits and tries of the tokens expected last
-
-    def learn(self, length: int, hit: bool) -> None:
-        b = _BUCKETS[min(length, LONGEST + 1)]
-        self._hits[b] = self._hits[b] * _MEMORY + hit
-        self._tries[b] = self._tries[b] * _MEMORY + 1
-
-    def learn_run(self, length: int, right: int, missed: bool) -> None:
-        """Learn that so many tokens in a row were right, and, if `missed`, that the one after them was not."""
-        at, end = length, length + right
-        while at < end:
-            n = 1 if at <= LONGEST else end - at  # all longer ones are alike
-            b, kept = _BUCKETS[min(at, LONGEST + 1)], _MEMORY**n
-            more = (1 - kept) / (1 - _MEMORY)
-            self._hits[b], self._tries[b], at = self._hits[b] * kept + more, self._tries[b] * kept + more, at + n
-        if missed:
-            self.learn(end, False)
-
-    def learn_token(self, token: int, hit: bool) -> None:
-        hits, tries = self._tokens.pop(token, _UNKNOWN)
-        self._tokens[token] = hits * _MEMORY + hit, tries * _MEMORY + 1
-        if len(self._tokens) > _TOKENS:
-            del self._tokens[next(iter(self._tokens))]
-
-    def learn_tokens(self, tokens: Sequence[int]) -> None:
-        """Learn that these were right."""
-        known = self._tokens
-        for token in tokens:
-            hits, tries = known.pop(token, _UNKNOWN)
-            known[token] = hits * _MEMORY + 1, tries * _MEMORY + 1
-        while len(known) > _TOKENS:
-            del known[next(iter(known))]
-
-    def rates(self) -> list[float]:
-        prior = self._prior.rates() if isinstance(self._prior, Odds) else self._prior
-        return [(hits + _WEIGHT * p) / (tries + _WEIGHT) for hits, tries, p in zip(self._hits, self._tries, prior, strict=True)]
-
-    def chances(self, length: int, n: int, expected: Sequence[int] = ()) -> list[float]:
-        """Return `n` probabilities that the first, the first two, … tokens after an occurrence are the next ones.
-        expected: these, as far as they are known."""
-        every = self.rates()
-        rates = [every[b] for b in _BUCKETS[length : length + n]]
-        rates += [every[-1]] * (n - len(rates))
-        for i, counted in enumerate(map(self._tokens.get, expected)):
-            if counted is not None:
-                rates[i] = (counted[0] + rates[i]) / (counted[1] + 1)
-        return list(accumulate(rates, mul))
 
 
 @dataclass(slots=True)
@@ -322,7 +256,7 @@ class Drafts:
     def _of_all(self, source: str) -> Odds:
         """Return the odds of all gens."""
         if (odds := self._every.get(source)) is None:
-            odds = self._every[source] = Odds({_FOUND: _SELDOM, REPLACED: _GUESSED, RESUMED: _GUESSED}.get(source, _PRIOR))
+            odds = self._every[source] = Odds({_FOUND: SELDOM, REPLACED: GUESSED, RESUMED: GUESSED}.get(source, PRIOR))
         return odds
 
     def _own_odds(self, req: Request, source: str) -> Odds | None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from lmc.backend.base import Hints
+from lmc.backend.engine import draft_odds
 from lmc.backend.engine import drafts as drafting
 from lmc.backend.engine.draft_costs import Costs, DraftBudget
-from lmc.backend.engine.draft_sources import resumed
-from lmc.backend.engine.drafts import Odds, occurrence
+from lmc.backend.engine.draft_odds import Odds
+from lmc.backend.engine.draft_sources import occurrence, resumed
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN
 from lmc.errors import BackendError, Loc, ParameterError
@@ -237,7 +238,7 @@ def test_what_is_less_sure_than_an_occurrence_costs_no_more_than_was_gained(left
         engine, core = stepped(1024, drafts="auto")
         costs = core.scheduler.drafts.costs
         costs.learn, costs.row = lambda *_: None, 0.001
-        monkeypatch.setattr(drafting, "_GUESSED", (0.5,) * 6)
+        monkeypatch.setattr(drafting, "GUESSED", (0.5,) * 6)
         copied(core, f"{text}{'.' * 40}\n{text[:3]}", answer[3:])
         handle = engine.submit(None, [Text((f"{text}{'.' * 40}\n{text[:3]}",)), gen(60)])
         drain(core)
@@ -468,7 +469,7 @@ def test_a_token_that_was_expected_in_vain_ends_a_draft(monkeypatch):
     for _ in range(60):
         odds.learn_token(7, True)
     assert odds.chances(20, 1, [7])[0] > 0.8, "what changes is learned"
-    monkeypatch.setattr(drafting, "_TOKENS", 3)
+    monkeypatch.setattr(draft_odds, "_TOKENS", 3)
     for token in (1, 2, 7, 3, 4):
         odds.learn_token(token, True)
     assert list(odds._tokens) == [7, 3, 4]
