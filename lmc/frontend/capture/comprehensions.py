@@ -43,15 +43,11 @@ class Comprehended:
 
     def elements(self, frame: Frame, k: int = 0) -> Iterator[Any]:
         """Yield the elements that its loops from the `k`th one on make."""
-        iterable, bind, tests, whole = self.loops[k]
-        is_plain = not tests and k + 1 == len(self.loops)
+        iterable, bind, _, whole = self.loops[k]
         try:
             for item in op.iterate(frame.ev, iterable(frame)):
                 bind(frame, item)
-                if is_plain:
-                    yield self.element(frame)
-                else:
-                    yield from self._turn(frame, k, 0)
+                yield from self._turn(frame, k, 0)
         except Undecided as undecided:
             self._goes_on(frame, Unknown(undecided.deps), whole)
 

@@ -14,7 +14,7 @@ from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Sco
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, effects
 from lmc.frontend.capture.table import QUICK, QUICK_METHODS, are_small
-from lmc.frontend.capture.unknown import MISSING, NOTHING, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join, raised
 
 Bind = Callable[[Frame, Any], None]
 
@@ -39,12 +39,7 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
         return local
     if kind == "outer":
         return lambda frame: frame.outer_value(name)
-
-    def of_module(frame: Frame) -> Any:
-        found = frame.ev.globals.get((id(frame.module), name), MISSING)
-        return frame.ev.global_value(frame.module, name) if found is MISSING else found
-
-    return of_module
+    return lambda frame: frame.ev.global_value(frame.module, name)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -338,13 +333,7 @@ def target(node: ast.expr, scope: Scope) -> Bind:
 
 
 def bind_name(name: str, kind: str) -> Bind:
-    def bind(frame: Frame, x: Any) -> None:
-        if kind == "local" and frame.live is None:
-            frame.vars[name] = x
-        else:
-            frame.store(name, x, kind)
-
-    return bind
+    return lambda frame, x: frame.store(name, x, kind)
 
 
 def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
