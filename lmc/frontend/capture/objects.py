@@ -61,7 +61,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     found = class_attribute(ev, x.cls, name)
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
-    if ev.is_lost(x) and type(found) not in _METHOD_KINDS:  # it may have been set
+    if ev.is_lost(x) and type(found) not in _METHOD_KINDS and not isinstance(found, Function):  # it may have been set
         return Unknown(ev.lost[id(x)])
     if found is not MISSING:
         return _bound(ev, found, x, x.cls)

@@ -234,7 +234,7 @@ def truth(ev: Evaluator, x: Any) -> Any:
         return bool(x)
     if isinstance(x, Unknown):
         return x
-    if ev.is_lost(x) or x is NotImplemented:  # which warns
+    if (ev.is_lost(x) and type(x) is not Object) or x is NotImplemented:  # which warns
         return Unknown(ev.lost.get(id(x)))
     try:
         return native(bool, x)

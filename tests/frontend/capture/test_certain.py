@@ -103,6 +103,10 @@ class Tally:
 
     __len__ = lambda self: self.seen.append("len") or 1
 
+    @lmc.function
+    def asks(self, s, q):
+        s += q + lmc.gen("a", max_tokens=4)
+
 
 @lmc.function
 def adds_to_an_object(s):
@@ -116,6 +120,11 @@ def adds_to_an_object(s):
 
 
 @lmc.function
+def asks_alone(s, q="alone"):
+    s += q + lmc.gen("a", max_tokens=4)
+
+
+@lmc.function
 def reads_what_unknown_code_has_set(s):
     tally = Tally([])
     ask(s, "first")
@@ -124,6 +133,8 @@ def reads_what_unknown_code_has_set(s):
         ask(s, tally.name)
     except AttributeError:
         ask(s, "none")
+    tally.asks("method")
+    asks_alone()
 
 
 # -- comprehensions
