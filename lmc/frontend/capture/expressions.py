@@ -95,18 +95,10 @@ def _binary(node: ast.BinOp, scope: Scope) -> Eval:
 
 
 def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
-    operand = expression(node.operand, scope)
-    if isinstance(node.op, ast.Not):
-
-        def negate(frame: Frame) -> Any:
-            x = op.truth(frame.ev, operand(frame))
-            return frame.ev.operation("not", (x,), x.deps) if isinstance(x, Unknown) else not x
-
-        return negate
-    name, fn = op.OPERATORS[type(node.op)]
+    operand, (name, fn) = expression(node.operand, scope), op.OPERATORS[type(node.op)]
 
     def run(frame: Frame) -> Any:
-        x = operand(frame)
+        x = operand(frame) if name != "not" else op.truth(frame.ev, operand(frame))
         return Unknown(None) if name == "invert" and type(x) is bool else op.apply(frame.ev, name, fn, x)  # which warns
 
     return run

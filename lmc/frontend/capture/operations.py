@@ -122,7 +122,7 @@ _NAMES = (
 )
 OPERATORS: Mapping[type[ast.AST], tuple[str, Callable[..., Any]]] = {
     **{getattr(ast, kind): (name, getattr(operator, f"__{name}__")) for kind, _, name in (each.partition(":") for each in _NAMES.split())},
-    ast.Is: ("is", operator.is_), ast.IsNot: ("is not", operator.is_not), ast.In: ("in", _in), ast.NotIn: ("not in", _in),
+    ast.Not: ("not", operator.not_), ast.Is: ("is", operator.is_), ast.IsNot: ("is not", operator.is_not), ast.In: ("in", _in), ast.NotIn: ("not in", _in),
 }  # fmt: skip
 
 

@@ -334,17 +334,17 @@ def _class(node: ast.ClassDef, scope: Scope) -> Eval:
 
 
 def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
-    found: list[tuple[Bind, str, str | None]] = []
+    """Compile an import of modules that are imported already: to import one here would run its code."""
+    module = (node.module or "" if not node.level else "") if isinstance(node, ast.ImportFrom) else None
+    found: list[tuple[Bind, str]] = []
     for alias in node.names:
         name = alias.asname or alias.name.split(".")[0]
-        from_module = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
-        module, part = (from_module, alias.name) if isinstance(node, ast.ImportFrom) else (alias.name if alias.asname else name, None)
-        found.append((bind_name(scope.mangled(name), scope.kind(name)), module, part))
+        found.append((bind_name(scope.mangled(name), scope.kind(name)), name if module is None and not alias.asname else alias.name))
 
     def run(frame: Frame) -> None:
-        for bind, module, part in found:
-            held = sys.modules.get(module, Unknown(None))  # importing it here would run its code
-            bind(frame, held if part is None else frame.ev.attribute(held, part))
+        for bind, name in found:
+            held = sys.modules.get(name if module is None else module, Unknown(None))
+            bind(frame, held if module is None else frame.ev.attribute(held, name))
 
     return run
 
