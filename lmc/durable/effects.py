@@ -191,7 +191,7 @@ def _called_by_attrs(cls: type) -> Iterator[Any]:
 
 def _attrs_calls_only(fn: Any, cls: type) -> bool:
     """Return whether a function that attrs calls computes, and nothing else."""
-    made = fn is None or fn in OWN_DATA or type(fn).__module__.startswith("attr.")
+    made = fn is None or fn in OWN_DATA or str(type(fn).__module__).startswith("attr.")
     return made or (isinstance(fn, types.FunctionType) and ComputingSearch(computes, cls).only_computes(fn))
 
 

@@ -24,7 +24,7 @@ _LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")
 def is_language(x: object) -> bool:
     """Return whether an object belongs to the language: a state, a group of forks, an expression, a program."""
     cls = x if isinstance(x, type) else type(x)
-    return cls.__module__.startswith(_LANGUAGE) and cls.__module__ != HostFunction.__module__
+    return str(cls.__module__).startswith(_LANGUAGE) and cls.__module__ != HostFunction.__module__
 
 
 def is_of_lmc(x: object) -> bool:

@@ -45,7 +45,7 @@ LARGEST = 20_000
 
 def is_quiet(kind: type) -> bool:
     """Return whether a type may be compared and inspected: its metaclass is no user's."""
-    return type(kind) is type or type(kind).__module__.partition(".")[0] in _OF_METACLASSES
+    return type(kind) is type or str(type(kind).__module__).partition(".")[0] in _OF_METACLASSES
 
 
 _OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
@@ -184,7 +184,7 @@ _OPAQUE = frozenset({
 
 def _is_opaque(kind: type) -> bool:
     """Return whether objects of a type are kept as they are, and used only as far as their type is known."""
-    return kind in _OPAQUE or issubclass(kind, CALLABLES) or kind.__module__.startswith(_OF_LMC)
+    return kind in _OPAQUE or issubclass(kind, CALLABLES) or str(kind.__module__).startswith(_OF_LMC)
 
 
 def _is_key(x: Any) -> bool:
@@ -253,7 +253,7 @@ _FORBIDDEN = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__", "
 def is_plain(cls: type) -> bool:
     """Return whether a class is plain: no metaclass of its own, no hook of attributes or construction, no finalizer, no builtin base but exceptions,
     no method without source but those of dataclasses."""
-    if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or cls.__module__.split(".")[0] in ("lmc", "torch", "numpy"):
+    if type(cls) not in (type, ABCMeta) or cls.__module__ == "builtins" or str(cls.__module__).split(".")[0] in ("lmc", "torch", "numpy"):
         return False
     for base in cls.__mro__[:-1]:
         if base in _OF_BASES or (base.__module__ in ("abc", "builtins") and (base.__name__ == "ABC" or issubclass(base, BaseException))):

@@ -371,3 +371,24 @@ def objects_of_a_class_without_source(s, q):
     registry.on("go")(lambda x: x + q)
     s += q + gen("x", max_tokens=3)
     return [fn(s["x"]) for fn in registry.found["go"]]
+
+
+class OfItsOwnModule(type):
+    """As classes of C extensions have it."""
+
+    __module__ = property(lambda cls: "elsewhere")  # type: ignore[assignment]
+
+
+class Elsewhere(metaclass=OfItsOwnModule):
+    pass
+
+
+ELSEWHERE = Elsewhere()
+
+
+@case()
+def objects_whose_class_has_a_class_with_a_module_of_its_own(s, q):
+    s += q + gen("x", max_tokens=3)
+    (f,) = s.fork(1)
+    f += str(ELSEWHERE is None) + gen("y", max_tokens=3)
+    return s["x"], f["y"], isinstance(ELSEWHERE, Elsewhere)
