@@ -262,6 +262,7 @@ _REMEDIES: Mapping[str, str] = {
     **dict.fromkeys(("int", "float", "number", "Decimal", "PurePath"), "; write str(x)"),  # `number` is numpy's
     "bytes": "; decode it first: x.decode()",
     "function": "; call it",
+    "_GeneratorContextManager": "; it is for a block: with s.copy() as f: …, with s.user(): …; a fork for later lines is (f,) = s.fork(1)",
     "coroutine": "; await it, in an `async def` program",
     "Function": '; call it, and append its answer: child(…)["name"]',
     "State": '; to append to it write s += …; its text is other.text() or other["name"]',

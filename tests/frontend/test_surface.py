@@ -355,6 +355,11 @@ def a_number(s, x):
     s += 3  # cannot append an int, only text and expressions; write str(x)
 
 
+def a_copy_without_a_block(s, x):
+    f = s.copy()
+    f += x + gen("a")  # cannot concatenate a _GeneratorContextManager, only text and expressions; it is for a block: with s.copy() as f: …, with s.user(): …; a fork for later lines is (f,) = s.fork(1)
+
+
 def nothing(s, x):
     s += None  # cannot append None; did a function forget to return its expression, or is a field empty?
 
