@@ -73,7 +73,14 @@ class _Scan(ast.NodeVisitor):
         for part in (*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)])):
             self.visit(part)
 
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
+    visit_FunctionDef = visit_AsyncFunctionDef = _function
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._function(node)
+        names = set(self.names)
+        for part in (*node.keywords, *node.body):  # which runs at once
+            self.visit(part)
+        self.names = names  # those that it binds are the class's
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self.visit(node.body)  # it may be called here

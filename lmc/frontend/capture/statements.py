@@ -329,8 +329,13 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
     """Compile a class definition: its value is unknown until Python has made it."""
-    bind = bind_name(scope.mangled(node.name), scope.kind(node.name))
-    return lambda frame: bind(frame, frame.ev.operation("class", (), None))
+    bind, of_body = bind_name(scope.mangled(node.name), scope.kind(node.name)), effects([node])
+
+    def run(frame: Frame) -> None:
+        frame.ev.havoc(frame, of_body, None)
+        bind(frame, frame.ev.operation("class", (), None))
+
+    return run
 
 
 def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:

@@ -323,7 +323,32 @@ def shows_an_object_in_an_undecided_arm(s):
     ask(s, "end")
 
 
+@lmc.function
+def asks_in_the_body_of_a_class(s):
+    ask(s, "q")
+
+    class Named:
+        name = ask(s, "a")
+
+    ask(s, "end")
+
+
 # -- skipped code
+
+
+@lmc.function
+def changes_something_in_the_body_of_a_class(s):
+    names = ["q"]
+    ask(s, "q")
+
+    class Named:
+        names.append("Named")
+
+        @names.append
+        def later(self):
+            return self
+
+    ask(s, f"{names[:2]}")
 
 
 @lmc.function
