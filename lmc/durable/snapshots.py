@@ -382,9 +382,13 @@ def _carried(value: Any, instances: Mapping[int, Callable[[], Any]]) -> Iterator
         left += [(item, covered, depth + 1) for item in held]
 
 
-def _is_data(x: Any) -> bool:
-    flat = x.values() if isinstance(x, dict) else x if type(x) in (list, set, deque) else (None, object())
-    return json_data.are_atoms(flat) or not isinstance(_snapshot(x, {}), _OpaqueValue)
+def _is_data(x: Any, depth: int = 0) -> bool:
+    """Return whether a value can be encoded. Does so only where plain containers do not tell."""
+    cls = type(x)
+    if depth <= DEPTH and (cls in (list, tuple) or (cls is dict and json_data.are_texts(x))):
+        items = x.values() if cls is dict else x
+        return json_data.are_atoms(items) or all(json_data.is_plain(item) or _is_data(item, depth + 1) for item in items)
+    return not isinstance(_snapshot(x, {}), _OpaqueValue)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -338,7 +338,7 @@ def asks_in_the_body_of_a_class(s):
 
 @lmc.function
 def changes_something_in_the_body_of_a_class(s):
-    names = ["q"]
+    names: list[Any] = ["q"]
     ask(s, "q")
 
     class Named:
