@@ -3,10 +3,9 @@ role."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lmc.backend.api.place import PromptNode
 from lmc.chat import CHATML, ChatTemplate, get_chat_template
@@ -78,6 +77,7 @@ def read(source: str) -> tuple[TokenizerProtocol, ChatTemplate | None]:
     from lmc.backend.engine import gguf_tokenizer
     from lmc.backend.engine import tokenizer as tokenizers
     from lmc.backend.engine.chat_template import cut
+    from lmc.backend.engine.models.files import json_or_none, template_source
 
     if path.suffix == ".gguf":
         from lmc.backend.engine.models import gguf
@@ -85,22 +85,10 @@ def read(source: str) -> tuple[TokenizerProtocol, ChatTemplate | None]:
         metadata = gguf.read(path).metadata
         words, template = gguf_tokenizer.from_gguf(metadata, str(path)), metadata.get("tokenizer.chat_template")
     else:
-        options = _options(path)
+        options = json_or_none(path / "tokenizer_config.json") or {}
         words = tokenizers.from_file(path / "tokenizer.json", add_bos=bool(options.get("add_bos_token", False)))
-        template = _template(path, options)
+        template = template_source(path, options)
     return words, cut(template, words, name=path.name) if template else None
-
-
-def _options(path: Path) -> dict[str, Any]:
-    file = path / "tokenizer_config.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _template(path: Path, options: dict[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
-    found = options.get("chat_template")
-    return found if isinstance(found, str) else None
 
 
 _BY_NAME = (

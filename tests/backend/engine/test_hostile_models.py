@@ -10,6 +10,7 @@ import random
 import pytest
 
 import lmc
+from lmc.backend.api import tokens
 from lmc.errors import BackendError, ModelLoadError
 from tests.fuzzing import bases
 from tests.fuzzing.__main__ import search
@@ -193,6 +194,14 @@ def test_a_file_that_is_none(tmp_path, name):
     model.texts[name], why = FILES[name]
     with pytest.raises(ModelLoadError, match=why):
         load(str(model.write(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", '{"chat_template": 5}'])
+def test_the_tokenizer_of_a_server_is_read_like_a_models(tmp_path, text):
+    model = a_folder()
+    model.texts["tokenizer_config.json"] = text.encode()
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json: "):
+        tokens.read(str(model.write(tmp_path)))
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
