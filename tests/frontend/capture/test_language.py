@@ -353,6 +353,18 @@ def test_a_local_that_inner_functions_read_is_read_from_pythons_frame_too():
     assert [a.prompt for a in asked] == [None, "[user:pa][assistant:", "[user:pb][assistant:"]
 
 
+def read_beside_its_own_look():
+    shared, running = "shared", {}
+    with frames(running):
+        held = running.get(place_of(read_beside_its_own_look.__code__))
+        return held and held.get("shared", None), locals()["shared"]
+
+
+def test_a_function_that_may_hold_its_locals_is_read_where_reading_changes_nothing_for_it():
+    """Up to CPython 3.12 it would see the one dict that each read brings up to date; from 3.13 on `locals()` is a copy."""
+    assert read_beside_its_own_look() == ("shared" if sys.version_info >= (3, 13) else None, "shared")
+
+
 @lmc.function
 def looking(s, q):
     found = opened(q)
