@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from lmc import config as _config
 from lmc.version import __version__ as __version__
 
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # counters and caches are shared between threads without locks of their own
+    raise ImportError("lmc needs Python's global interpreter lock, which is off in this free-threaded build: start it with `python -X gil=1` or PYTHON_GIL=1")
+
 _HOMES = {
     "lmc.constraints": "REGEX_BOOL REGEX_FLOAT REGEX_INT REGEX_STR",
     "lmc.frontend.expressions": "Expr",

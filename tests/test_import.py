@@ -37,6 +37,14 @@ def test_it_runs_from_a_zip_archive(tmp_path):
     assert done.stdout.split() == [str(tmp_path / "lmc.zip" / "lmc" / "__init__.py"), "hello"], done.stderr
 
 
+def test_pythons_without_their_lock_are_refused():
+    """Free-threaded builds of Python 3.13 and later, unless they are told to have one."""
+    in_fresh_python("import sys; sys._is_gil_enabled = lambda: True; import lmc")
+    code = "import sys; sys._is_gil_enabled = lambda: False; import lmc"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(lmc.__file__).parent.parent, check=False)
+    assert done.returncode == 1 and "ImportError: lmc needs Python's global interpreter lock" in done.stderr and "PYTHON_GIL=1" in done.stderr
+
+
 def test_import_brings_little_and_nothing_heavy():
     """Its cost is the modules it runs: four of its own and a few dozen small ones of Python's."""
     new = in_fresh_python("import sys; old = {*sys.modules}; import lmc; print(*{*sys.modules} - old)").split()
@@ -86,7 +94,7 @@ def test_engine_resolves():
 
 def test_type_checkers_see_the_names_that_exist():
     tree = ast.parse(Path(lmc.__file__).read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     seen = {alias.asname for n in block.body if isinstance(n, ast.ImportFrom) for alias in n.names}
     assert seen | {"config", "flush_cache", "get_server_info"} == set(lmc.__all__)
 
