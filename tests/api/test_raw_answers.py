@@ -427,13 +427,18 @@ def certificates(tmp_path_factory):
     named = lambda name: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     pem = serialization.Encoding.PEM
 
-    def made(name, key, issuer, signing, until, extension):
+    def made(name, key, issuer, signing, until, *extensions):
+        """All that Python 3.13 and newer insist on."""
         builder = x509.CertificateBuilder().subject_name(named(name)).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - 9 * day).not_valid_after(until)
-        return builder.add_extension(extension, critical=False).sign(signing, hashes.SHA256())
+        identified = x509.SubjectKeyIdentifier.from_public_key(key.public_key()), x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+        for extension in (*identified, *extensions):
+            builder = builder.add_extension(extension, critical=isinstance(extension, (x509.BasicConstraints, x509.KeyUsage)))
+        return builder.sign(signing, hashes.SHA256())
 
     authority = ec.generate_private_key(ec.SECP256R1())
-    root = made("authority", authority, named("authority"), authority, now + 9 * day, x509.BasicConstraints(True, None))
+    signs = x509.KeyUsage(*[i in (0, 5, 6) for i in range(9)])  # it signs, certificates and lists of revoked ones too
+    root = made("authority", authority, named("authority"), authority, now + 9 * day, x509.BasicConstraints(True, None), signs)
     (folder / "authority.pem").write_bytes(root.public_bytes(pem))
     here = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     other = x509.SubjectAlternativeName([x509.DNSName("other.example")])
