@@ -382,6 +382,6 @@ def test_another_vocabulary_is_refused(pair, tmp_path):
 def test_it_guesses_nothing_for_an_answer_that_has_all_it_may():
     """Its last token is known, and stands behind the last slot that it has: there is room for less than none."""
     drafts = Drafts("auto", Costs(ahead=False, row=0.0), small_of())
-    over = Mock(pictures=(), length=9, followed=9, awaited=0, kv_max=8, near=None, match=None, gen=None)
+    over = Mock(pictures=(), length=9, followed=9, awaited=0, kv_max=8, near=None, match=None, nearby=None, gen=None)
     assert drafts.propose([over], 8) == {}
     assert not drafts.is_promising([over])
