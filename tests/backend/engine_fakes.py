@@ -253,7 +253,7 @@ class FakeAheadRunner(FakeRunner):
         self._behind: dict[Request, int] = {}  # the states behind that, of automata that the device follows
         self.launched = 0
         self._prepared: ModelPass | None = None
-        self._begun: ModelPass | None = None
+        self._early: ModelPass | None = None
         self.begun = self.continued = 0  # passes that began before they were planned, and of these, those that were planned as they began
 
     def prepare(self, work: ModelPass) -> bool:
@@ -264,9 +264,9 @@ class FakeAheadRunner(FakeRunner):
 
     def begin(self) -> None:
         assert self._prepared is not None and not self.flying
-        self._begun, self._prepared = self._prepared, None
+        self._early, self._prepared = self._prepared, None
         self.begun += 1
-        self._write(self._begun)
+        self._write(self._early)
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
         pending = np.flatnonzero(ids == PENDING)
@@ -296,7 +296,7 @@ class FakeAheadRunner(FakeRunner):
 
     def launch(self, work: ModelPass) -> FakeFlight:
         assert self.flying <= 1, "more than one step ahead"
-        begun, self._begun, self._prepared = self._begun, None, None
+        begun, self._early, self._prepared = self._early, None, None
         self.continued += begun is not None and begun.computes(work)
         output = self.run(work)
         sampled = zip(work.samples, output.tokens, strict=False)  # what is drawn behind drafts the host says

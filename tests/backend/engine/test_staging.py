@@ -38,6 +38,41 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     assert done == ["wait", "capture", *each, "wait", *each]
 
 
+@pytest.mark.parametrize(("begins", "same", "behind"), [(True, True, []), (True, False, ["launch"]), (False, True, ["launch"]), (False, False, ["launch"])])
+def test_a_prepared_pass_is_sent_at_once_and_replayed_when_it_begins(begins, same, behind, monkeypatch):
+    """What is launched then is it, if it computes the same; else it is launched as ever, as it is where the prepared one has not begun."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine import cuda_runner
+
+    done: list[str] = []
+
+    def step(name: str, found: Any = None):
+        return lambda *args, **options: done.append(name) or found
+
+    runner: Any = object.__new__(cuda_runner.CudaRunner)
+    captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=lambda wanted: wanted)
+    vars(runner).update(
+        buckets=(8,), _tiled=SimpleNamespace(many=16), _staged=SimpleNamespace(record=step("record")), _stage=SimpleNamespace(send=step("send")),
+        _fused=SimpleNamespace(logits=lambda hidden: hidden), _seen=step("seen"), _plan=step("plan"), _fits_graph=lambda *_: True,
+        _put=step("put", (captured, 5)), _groups=lambda _: [], _replay=step("launch", "launched"), _begun=None,
+    )  # fmt: skip
+    monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
+    monkeypatch.setattr(cuda_runner, "wanted_rows", lambda _: ([0, 1, 2], {}))
+    begun = SimpleNamespace(record=step("begins"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: begun)
+    assert runner.prepare(SimpleNamespace(rows=3, computes=lambda _: same))
+    assert done == ["seen", "plan", "put", "send", "record"], "all that the device needs, and nothing that it does"
+    done.clear()
+    if begins:
+        runner.begin()
+        assert done == ["begins", "replay"]
+    for further in (behind, ["launch"]):  # it is nothing to the pass after the next
+        done.clear()
+        assert runner.logits(SimpleNamespace(rows=3), [0, 1, 2]) == ("launched" if further else 3)
+        assert [name for name in done if name == "launch"] == further
+        assert further or runner._begun is begun
+
+
 def test_behind_pictures_attention_masks_by_the_index_in_the_context():
     pytest.importorskip("triton")
     from lmc.backend.engine.cuda_runner import CudaRunner
@@ -62,6 +97,7 @@ def test_large_passes_are_captured_if_a_graph_has_room_for_them(rows, wanted, wa
     from lmc.backend.engine import cuda_runner
 
     runner: Any = object.__new__(cuda_runner.CudaRunner)
+    runner._prepared = None
     runner.buckets, runner._tiled = cuda_runner.BUCKETS_OF_FP8, SimpleNamespace(many=16, widens=lambda rows: rows > 1100)
     runner._stage, runner._partials = SimpleNamespace(capacity=lambda _: 8), SimpleNamespace(capacity=1)
     monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
