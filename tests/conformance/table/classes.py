@@ -365,7 +365,7 @@ exec("class Registry:\n def __init__(self): self.found = {}\n def on(self, n): r
 Registry = WITHOUT_SOURCE["Registry"]
 
 
-@case()
+@case(journal="refused")
 def objects_of_a_class_without_source(s, q):
     registry = Registry()
     registry.on("go")(lambda x: x + q)
