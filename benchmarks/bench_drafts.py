@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -33,8 +32,8 @@ from lmc.backend.usage import Counters
 
 @dataclass(frozen=True)
 class Row:
-    """One shape, all of its items. prompt_passes, prompt_s: without drafts, passes with rows of prompts, and their time on the device. device_s: of all
-    passes with drafts."""
+    """One shape, all of its items: the repetition of median time, without drafts and with. prompt_passes, prompt_s: without drafts, passes with rows of
+    prompts, and their time on the device. device_s: of all passes with drafts. runs: passes and seconds of each repetition with drafts."""
 
     shape: str
     items: int
@@ -48,6 +47,7 @@ class Row:
     off_s: float
     s: float
     device_s: float
+    runs: list[tuple[int, float]]
     equal: bool
 
     @property
@@ -87,37 +87,37 @@ def bench(shape: Recorded, engine: Any, batch: int, setting: Any, reps: int, kee
     for rep in range(reps):
         for which in ("off", "on") if rep % 2 == 0 else ("on", "off"):
             found[which].append(run(shape, engine, batch, "off" if which == "off" else setting, keep))
-    off, on = found["off"][-1], found["on"][-1]
-    off_s, on_s = (statistics.median(ran.seconds for ran in found[which]) for which in ("off", "on"))
-    spent = on.spent
+    off, on = (sorted(found[which], key=lambda ran: ran.seconds)[reps // 2] for which in ("off", "on"))
     return Row(
         shape.name,
         len(shape.items),
-        spent.generated_tokens,
+        on.spent.generated_tokens,
         off.spent.passes,
-        spent.passes,
-        spent.drafted_tokens,
-        spent.accepted_tokens,
+        on.spent.passes,
+        on.spent.drafted_tokens,
+        on.spent.accepted_tokens,
         len(off.prompts),
-        statistics.median(sum(ran.prompts) for ran in found["off"]),
-        off_s,
-        on_s,
-        statistics.median(ran.spent.device_seconds for ran in found["on"]),
-        off.texts == on.texts,
+        sum(off.prompts),
+        off.seconds,
+        on.seconds,
+        on.spent.device_seconds,
+        [(ran.spent.passes, ran.seconds) for ran in found["on"]],
+        all(ran.texts == off.texts for which in found.values() for ran in which),
     )
 
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
         "| shape | items | tokens | passes off | on | tokens a pass | drafted | accepted "
-        "| off s | prompts s | on s | device s | speed-up | predicted s | same texts |",
-        "|---" * 15 + "|",
+        "| off s | prompts s | on s | device s | speed-up | predicted s | passes and s of each | same texts |",
+        "|---" * 16 + "|",
     ]
     for r in rows:
+        runs = ", ".join(f"{passes} in {seconds:.3f}" for passes, seconds in r.runs)
         share = f"{r.accepted} ({r.accepted / r.drafted:.0%})" if r.drafted else "0"
         lines.append(
             f"| {r.shape} | {r.items} | {r.tokens} | {r.off_passes} | {r.passes} | {r.tokens / r.passes:.2f} | {r.drafted} | {share} | {r.off_s:.3f} | "
-            f"{r.prompt_s:.3f} | {r.s:.3f} | {r.device_s:.3f} | {r.off_s / r.s:.2f} × | {r.predicted:.3f} | {'yes' if r.equal else 'no'} |"
+            f"{r.prompt_s:.3f} | {r.s:.3f} | {r.device_s:.3f} | {r.off_s / r.s:.2f} × | {r.predicted:.3f} | {runs} | {'yes' if r.equal else 'no'} |"
         )
     return "\n".join(lines)
 

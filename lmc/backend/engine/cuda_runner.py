@@ -361,6 +361,7 @@ class CudaRunner(ModelRunner):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):  # other threads may pin memory
             hidden = forward()
+        graph.replay()  # the first launch also copies the graph to the device
         return _Captured(graph, hidden)
 
     def _tiled_stage(self, rows: int, indices: int, pieces: int = 0) -> StagingBuffer:

@@ -16,23 +16,27 @@ class Costs:
     some   cost of any further rows: a GPU has other kernels for them
     row    cost of each
     host   the host's work between two passes
+    gap    for how long the device has nothing to do before a pass that is waited for: the part of that work which it needs
     step   what a smaller model takes for the next token of each of its drafts
     """
 
     def __init__(self, ahead: bool, row: float, host: float = 0.1) -> None:
-        self.ahead, self.some, self.row, self.host = ahead, 0.0, row, host
+        self.ahead, self.some, self.row, self.host, self.gap = ahead, 0.0, row, host, host
         self.step = _STEP
         self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
         self._seen = _PRIOR * (_moments(0, 0.0) + _moments(_PRIOR_ROWS, _PRIOR_ROWS * row))
 
-    def learn(self, rows: int, drafted: int, seconds: float, host: float) -> None:
-        """Record the device and host time of a pass of so many rows, and so many rows of drafts beside them."""
+    def learn(self, rows: int, drafted: int, seconds: float, host: float, gap: float) -> None:
+        """Record the device's and the host's time of a pass of so many rows, and so many rows of drafts beside them, and how long the device had
+        nothing to do before it. What disturbs a pass makes it longer, never shorter: a surprising time counts as a slightly longer one."""
         plain = self._plain.get(rows)
         if not drafted:
-            self._plain[rows] = seconds if plain is None else plain + (seconds - plain) / 8
+            self._plain[rows] = seconds if plain is None else plain + (min(seconds, _SURPRISE * plain) - plain) / (8 if seconds > plain else 2)
         elif plain:
-            self._seen = self._seen * _FADES + _moments(drafted, min(float(drafted), max(0.0, seconds / plain - 1)))
+            more, expected = max(0.0, seconds / plain - 1), self.some + self.row * drafted
+            self._seen = self._seen * _FADES + _moments(drafted, min(float(drafted), more, _SURPRISE * (1 + expected) - 1))
             self.some, self.row = _line(*self._seen.tolist())
+            self.gap += (min(2.0, gap / plain) - self.gap) / 16
         if plain:
             self.host += (min(2.0, host / plain) - self.host) / 32
 
@@ -44,7 +48,7 @@ class Costs:
     @property
     def wait(self) -> float:
         """Return what it costs to wait for a pass instead of launching the next one ahead."""
-        return 1 + self.host - self.plain
+        return max(0.0, 1 + self.gap - self.plain) if self.ahead else 0.0
 
     def of(self, counts: Sequence[int], guessed: Sequence[bool]) -> float:
         """Return what so many tokens of each draft cost; their pass is waited for."""
@@ -67,7 +71,7 @@ class Costs:
         if len(chances) > 1:  # else they fall
             order.sort(key=lambda one: (one[0] / costs[one[1]] if costs[one[1]] else one[0], *one), reverse=True)
         counts = [0] * len(chances)
-        tokens, took = float(answers), 1 + self.host + self.some
+        tokens, took = float(answers), self.plain + self.wait + self.some
         for p, i in order[:rows]:
             if p * took <= tokens * costs[i]:
                 break
@@ -87,6 +91,7 @@ def _line(n: float, x: float, xx: float, y: float, xy: float) -> tuple[float, fl
     return (y / n, 0.0) if rise < 0 else (0.0, xy / xx) if begins < 0 else (begins, rise)
 
 
+_SURPRISE = 1.25  # how much longer than expected a pass may seem
 _STEP = 0.25  # until steps have told
 _PRIOR, _PRIOR_ROWS = 0.5, 16  # passes for which what is expected of none and of so many rows counts
 _FADES = 31 / 32  # weight of a pass after each later one

@@ -558,8 +558,9 @@ class EngineCore:
         being recorded."""
         self.scheduler.learn(work.rows, seconds)
         if self._recorded and work.rows == len(work.samples) + work.checked and not work.first:
-            host = max(0.0, ended - self._recorded - self._blocked)
-            self.scheduler.drafts.costs.learn(len(work.samples), work.checked, seconds, host)
+            since = ended - self._recorded
+            host, gap = max(0.0, since - self._blocked), max(0.0, since - seconds)
+            self.scheduler.drafts.costs.learn(len(work.samples), work.checked, seconds, host, gap)
         self._recorded, self._blocked = ended, 0.0
         if recording.recorder is None:
             return

@@ -513,7 +513,7 @@ def took(runs, drafts, row: float, host: float, answers: int, tokens: int, round
     """In passes of a device: what all passes, rows of drafts and waits of the device for the host cost; and the texts."""
     engine, core = stepped(8192, runs=runs, drafts=drafts, chunk=512)
     costs = core.scheduler.drafts.costs
-    costs.learn, costs.row, costs.host = lambda *_: None, row, host
+    costs.learn, costs.row, costs.host, costs.gap = lambda *_: None, row, host, host
     texts: list[str] = []
     for k in range(rounds):
         asks = [at(k * answers + i, gen(tokens, ignore_eos=True)) for i in range(answers)]
@@ -553,7 +553,7 @@ def passes_and_waits(runs, drafts, host: float, rows: list[tuple[str, str]]) -> 
     """Of answers to one gen, one after the other, where the host takes so much of a pass."""
     engine, core = stepped(4096, runs=runs, drafts=drafts, chunk=2048)
     costs = core.scheduler.drafts.costs
-    costs.learn, costs.row, costs.host = lambda *_: None, 0.005, host
+    costs.learn, costs.row, costs.host, costs.gap = lambda *_: None, 0.005, host, host
     for prompt, answer in rows:
         copied(core, prompt, answer)
         handle = engine.submit(None, [Text((prompt,)), at(1, gen(2 * len(answer)))])
@@ -581,12 +581,25 @@ def test_no_pass_is_waited_for_where_none_begin():
 def test_costs_are_learned():
     costs = Costs(ahead=False, row=0.5)
     for _ in range(200):
-        costs.learn(1, 0, 1.0, 0.1)
-        costs.learn(1, 8, 1.04, 0.1)
+        costs.learn(1, 0, 1.0, 0.1, 0.1)
+        costs.learn(1, 8, 1.04, 0.1, 0.1)
     assert costs.row < 0.02
     for n in (4, 16, 63) * 30:
-        costs.learn(1, n, 1.1 + 0.001 * n, 0.1)
+        costs.learn(1, n, 1.1 + 0.001 * n, 0.1, 0.1)
     assert costs.some == pytest.approx(0.1, rel=0.2) and costs.row == pytest.approx(0.001, rel=0.2)
+
+
+def test_costs_are_those_of_the_device_and_not_of_what_disturbs_it():
+    costs = Costs(ahead=True, row=0.002)
+    costs.learn(1, 0, 9.0, 0.9, 0.0)  # a first pass is slow
+    for _ in range(10):
+        costs.learn(1, 0, 1.0, 0.9, 0.0)
+        costs.learn(1, 8, 1.1, 0.9, 0.05)
+    before = costs.of([8], [False])
+    assert before == pytest.approx(0.15, abs=0.05), "0.1 for rows, and 0.05 for the wait: the host works beside the device for the rest of its time"
+    costs.learn(1, 0, 7.0, 0.9, 0.0)
+    costs.learn(1, 8, 7.0, 0.9, 6.0)
+    assert costs.of([8], [False]) < before + 0.2
 
 
 @pytest.mark.parametrize("setting", [0, -1, 65, True, "on", 1.5, None])
