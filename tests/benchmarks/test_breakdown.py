@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -58,12 +59,14 @@ class Event:
     """Of a device on which 10 ms pass from one event to the next."""
 
     ticks = itertools.count()
+    stream = threading.RLock()  # the loop may launch while another thread looks at the time
 
     def __init__(self, *, enable_timing: bool) -> None:
         assert enable_timing
 
     def record(self) -> None:
-        self.at = 10.0 * next(self.ticks)
+        with self.stream:
+            self.at = 10.0 * next(self.ticks)
 
     def elapsed_time(self, other: "Event") -> float:
         return other.at - self.at
@@ -76,9 +79,10 @@ class OnAGPU(FakeAheadRunner):
 
     def launch(self, work: ModelPass) -> SimpleNamespace:
         begun, ended = Event(enable_timing=True), Event(enable_timing=True)
-        begun.record()
-        flight = super().launch(work)
-        ended.record()
+        with Event.stream:
+            begun.record()
+            flight = super().launch(work)
+            ended.record()
 
         def result() -> tuple[PassOutput, float]:
             return flight.result()
