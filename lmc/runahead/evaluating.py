@@ -17,7 +17,7 @@ from lmc.backend.results import Result
 from lmc.config import log
 from lmc.errors import LmcError
 from lmc.frontend.capture import code
-from lmc.frontend.capture.code import Outcome, Place
+from lmc.frontend.capture.code import Lack, Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import ATOMS, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
@@ -33,6 +33,7 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import Locals, frames
 from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
+from lmc.runahead.profile import ANYWHERE, moved
 from lmc.runahead.records import Address
 from lmc.segments import Gen, Select, Special, mark
 
@@ -164,7 +165,7 @@ class AheadEmitter:
         if after is not None:
             return after, self._pending(address, after)
         self.ledger.missed.add(None if evaluation.shifted else address)
-        evaluation.miss()
+        evaluation.miss(address, join(_deps(ctx), deps))
         return Hole(frozenset([address])), Pending(address, None)
 
     def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
@@ -192,7 +193,8 @@ class AheadEmitter:
         return self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
-        assert after.result is not None
+        assert after.result is not None and self.evaluation is not None
+        self.evaluation.lacks.clear()
         return Pending(self._places.setdefault(after.result, address), after.result)  # first of equal requests sharing an answer
 
     # -- reading
@@ -260,6 +262,8 @@ class AheadEmitter:
         begun = self.ledger.calls.begin(fn, args, kwargs)
         if begun is None:
             return Unknown(None)
+        assert self.evaluation is not None
+        self.evaluation.lacks.clear()
         key, future = begun
         if not future.done():
             return Unknown(frozenset([key]))
@@ -304,6 +308,7 @@ class ProgramSource:
         self._running: dict[Place, Locals] = {}
         self._steps: greenlet | None = None  # the evaluation that is not over
         self._evaluation: Evaluation | None = None
+        self._lacks: list[Lack] = []  # what the latest evaluation has lacked at its end
         self._number = 0
         self._thread: threading.Thread | None = None  # not its number, which a later thread may have
 
@@ -329,6 +334,12 @@ class ProgramSource:
         ledger.once = code.spent - compiled
         if outcome is None:
             return None
+        assert self._evaluation is not None
+        if outcome.raised is None and (outcome.paused or not outcome.reason):
+            self._lacks = self._evaluation.lacks
+        if ledger.evaluations == 1:
+            ledger.profile.lacked([] if ledger.prefilled else moved(self._lacks, ledger.root, ANYWHERE))
+            ledger.is_expected = outcome.paused
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
         self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
@@ -339,10 +350,15 @@ class ProgramSource:
     def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
         self._number, self._thread, passed = ledger.evaluations, threading.current_thread(), ledger.profile.passed
         emitter = AheadEmitter(ledger, run)
+        lacks, self._lacks = self._lacks, []
+        expected = moved(ledger.profile.expected, ANYWHERE, ledger.root) if self._number == 1 else []
+        rest = ledger.unchanged(lacks or expected)
+        ledger.missed.update([address for address, _ in rest if address is not None])
         self._evaluation = emitter.evaluation = Evaluation(
             self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
             explores=ledger.policy is AheadPolicy.LIKELY,
         )  # fmt: skip
+        self._evaluation.rest, self._evaluation.expected = rest, expected[: len(expected) - len(rest) + 1]
         self._steps = greenlet(self._evaluation.run)
         self._steps.gr_context = copy_context()
         return self._steps.switch()

@@ -23,6 +23,7 @@ from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
+from lmc.frontend.capture.code import Lack
 from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
@@ -125,7 +126,7 @@ class Ledger:
     __slots__ = (
         "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_calls", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused",
         "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "guesses",
-        "host_calls", "made_ahead", "missed", "once", "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source",
+        "host_calls", "is_expected", "made_ahead", "missed", "once", "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source",
         "stream", "used", "wasted", "wasted_tokens",
     )  # fmt: skip
 
@@ -140,7 +141,7 @@ class Ledger:
         self.host_calls: list[tuple[str, float, float]] = []
         self.evaluations = self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
-        self.closed = False
+        self.closed = self.is_expected = False  # the first evaluation ended as expected, and is the latest
         self.began, self.ended = perf_counter(), 0.0  # of the run
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
         self._evaluating = self._paused = False
@@ -187,6 +188,8 @@ class Ledger:
                 annotation = self.plan.at(address, ask, run)
                 merged = None if annotation.same_as is None else self._merged(annotation.same_as, address, before, ask)
                 after = merged or self.plan.submit(annotation, before, ask, run)
+                if self.is_expected and self.missed.isdisjoint((address, None)):
+                    self.profile.unexpected()
                 self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
             else:
                 after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -407,6 +410,17 @@ class Ledger:
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
         return all(g.result.done for g in there) if there else self._calls is not None and self._calls.done(address)
 
+    def unchanged(self, lacks: Sequence[Lack]) -> list[Lack]:
+        """Return the last of these, from a request on, if nothing that they depend on has arrived."""
+        rest: list[Lack] = []
+        for address, deps in reversed(lacks):
+            if deps is None or address in self.asked or any(map(self.known, deps)):
+                break
+            rest.append((address, deps))
+        while rest and rest[-1][0] is None:
+            rest.pop()
+        return rest[::-1]
+
     # -- waiting: the one place where a run waits for answers
 
     def wait(self, results: Sequence[Result]) -> None:
@@ -499,6 +513,7 @@ class Ledger:
                 return
             if self._fresh or not self._paused:
                 self.evaluations += 1
+                self.is_expected = False
                 self.missed.clear()
             self._evaluating = True
             self._fresh, before, began = False, self.made_ahead + self.prefilled, thread_time()
