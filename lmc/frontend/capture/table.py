@@ -125,7 +125,7 @@ def are_small(receiver: Any, args: Sequence[Any]) -> bool:
     return receiver.__class__ is not str or len(receiver) < 256
 
 
-QUICK = frozenset(map(id, (str, int, float, abs, ord, chr, divmod, hex, oct, bin, ascii, repr)))
+QUICK = frozenset(map(id, (str, int, float, abs, len, ord, chr, divmod, hex, oct, bin, ascii, repr)))
 QUICK_METHODS = PURE_METHODS[str] - {"format"}
 """Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
 _BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})

@@ -89,6 +89,63 @@ def test_an_element_that_asks_for_undecided_items_shifts_what_follows():
     assert seen(asked) == [ALL[0], ("b", True, True), ("then", True, True)]
 
 
+def exclaimed(x):
+    return x + "!"
+
+
+class Loud(str):
+    def strip(self, chars=None, /):
+        return "loud"
+
+
+COMPUTES: dict[str, Callable[[list[Any]], Any]] = {
+    "characters": lambda xs: sum(ord(c) - 96 for c in "abc"),
+    "pairs": lambda xs: [f"{k!r} {v}" for k, v in {"a": xs[0], "b": 1, "c": None}.items() if k != xs[1]],
+    "a set": lambda xs: sorted({(len(x), x.upper()) for x in xs if x in "ab" or not x}),
+    "a name for a builtin": lambda xs: (lambda len: [len(x) for x in xs])(exclaimed),
+    "functions for items": lambda xs: [f("3") for f in (int, exclaimed)],
+    "a function of the program": lambda xs: [exclaimed(x) for x in xs],
+    "a class of the program": lambda xs: [x.strip() for x in (Loud(" a "), " b ")],
+    "long ones": lambda xs: sum(len(x + y) for x in ["a" * 3000, "b" * 3000] for y in xs),
+    "large ones": lambda xs: [len(hex(x)) for x in [1 << 19_000, 1 << 19_000]],
+    "one that holds itself often": lambda xs: [x == 1 for x in [functools.reduce(lambda t, _: (t, t), range(40), ())]],
+    "a name of Python's own": lambda xs: [x for x in xs if __debug__],
+    "what changes meanwhile": lambda xs: [xs.append(x) or len(xs) for x in xs if len(xs) < 9],
+}
+
+
+@pytest.mark.parametrize("name", COMPUTES)
+def test_a_comprehension_that_only_computes_gives_what_python_does(name: str):
+    def made(s, run: Any, xs: list[Any]) -> None:
+        s += str(run(xs)) + lmc.gen("then")
+
+    asked, _ = evaluate(lmc.function(made), run=COMPUTES[name], xs=["b", "a", "", "c"])
+    expected = str(COMPUTES[name](["b", "a", "", "c"]))
+    assert [a.prompt for a in asked] == [None if name == "a class of the program" else expected]  # derived from a class in C
+
+
+def test_a_comprehension_that_raises_does_so_where_python_does():
+    @lmc.function
+    def raises(s):
+        try:
+            found: Any = [x + 1 for x in (1, 2, "3")]
+        except TypeError as error:
+            found = type(error).__name__
+        s += str(found) + lmc.gen("then")
+
+    assert [a.prompt for a in evaluate(raises)[0]] == ["TypeError"]
+
+
+def test_a_comprehension_over_something_unknown_is_a_hole():
+    @lmc.function
+    def mixed(s):
+        (f,) = s.fork(1)
+        f += lmc.gen("x")
+        s += str([x + "!" for x in ["a", f["x"]]]) + lmc.gen("then")
+
+    assert [evaluate(mixed, known)[0][-1].prompt for known in ({}, {"x": "b"})] == [None, "['a!', 'b!']"]
+
+
 ENDS_EARLY: dict[str, Callable[[], Any]] = {
     "any": lambda: any(scored(t) > 8 for t in ITEMS),
     "all": lambda: all(scored(t) < 8 for t in ITEMS),
