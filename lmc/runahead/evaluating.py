@@ -339,7 +339,7 @@ class ProgramSource:
             self._lacks = self._evaluation.lacks
         if ledger.evaluations == 1:
             ledger.profile.lacked([] if ledger.prefilled else moved(self._lacks, ledger.root, ANYWHERE))
-            ledger.is_expected = outcome.paused
+            ledger.expected = frozenset((*ledger.missed, *ledger.guesses, *ledger.asked)) if outcome.paused else None
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
         self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)

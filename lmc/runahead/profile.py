@@ -140,7 +140,7 @@ class Profile:
         self._lacks = lacks
 
     def unexpected(self) -> None:
-        """Record that a run made a request of which an evaluation that ended as expected knew nothing: every run is looked at to its end."""
+        """Record that a first evaluation that ended as expected knew nothing of a request: from now on each goes on to the end."""
         self._alike = -sys.maxsize
 
     def fault(self, error: Exception) -> None:
