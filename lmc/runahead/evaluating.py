@@ -308,7 +308,7 @@ class ProgramSource:
         self._running: dict[Place, Locals] = {}
         self._steps: greenlet | None = None  # the evaluation that is not over
         self._evaluation: Evaluation | None = None
-        self._lacks: list[Lack] = []  # what the latest evaluation has lacked at its end
+        self._lacks: list[Lack] = []  # what the latest evaluation has lacked at its end, if that is more than one request
         self._number = 0
         self._thread: threading.Thread | None = None  # not its number, which a later thread may have
 
@@ -335,11 +335,13 @@ class ProgramSource:
         if outcome is None:
             return None
         assert self._evaluation is not None
-        if outcome.raised is None and (outcome.paused or not outcome.reason):
-            self._lacks = self._evaluation.lacks
-        if ledger.evaluations == 1:
+        lacks = self._evaluation.lacks
+        if outcome.raised is None and (outcome.paused or not outcome.reason) and sum([address is not None for address, _ in lacks]) > 1:
+            self._lacks = lacks
+        if ledger.evaluations == 1 and outcome.paused:
+            ledger.expected = frozenset((*ledger.missed, *ledger.guesses, *ledger.asked))
+        elif ledger.evaluations == 1:
             ledger.profile.lacked([] if ledger.prefilled else moved(self._lacks, ledger.root, ANYWHERE))
-            ledger.expected = frozenset((*ledger.missed, *ledger.guesses, *ledger.asked)) if outcome.paused else None
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
         self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
