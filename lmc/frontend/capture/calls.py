@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.answers import parse as parse_answer
@@ -16,8 +16,9 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.havoc import callee_of
-from lmc.frontend.capture.objects import instance
+from lmc.frontend.capture.objects import instance, special_methods
 from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
+from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
@@ -137,7 +138,7 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
     if code.is_generator:
         return LazyItems(ev, None, of=(frame, code.effects))
     if code.is_async and program is None:
-        return Coroutine(lambda: ev.run_frame(frame), fn.name)
+        return Coroutine(lambda: ev.run_frame(frame), fn.name, of=(frame, code.effects))
     frame.is_program = program is not None
     return ev.run_frame(frame)
 
@@ -376,14 +377,25 @@ def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None, depth: in
             inside = x.attributes.values() if kind is Object else [x.receiver] if kind is BoundMethod else x.of if kind is Partial else x
             held = x.values() if kind in op.MAPPINGS else inside
             ev.hand_over([i for i in held if type(i) not in op.ATOMS], deps, depth + 1)
+        if kind is Coroutine and x.of is not None:
+            ev.havoc(*x.of, deps)
         if (callee := callee_of(ev, x)) is not None:
             ev.havoc(callee[1], callee[0].effects, deps)
         ev.lose(x, deps)
 
 
 def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
-    """Hand over iterators and functions: native code stopped at something undecided, and Python goes on with them."""
-    ev.hand_over([x for x in values if type(x) in (LazyItems, Partial) or callee_of(ev, x) is not None], deps)
+    """Hand over iterators, functions and special methods: native code stopped at something undecided, and Python goes on with them."""
+    changes = lambda x: type(x) in (LazyItems, Partial) or (type(x) is BoundMethod and x.function in MUTATING) or callee_of(ev, x) is not None
+    ev.hand_over([*filter(changes, values), *_special_methods(ev, values)], deps)
+
+
+def _special_methods(ev: Evaluator, values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
+    for x in values:
+        if type(x) is Object:
+            yield from (BoundMethod(fn, x) for fn in special_methods(x.cls))
+        elif depth < 4 and (type(x) in op.CONTAINERS or type(x) in op.VIEWS) and not ev.is_lost(x):
+            yield from _special_methods(ev, [*x, *x.values()] if type(x) in op.MAPPINGS else x, depth + 1)
 
 
 def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.objects import class_attribute
+from lmc.frontend.capture.objects import class_attribute, special_methods
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects, root
 from lmc.frontend.capture.table import ASKS, CHANGING, is_known
@@ -117,9 +117,8 @@ def _asks_if_used(ev: Evaluator, x: Any, depth: int, *, whole: bool = False, ins
 def _implicit(cls: type) -> Sequence[Any]:
     """Return the functions of a class that Python calls for operators and attributes."""
     held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items()}
-    own = [item for name, item in held.items() if name.startswith("__") and name not in ("__init__", "__post_init__")]
     properties = [item.fget for item in held.values() if isinstance(item, property)]
-    return tuple(own + properties + [item.func for item in held.values() if isinstance(item, functools.cached_property)])
+    return (*special_methods(cls), *properties, *(item.func for item in held.values() if isinstance(item, functools.cached_property)))
 
 
 def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:

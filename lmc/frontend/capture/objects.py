@@ -58,6 +58,8 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
 
 
 def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
+    if name == "__dict__":
+        return ev.unknown_code(x, [x], {})
     found = class_attribute(ev, x.cls, name)
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
@@ -95,10 +97,10 @@ def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
 def class_attribute(ev: Evaluator, cls: type, name: str, after: type | None = None) -> Any:
     """Return the raw value of a name in a class and its bases, of the latter from the one `after` another; `MISSING` if there is none."""
     for one in cls.__mro__[0 if after is None else cls.__mro__.index(after) + 1 :]:
+        if (id(one), name) in ev.snapshot.changed:
+            return Unknown(None)
         if one.__module__ != "builtins" and name in vars(one):
             raw = vars(one)[name]
-            if (id(one), name) in ev.snapshot.changed:
-                return Unknown(None)
             if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
                 return raw if type(raw) in _METHOD_KINDS else ev.adopt(ev.snapshot.first((id(one), name), raw))
     return MISSING
@@ -165,6 +167,13 @@ def special(ev: Evaluator, x: Object, name: str) -> Any:
     if found is MISSING or found is None or is_generated(found):
         return None
     return BoundMethod(found, x) if type(found) is types.FunctionType else found
+
+
+@functools.lru_cache(4096)
+def special_methods(cls: type) -> tuple[Any, ...]:
+    """Return the functions of the program's own that Python calls for operators, and for builtins that use objects of a class."""
+    held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items() if name.startswith("__")}
+    return tuple(fn for name, fn in held.items() if name not in ("__init__", "__post_init__") and type(fn) is types.FunctionType and not is_generated(fn))
 
 
 # -- classes and instances

@@ -98,8 +98,8 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
-    """Return the result of an operation that stopped at something undecided, perhaps within iterators that it was given."""
-    ev.left_off([x for x in args if type(x) is LazyItems], deps)
+    """Return the result of an operation that stopped at something undecided, perhaps within iterators or objects that it was given."""
+    ev.left_off([x for x in args if type(x) in (LazyItems, Object) or (name != "item" and (type(x) in CONTAINERS or type(x) in VIEWS))], deps)
     return ev.operation(name, args, deps)
 
 
@@ -332,7 +332,7 @@ def formatted(ev: Evaluator, x: Any, conversion: str, how: Any) -> Any:
     """Evaluate `f"{x!conversion:how}"`."""
     if type(x) in PLAIN and type(how) is str and not how and conversion in ("", "s"):
         return str(x)
-    if conversion or (type(x) is Object and not how):
+    if conversion or (type(x) is Object and not how and ev.special(x, "__format__") is None):
         x = text_of(ev, x, conversion or "s")
     if type(how) is str:
         spec(f"{{:{how}")

@@ -113,7 +113,10 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
         op.bound(ev, "pow", 10, digits)
     searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
-    found = op.apply(ev, name, run)
+    try:
+        found = op.native(run)
+    except Undecided as undecided:
+        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
     return LazyItems(ev, lambda: found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
@@ -248,6 +251,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
         found = run()
         return list(found) if name == "values" else LazyItems(ev, lambda: found) if name == "elements" else found
     except Undecided as undecided:
+        ev.left_off([x] if name in ("index", "count", "remove", "sort") else [], undecided.deps)
         return None if changes and name not in _GIVES else ev.operation("." + name, (x, *args), undecided.deps)
 
 
@@ -324,7 +328,7 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    print: lambda ev, args, kwargs: None,
+    print: lambda ev, args, kwargs: ev.left_off([x for x in args if type(x) in op.CONTAINERS or (type(x) is Object and op.text_of(ev, x, "s"))], None),
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),
     operator.itemgetter: lambda ev, args, kwargs: Partial(

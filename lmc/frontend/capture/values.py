@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 from lmc.frontend.capture.code import Code, Evaluator, Frame
 from lmc.frontend.capture.unknown import SPECIAL, Deps, Raised, Undecided
@@ -45,16 +45,21 @@ class Object:
         return self.ev.attribute(self, name)
 
     def __bool__(self) -> bool:
-        if hasattr(self.cls, "__bool__") or hasattr(self.cls, "__len__"):
-            raise Undecided(None)
-        return True
+        own: Any = getattr(self.cls, "__bool__", None) or getattr(self.cls, "__len__", None)
+        return True if own is None else self.stop(own)
+
+    def stop(self, own: Any, *args: Any) -> NoReturn:
+        """Leave undecided what a special method of the program's own makes, and whatever it may change."""
+        if type(own) is FunctionType:
+            self.ev.hand_over([BoundMethod(own, self), *args])
+        raise Undecided(None)
 
     def __str__(self) -> str:
         own = self.cls.__str__
         if own is object.__str__:
             return repr(self)
         if own is not BaseException.__str__:
-            raise Undecided(None)
+            self.stop(own)
         return str(self.args[0] if len(self.args) == 1 else self.args or "")
 
 
@@ -77,9 +82,7 @@ def _natively(name: str) -> Callable[..., Any]:
         own: Any = getattr(self.cls, name, None)
         if is_generated(own) or (name in ("__eq__", "__ne__", "__hash__") and own is getattr(object, name)):
             return own(self, *args)
-        if type(own) is FunctionType:
-            self.ev.hand_over([BoundMethod(own, self), *args])
-        raise Undecided(None)
+        self.stop(own, *args)
 
     return method
 
@@ -182,11 +185,13 @@ class Coroutine:
 
     name   by which it is numbered as a task; None: it is one, or would be none of its own
     calls  whether it does nothing but call one sub-program
+    of     its code, if it is of the program: a frame and effects
     """
 
     begin: Callable[[], Any] | None
     name: str | None = None
     calls: bool = False
+    of: tuple[Any, Any] | None = None
     _outcome: tuple[Any, Raised | None] = (None, None)
 
     def settle(self) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import operator
 import re
@@ -117,6 +118,54 @@ def adds_to_an_object(s):
     list(map(len, [other]))
     ask(s, str(seen))
     ask(s, str(lengths))
+
+
+class Shown:
+    def __init__(self, seen):
+        self.seen = seen
+
+    __str__ = __repr__ = __format__ = lambda self, *_: self.seen.append("shown") or "shown"  # type: ignore[attr-defined]
+    __bool__ = __eq__ = __radd__ = lambda self, *_: self.seen.append("used") or True  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+@lmc.function
+def uses_objects_in_native_code(s):
+    seen: list[Any] = [[] for _ in range(12)]
+    a, b, c, d, e, f, g, h, i, j, k, m = map(Shown, seen)
+    ask(s, "first")
+    bool(a) and a
+    [x for x in "k" if b]
+    f"{[c, d]} {e}"
+    print(f)
+    "{} {}".format(g, h)  # noqa: UP032
+    (i, j).count(3)  # type: ignore[arg-type]
+    object() + k  # type: ignore[operator]
+    k.__dict__["seen"] = []
+    sum([m, m], 0)  # type: ignore[list-item]
+    for x in seen:
+        ask(s, str(x))
+
+
+@lmc.function
+def sets_an_attribute_that_a_class_has_not(s):
+    ask(s, "first")
+    Tally.kind = "new"  # type: ignore[attr-defined]
+    ask(s, getattr(Tally, "kind", "none"))
+    del Tally.kind  # type: ignore[attr-defined]
+
+
+@lmc.function
+def hands_a_coroutine_over(s):
+    seen = ["old"]
+
+    async def asks():
+        seen.append("new")
+        ask(s, "inside")
+
+    ask(s, "first")
+    asyncio.run(asks())
+    ask(s, str(seen))
 
 
 @lmc.function
