@@ -131,19 +131,16 @@ class Shown:
 
 @lmc.function
 def uses_objects_in_native_code(s):
-    seen: list[Any] = [[] for _ in range(12)]
-    a, b, c, d, e, f, g, h, i, j, k, m = map(Shown, seen)
+    seen1, seen2, seen3, seen4, seen5, seen6 = [1], [2], [3], [4], [5], [6]
+    a, b, c, d, e, f = Shown(seen1), Shown(seen2), Shown(seen3), Shown(seen4), Shown(seen5), Shown(seen6)
     ask(s, "first")
-    bool(a) and a
-    [x for x in "k" if b]
-    f"{[c, d]} {e}"
-    print(f)
-    "{} {}".format(g, h)  # noqa: UP032
-    (i, j).count(3)  # type: ignore[arg-type]
-    object() + k  # type: ignore[operator]
-    k.__dict__["seen"] = []
-    sum([m, m], 0)  # type: ignore[list-item]
-    for x in seen:
+    print(a)
+    f"{[a, b]}"
+    (a, c).count(3)  # type: ignore[arg-type]
+    object() + d  # type: ignore[operator]
+    bool(e)
+    f.__dict__["seen"].append("new")
+    for x in (seen1, seen2, seen3, seen4, seen5, seen6):
         ask(s, str(x))
 
 
