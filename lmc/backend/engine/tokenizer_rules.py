@@ -51,7 +51,7 @@ _MOST_GROWTH = 4096
 
 def check_growth(raw: RawTokenizer) -> None:
     """Raise ModelLoadError for rules that make texts far longer: forty that write `aa` for `a` make a terabyte of one letter."""
-    for name, part in (("normalizer", raw.normalizer), ("decoder", raw.decoder)):
+    for name, part in (("normalizer", raw.normalizer), ("pre-tokenizer", raw.pre_tokenizer), ("decoder", raw.decoder)):
         if part is not None and (times := _growth(json.loads(part.__getstate__()))) > _MOST_GROWTH:
             raise ModelLoadError(
                 f"its {name} may make a text {times:,} times as long; the file is damaged, or made to do damage: download it again from its source"
@@ -60,15 +60,18 @@ def check_growth(raw: RawTokenizer) -> None:
 
 def _growth(rule: dict[str, Any]) -> int:
     """Return how many times as long a rule may make a text."""
-    for several in ("normalizers", "decoders"):
+    for several in ("normalizers", "pretokenizers", "decoders"):
         if several in rule:
             return math.prod(map(_growth, rule[several]))
     if rule["type"] == "Prepend":
         return 1 + len(rule["prepend"])
     if rule["type"] != "Replace":
-        return 1  # but for a constant factor
+        return _PER_LETTER.get(rule["type"], 1)  # but for a constant factor
     literal = rule["pattern"].get("String")
-    return 1 + len(rule["content"]) if literal is None else max(1, math.ceil(len(rule["content"]) / max(1, len(literal))))
+    return max(1, math.ceil(len(rule["content"]) / len(literal))) if literal else 1 + len(rule["content"])  # an empty one is found between all letters
+
+
+_PER_LETTER = {"ByteLevel": 3, "Metaspace": 2}  # a space before it, and two letters for a byte
 
 
 LLAMA3_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
