@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lmc import config
 from lmc.backend import recording
@@ -530,8 +530,7 @@ class EngineCore:
 
     def _begin_foreseen(self, foreseen: Foreseen) -> None:
         """Begin the pass that is planned next: its tokens are known, and the device waits while those are delivered."""
-        assert isinstance(self._runner, EagerRunner)
-        self._runner.begin()
+        cast(EagerRunner, self._runner).begin()
         self.scheduler.drafts.expect({req: draft.ids for req, draft in foreseen.work.drafts.items()})
 
     def _complete_pass(self, foresee: Callable[[ModelPass], Foreseen | None] = lambda _: None) -> None:

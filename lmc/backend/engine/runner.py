@@ -51,7 +51,6 @@ class AheadRunner(Runner, Protocol):
         ...
 
 
-@runtime_checkable
 class EagerRunner(AheadRunner, Protocol):
     """A runner whose passes may begin before they are planned, if they were foreseen while the device was busy."""
 
