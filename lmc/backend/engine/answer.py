@@ -138,8 +138,9 @@ class Answer:
         return len(tokens)
 
     def goes_on(self, tokens: Sequence[int]) -> bool:
-        """Return whether nothing but tokens continues the answer, and these do not end it: if they come, it goes on by what is drawn next."""
-        if self.matcher is not None or self._scores is not None or self._regexes:
+        """Return whether nothing but tokens continues an answer without a constraint, and these do not end it: if they come, it goes on by what is
+        drawn next."""
+        if self._scores is not None or self._regexes:
             return False
         if not self.stop_ids.isdisjoint(tokens) or self.sampled + len(tokens) >= self._params.max_new_tokens:
             return False

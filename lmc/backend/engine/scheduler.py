@@ -206,7 +206,9 @@ class Scheduler:
         if self.waiting or len(self.running) != 1 or len(work.spans) != 1 or len(work.samples) != 1:
             return None
         _, req = work.samples[0]
-        if req not in self.running or req.answer is None or req.is_scored or not req.awaited or (req.near is not None and not req.is_far):
+        if req not in self.running or req.answer is None or req.answer.matcher is not None or req.is_scored or not req.awaited:
+            return None
+        if req.near is not None and not req.is_far:
             return None
         draft = work.drafts.get(req)
         found = self.drafts.foresee(req, () if draft is None else draft.ids.tolist(), FREE_ROWS - 1)

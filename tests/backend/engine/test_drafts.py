@@ -117,8 +117,9 @@ def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
     """It is the one that is planned then, its slots included; there is none behind the last token, and none of an answer that may end otherwise."""
     text, begun = "0123456789QRSTUVWXYZ!$%&/()=?+*#", dict[str, int]()
     asked = {"plain": {}, "sampled": {"temperature": 0.7}, "penalised": {"presence_penalty": 0.5}, "another stop": {"stop": ("no",)}}
-    for name, options in (asked | {"stopped": {"stop": ("XYZ",)}, "by a regex": {"stop_regex": ("no",)}, "scored": {"return_logprob": True}}).items():
-        engine, core = stepped(1024, runs=CopiesAhead, drafts=5)
+    others = {"stopped": {"stop": ("XYZ",)}, "by a regex": {"stop_regex": ("no",)}, "scored": {"return_logprob": True}, "bound": {"constraint": "[^a-z]+"}}
+    for name, options in (asked | others).items():
+        engine, core = stepped(1024, runs=CopiesAhead, compiler=automata(WORDS), drafts=5)
         copied(core, f"{text}\n{text[:3]}", text[3:])
         handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60, **options)])
         drain(core)
@@ -126,7 +127,7 @@ def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
         assert handle.results[0].output().text == text[3 : text.index("XYZ") if name == "stopped" else None]
         assert core.runner.begun == core.runner.continued
         begun[name] = core.runner.begun
-    assert begun.pop("by a regex") == begun.pop("scored") == 0
+    assert begun.pop("by a regex") == begun.pop("scored") == begun.pop("bound") == 0
     assert begun.pop("stopped") == 3, "none behind the draft in which it stops"
     assert set(begun.values()) == {5}, "behind the first token in its own place, and four drafts of five"
 
