@@ -11,6 +11,7 @@ import pytest
 
 import lmc
 from lmc.backend.api import tokens
+from lmc.backend.engine.models import frames
 from lmc.errors import BackendError, ModelLoadError
 from tests.fuzzing import bases
 from tests.fuzzing.__main__ import search
@@ -220,6 +221,16 @@ def test_a_text_that_is_far_too_large_is_not_read(tmp_path, name):
         file.truncate(1 << 40)  # sparse
     with pytest.raises(ModelLoadError, match=rf"{name}: has 1,099,511,627,776 bytes, and at most 67,108,864"):
         load(str(path))
+
+
+def test_settings_of_videos_are_read_like_those_of_the_model(tmp_path):
+    os.mkfifo(tmp_path / "processor_config.json")
+    (tmp_path / "video_preprocessor_config.json").write_text('{"fps": 2}')
+    assert frames.settings(tmp_path) == {"fps": 2}
+    with (tmp_path / "video_preprocessor_config.json").open("wb") as file:
+        file.truncate(1 << 40)  # sparse
+    with pytest.raises(ModelLoadError, match=r"video_preprocessor_config\.json: has 1,099,511,627,776 bytes"):
+        frames.settings(tmp_path)
 
 
 DOUBLE = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}

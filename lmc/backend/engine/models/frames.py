@@ -9,7 +9,6 @@ needs torchvision.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from lmc.errors import ModelLoadError
+from lmc.backend.engine.models.files import json_or_none
 from lmc.segments import Frames
 from lmc.videos import Film
 
@@ -27,14 +26,9 @@ _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocess
 def settings(path: Path) -> dict[str, Any]:
     """Return a directory's settings of its video processor; missing ones from the image processor."""
     for name in _FILES:
-        try:
-            found = json.loads((path / name).read_text())
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{path / name}: {error}") from error
-        if name == _FILES[0]:
-            found = found.get("video_processor") if isinstance(found, dict) else None
+        found = json_or_none(path / name)
+        if found is not None and name == _FILES[0]:
+            found = found.get("video_processor")
         if isinstance(found, dict):
             return found
     return {}
