@@ -485,6 +485,14 @@ def test_the_first_rank_adopts_kernels_with_the_last():
     assert done == ["others", "rank 0"]
 
 
+def test_the_first_rank_begins_no_pass_that_the_others_do_not_know():
+    """They would not compute their part of its sums."""
+    from lmc.backend.engine.distributed.cuda import LeadingCuda
+    from lmc.backend.engine.forward_batch import ModelPass
+
+    assert not object.__new__(LeadingCuda).prepare(ModelPass())
+
+
 @pytest.mark.parametrize(("ranks", "columns", "most"), [(2, 4096, 2816), (2, 8192, 1024), (4, 8192, 1408), (8, 8192, 2816), (2, 576, 3072)])
 def test_passes_that_take_longer_to_launch_than_to_compute_are_captured(ranks, columns, most):
     """Of 8B's and 70B's shape, and of a small model."""
