@@ -51,11 +51,16 @@ _MOST_GROWTH = 4096
 
 def check_growth(raw: RawTokenizer) -> None:
     """Raise ModelLoadError for rules that make texts far longer: forty that write `aa` for `a` make a terabyte of one letter."""
-    for name, part in (("normalizer", raw.normalizer), ("pre-tokenizer", raw.pre_tokenizer), ("decoder", raw.decoder)):
-        if part is not None and (times := _growth(json.loads(part.__getstate__()))) > _MOST_GROWTH:
+    normalizer, pre_tokenizer, decoder = map(_growth_by, (raw.normalizer, raw.pre_tokenizer, raw.decoder))
+    for name, times in (("normalizer", normalizer), ("pre-tokenizer", normalizer * pre_tokenizer), ("decoder", decoder)):
+        if times > _MOST_GROWTH:
             raise ModelLoadError(
                 f"its {name} may make a text {times:,} times as long; the file is damaged, or made to do damage: download it again from its source"
             )
+
+
+def _growth_by(part: Any) -> int:
+    return 1 if part is None else _growth(json.loads(part.__getstate__()))
 
 
 def _growth(rule: dict[str, Any]) -> int:

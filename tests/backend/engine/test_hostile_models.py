@@ -260,6 +260,16 @@ def test_rules_of_a_tokenizer_that_make_texts_endless_are_refused(tmp_path, part
         load(str(model.write(tmp_path)))
 
 
+def test_parts_of_a_tokenizer_that_make_texts_endless_together_are_refused(tmp_path):
+    model = a_folder()
+    model.files["tokenizer.json"] |= {
+        "normalizer": {"type": "Sequence", "normalizers": [DOUBLE] * 10},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 5},
+    }
+    with pytest.raises(ModelLoadError, match="its pre-tokenizer may make a text 248,832 times as long"):
+        load(str(model.write(tmp_path)))
+
+
 def test_a_vocabulary_that_is_larger_than_the_model(tmp_path):
     model = a_folder()
     model.files["tokenizer.json"]["model"]["vocab"]["zz"] = 500
