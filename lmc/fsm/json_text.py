@@ -208,7 +208,7 @@ def _tighter(a: tuple[Decimal | None, bool], b: tuple[Decimal | None, bool], sig
 
 DIGITS = 15  # of a double: decimals of so many are distinct, so that bounds hold for the value that a reader parses
 _FREE_INTEGER = parse(r"0|-?[1-9][0-9]*")
-_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,22})?([eE][+-]?[0-9]{1,2})?")  # a double holds no more, models would write on
+_FREE_NUMBER = parse(r"-?(0|[1-9][0-9]{0,40})(\.[0-9]{1,22})?([eE][+-]?[0-9]{1,2})?")  # as Python and JavaScript write doubles; models would write on
 
 
 def integer(bounds: Bounds) -> Node:
