@@ -108,6 +108,7 @@ def _within(ranges: Ranges, characters: str) -> str:
 _DEPTH = 12  # nested rules beyond which the shortest derivation is taken
 _STEPS = 40  # edges of an automaton, likewise
 _LONG = 8  # turns of a repeat of a wide class: text
+_CHOICES = 5_000  # of a text, likewise: each level of nested arrays has several of the next
 _TRIES = 100  # texts drawn until one passes the checks beyond automata
 _PLAIN = 0.9  # how often a wide class is taken over alternatives, such as escapes
 
@@ -141,6 +142,19 @@ def _drawer(kind: str, source: str) -> _Drawer:
     return _Drawer(grammar_of(kind, one_line(source) if kind == "json_schema" else source))
 
 
+@dataclass
+class _Draw:
+    """A text that is being drawn: its dice, and how many choices are left to them."""
+
+    rng: random.Random
+    left: int = _CHOICES
+
+    def is_short(self, depth: int) -> bool:
+        """Count a choice. Return whether it is to be the one that ends the text soonest."""
+        self.left -= 1
+        return depth > _DEPTH or self.left < 0
+
+
 class _Drawer:
     """Derives texts of a grammar: at random at first, by the lowest derivation when it gets deep."""
 
@@ -157,7 +171,7 @@ class _Drawer:
             raise ConstraintError("no text matches this constraint")
 
     def text(self, rng: random.Random) -> str:
-        return _joined(self.drawn(self.grammar.start, rng, 0))
+        return _joined(self.drawn(self.grammar.start, _Draw(rng), 0))
 
     def _lower(self, name: str) -> bool:
         """Update a rule's height; return whether it was lowered."""
@@ -188,63 +202,65 @@ class _Drawer:
             self.ways[id(graph)] = _Ways.of(graph, self.height)
         return self.ways[id(graph)]
 
-    def drawn(self, node: Node, rng: random.Random, depth: int) -> Iterator[str]:
+    def drawn(self, node: Node, draw: _Draw, depth: int) -> Iterator[str]:
         if isinstance(node, Chars):
-            yield from _member(node, rng)
+            yield from _member(node, draw.rng)
         elif isinstance(node, Ref):
-            yield from self.drawn(self.grammar.rules[node.rule], rng, depth + 1)
+            yield from self.drawn(self.grammar.rules[node.rule], draw, depth + 1)
         elif isinstance(node, Concat):
             for part in node.parts:
-                yield from self.drawn(part, rng, depth)
+                yield from self.drawn(part, draw, depth)
         elif isinstance(node, Union):
-            yield from self.drawn(self.arm(node.arms, rng, depth), rng, depth)
+            yield from self.drawn(self.arm(node.arms, draw, depth), draw, depth)
         elif isinstance(node, Repeat):
-            for _ in range(self.turns(node, rng, depth)):
+            for _ in range(self.turns(node, draw, depth)):
                 yield ""
-                yield from self.drawn(node.body, rng, depth)
+                yield from self.drawn(node.body, draw, depth)
         elif isinstance(node, Counted):
-            yield from self.counted(node, rng, depth)
+            yield from self.counted(node, draw, depth)
         else:
-            yield from self.walked(node, rng, depth)
+            yield from self.walked(node, draw, depth)
 
-    def arm(self, arms: Sequence[Node], rng: random.Random, depth: int) -> Node:
+    def arm(self, arms: Sequence[Node], draw: _Draw, depth: int) -> Node:
         heights = [self.height(arm) for arm in arms]
-        most = min(heights) if depth > _DEPTH else max(h for h in heights if h < math.inf)
+        most = min(heights) if draw.is_short(depth) else max(h for h in heights if h < math.inf)
         kept = [arm for arm, height in zip(arms, heights, strict=True) if height <= most]
         wide = [arm for arm in kept if _is_wide(arm)]
-        return rng.choice(wide if wide and rng.random() < _PLAIN else kept)
+        return draw.rng.choice(wide if wide and draw.rng.random() < _PLAIN else kept)
 
-    def turns(self, node: Repeat, rng: random.Random, depth: int) -> int:
-        if depth > _DEPTH or self.height(node.body) == math.inf:
+    def turns(self, node: Repeat, draw: _Draw, depth: int) -> int:
+        if draw.is_short(depth) or self.height(node.body) == math.inf:
             return node.low
         most = _LONG if _is_wide(node.body) or (isinstance(node.body, Union) and any(map(_is_wide, node.body.arms))) else _MORE
-        return node.low + rng.randint(0, most if node.high is None else min(node.high - node.low, most))
+        return node.low + draw.rng.randint(0, most if node.high is None else min(node.high - node.low, most))
 
-    def walked(self, graph: NodeGraph, rng: random.Random, depth: int) -> Iterator[str]:
+    def walked(self, graph: NodeGraph, draw: _Draw, depth: int) -> Iterator[str]:
         ways, state, steps = self.ways_of(graph), 0, 0
-        while state not in graph.final or (ways.edges[state] and rng.random() > 0.3 and steps < _STEPS):
+        while True:
+            short = draw.is_short(depth) or steps >= _STEPS
+            if state in graph.final and (short or not ways.edges[state] or draw.rng.random() <= 0.3):
+                return
             steps += 1
-            short = steps > _STEPS or depth > _DEPTH
             edges = [e for e in ways.edges[state] if not short or ways.distance[e[1]] < ways.distance[state]]
-            body, state = _edge(edges, rng)
-            yield from self.drawn(body, rng, depth)
+            body, state = _edge(edges, draw.rng)
+            yield from self.drawn(body, draw, depth)
 
     def counts_of(self, node: Counted) -> Counts:
         if id(node) not in self.counts:
             self.counts[id(node)] = Counts(node.graph, node.low, node.high)
         return self.counts[id(node)]
 
-    def counted(self, node: Counted, rng: random.Random, depth: int) -> Iterator[str]:
+    def counted(self, node: Counted, draw: _Draw, depth: int) -> Iterator[str]:
         """As `walked`, by ways of so many edges."""
         counts, state, low, high = self.counts_of(node), 0, node.low, node.high
-        while high != 0 and not (low == 0 and state in counts.final and rng.random() < 0.3):
+        while high != 0 and not (low == 0 and state in counts.final and (draw.is_short(depth) or draw.rng.random() < 0.3)):
             low, high = max(low - 1, 0), None if high is None else high - 1
             edges = [e for e in counts.edges.get(state, ()) if counts.lead_to_an_end(e[1], low, high)]
             if not edges:
                 return
-            body, state = _edge(edges, rng)
+            body, state = _edge(edges, draw.rng)
             yield ""
-            yield from self.drawn(body, rng, depth)
+            yield from self.drawn(body, draw, depth)
 
 
 def _edge(edges: Sequence[tuple[Node, int]], rng: random.Random) -> tuple[Node, int]:

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,20 @@ def test_no_text_is_drawn_without_an_end(kind: str, source: str) -> None:
     """Drawing took forever, and all memory."""
     with pytest.raises(ConstraintError, match=r"more than 300,000 characters.*script its answer"):
         member_of(kind, source, b"0")
+
+
+_NESTED = reduce(lambda inner, _: {"items": inner}, range(60), {"type": "integer"})
+_BRANCHING, _BOUNDED = (
+    {"$ref": "#/$defs/T", "$defs": {"T": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/T"}, leaf]}, "minItems": least}}}
+    for leaf, least in (({"type": "null"}, 8), ({"type": "integer", "minimum": 5}, 2))
+)
+
+
+@pytest.mark.parametrize("schema", [_NESTED, _BRANCHING, _BOUNDED])
+def test_texts_of_nested_schemas_do_not_grow_with_each_level(schema: dict[str, Any]) -> None:
+    """Each level had several of the next, until more than 300,000 characters were refused as demanded; a bounded number below twelve was an IndexError."""
+    for n in range(20):
+        assert len(member_of("json_schema", json.dumps(schema), b"%d" % n)) < 50_000
 
 
 def test_an_answer_to_whose_schema_no_end_fits_is_cut_and_searched_for_an_end_once() -> None:
