@@ -12,14 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from lmc import tracebacks
+from lmc import locks, tracebacks
 from lmc.errors import IncompleteAnswer, Loc, message_of
 from lmc.userfiles import Item, UsageError, object_of, objects
-
-try:
-    import fcntl
-except ImportError:  # not on this system
-    fcntl = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +89,7 @@ class Results:
             if self._indices != sorted(self._indices) and self.path.is_file():
                 rows = sorted((row for _, row in objects(self.path.read_text("utf-8"), str(self.path))), key=lambda row: row["index"])
                 _rewrite(self.path, rows).close()
+            locks.unlock(self._stream)  # a process that the program has started may hold a copy of it
             self._stream.close()
 
     @property
@@ -183,7 +179,7 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
         for row in rows:
             stream.write(_line(row))
         stream.flush()
-        if fcntl is None:
+        if os.name == "nt":
             stream.close()  # a file that is open cannot be replaced there
             fresh.replace(path)
             return path.open("a", encoding="utf-8")
@@ -193,9 +189,9 @@ def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
 
 
 def _locked(path: Path) -> TextIO:
-    """Open a file, and lock it as long as it is open. A pipe or a device has no lock, and no file on systems without `flock`."""
+    """Open a file, and lock it as long as it is open. A pipe or a device has no lock, and no file on Windows."""
     with _writing(path):
-        if fcntl is None or (path.exists() and not path.is_file()):
+        if os.name == "nt" or (path.exists() and not path.is_file()):
             return open(os.devnull, encoding="utf-8")
         stream = path.open("a", encoding="utf-8")
         _lock(stream, path)
@@ -205,11 +201,8 @@ def _locked(path: Path) -> TextIO:
 
 
 def _lock(stream: TextIO, path: Path) -> None:
-    assert fcntl is not None
-    try:
-        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _in_use(path) from None
+    if not locks.lock(stream, path):
+        raise _in_use(path)
 
 
 def _in_use(path: Path) -> UsageError:

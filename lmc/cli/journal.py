@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lmc import json_data
-from lmc.cli.console import say, text_of, write
+from lmc.cli.console import say, write
 from lmc.cli.errors import as_usage
 from lmc.cli.options import OutputFile, unset
 from lmc.errors import ArgumentError, JournalError
@@ -199,10 +199,18 @@ def key_of(key_file: Path | None) -> str | bytes | None:
 
 def _key(file: Path) -> str | bytes:
     try:
-        data = file.read_bytes()
+        with file.open("rb") as stream:  # once: it may be a pipe, or a device without an end
+            data = stream.read(_LONGEST_KEY + 1)
+        if len(data) > _LONGEST_KEY:
+            raise UsageError(f"{file} is no key: it has more than {_LONGEST_KEY} bytes")
+        return data if len(data) == 32 else data.decode().replace("\r\n", "\n").replace("\r", "\n").strip()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
-    return data if len(data) == 32 else text_of(file).strip()
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is no key: it has neither 32 bytes nor is it a text in UTF-8") from None
+
+
+_LONGEST_KEY = 4096
 
 
 def _journals(path: Path) -> list[Path]:

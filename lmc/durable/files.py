@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
+from lmc import locks
 from lmc.durable.cipher import Key
 from lmc.durable.records import Contents, parse
 from lmc.errors import JournalError
@@ -28,8 +29,7 @@ def opened(path: Path, key: Key | None) -> tuple[BinaryIO, Contents | None]:
         try:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise JournalError(f"journal={str(path)!r} is not a regular file; give the path of one, or of a file that is not there yet")
-            _lock(file, path)
-            if not is_at(file, os.path.abspath(path)):  # it was compacted meanwhile
+            if not locks.lock(file, path) or not is_at(file, os.path.abspath(path)):  # the latter: it was compacted meanwhile
                 raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it")
             contents = parse(file.read(), str(path), key)
             if there:
@@ -141,25 +141,3 @@ def sync_directory(path: Path) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Lock the file: two processes must not write one journal."""
-    try:
-        import fcntl
-    except ImportError:  # not on this system
-        return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise JournalError(f"journal={str(path)!r} is in use by another run; give each its own, or wait for it") from None
-
-
-def unlock(file: BinaryIO) -> None:
-    """Unlock, also in a child of fork(), which may not have closed its copy of the file yet."""
-    try:
-        import fcntl
-    except ImportError:
-        return
-    if not file.closed:
-        fcntl.flock(file.fileno(), fcntl.LOCK_UN)

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, BinaryIO
 
-from lmc import json_data
+from lmc import json_data, locks
 from lmc.backend.results import Result
 from lmc.durable import files
 from lmc.durable.cipher import Cipher, Key
@@ -199,7 +199,7 @@ class JournalFile:
         self._hurry()
         self._thread.join()
         self._trying(self._room.give_back, self._end)
-        files.unlock(self._file)
+        locks.unlock(self._file)
         self._file.close()
         self._sidecar.close()
         self._check()

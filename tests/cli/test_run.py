@@ -277,6 +277,16 @@ def test_a_run_that_began_beside_another_does_not_replace_its_results(folder):
     assert (folder / "new.jsonl").read_text() == ""
 
 
+def test_a_file_system_without_locks_is_named_and_written_to(lmc_cli, results, monkeypatch):
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match=r"out.jsonl is on a file system without locks \(No locks available\)"):
+        assert lmc_cli(*ECHO, "--overwrite")[0] == 0
+    assert [row["index"] for row in jsonl(results)] == [0, 1, 2]
+
+
 def test_an_output_that_is_a_folder_or_a_device(lmc_cli, folder):
     (folder / "out").mkdir()
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-o", "out", "-b", "mock")

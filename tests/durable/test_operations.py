@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import lmc
 from lmc.cli.command import app
+from lmc.cli.journal import key_of
 from lmc.durable import files, records, room
 from lmc.durable.files import Sidecar
 from lmc.errors import ArgumentError, JournalError, MissingPackageError, ParameterError
@@ -525,6 +526,16 @@ def test_lines_of_an_encrypted_journal_cannot_be_changed_moved_or_left_out(tmp_p
         lay(tmp_path / "j", b"\n".join(made) + b"\n")
         with pytest.raises(JournalError, match="line 2 was changed, or is of another place"):
             run(journal)
+
+
+def test_a_key_may_come_from_a_pipe_and_has_an_end() -> None:
+    read, write = os.pipe()
+    os.write(write, b"a passphrase\n")
+    os.close(write)
+    assert key_of(Path(f"/dev/fd/{read}")) == "a passphrase"
+    os.close(read)
+    with pytest.raises(UsageError, match="/dev/zero is no key: it has more than 4096 bytes"):
+        key_of(Path("/dev/zero"))
 
 
 def test_a_journal_gets_another_key(tmp_path: Path) -> None:
