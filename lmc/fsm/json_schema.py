@@ -113,7 +113,7 @@ def compile_schema(source: str) -> Compiled:
     try:
         grammar = compiler.grammar()
     except RecursionError:
-        raise ConstraintError("json_schema is nested too deep") from None
+        raise ConstraintError("json_schema is nested too deep, or has too many items that may be left out") from None
     except TooLarge:
         raise ConstraintError("json_schema needs too large an automaton; use smaller lengths and simpler patterns") from None
     if said := str(notes):

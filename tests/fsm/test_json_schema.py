@@ -189,6 +189,11 @@ def test_what_no_automaton_holds_is_said_and_checked_when_the_answer_ends(name):
         compile_schema(json.dumps({**schema, "x-lmc": {"strict": True}}))
 
 
+def test_too_many_items_that_may_be_left_out_are_refused_as_such():
+    with pytest.raises(ConstraintError, match="too many items that may be left out"):
+        compile_schema(json.dumps({"type": "array", "prefixItems": [{"type": "integer"}] * 5000}))
+
+
 @pytest.mark.parametrize(("text", "says"), [("[" * 5000 + "]" * 5000, "nested too deep"), ("[" + "1" * 5000 + "]", "4300 digits")])
 def test_an_answer_that_python_cannot_read_is_not_valid(text, says):
     json_schema.compile_schema.cache_clear()
