@@ -64,11 +64,13 @@ def to_bytes(x: Any) -> bytes:
 
 def loads(text: str, *, parse_float: Callable[[str], Any] | None = None) -> Any:
     """Decode JSON that a model, a client or a file wrote. Raises ValueError for anything that is not JSON, or that Python cannot hold: nested too
-    deeply, or a number of more than 4,300 digits."""
+    deeply, or a number of more than 4,300 digits, or a Decimal with an exponent of more than 18."""
     try:
         return json.loads(text, parse_float=parse_float)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except ArithmeticError:  # of Decimal
+        raise ValueError("a number with too large an exponent") from None
 
 
 def from_bytes(data: bytes) -> Any:

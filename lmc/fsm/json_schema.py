@@ -134,10 +134,13 @@ def _pattern(pattern: str) -> LazyDFA:
 
 
 def _decimal(digits: str) -> Decimal:
-    found = Decimal(digits)
-    if abs(found.adjusted()) > _MOST_DIGITS:
-        raise ConstraintError(f"json_schema: {digits} has more than {_MOST_DIGITS} digits")
-    return found
+    try:
+        found = Decimal(digits)
+        if abs(found.adjusted()) <= _MOST_DIGITS:
+            return found
+    except ArithmeticError:  # its exponent has more than 18 digits
+        pass
+    raise ConstraintError(f"json_schema: {digits} has more than {_MOST_DIGITS} digits")
 
 
 def _no_constant(name: str) -> None:

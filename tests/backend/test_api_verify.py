@@ -73,6 +73,8 @@ def test_numbers_are_numbers_in_json() -> None:
         schema = as_schema(Constraint("regex", regex))
         assert schema is not None and json.loads(schema.source)["properties"]["answer"] == {"type": kind}
     assert [answer_in(Constraint("regex", kind), '{"answer": 5.0}') for kind in (REGEX_INT, REGEX_FLOAT)] == ["5", "5.0"]
+    beyond = f'{{"answer": 1e{10**19}}}'  # what Decimal holds
+    assert answer_in(Constraint("regex", REGEX_FLOAT), beyond) == beyond
     said = ['{"answer": 42}', '{"answer": 1.5e-3}', '{ "answer" : "a b" }', '{"answer": true}', '{"answer": 1e99999999}', "42", "[1]"]
     assert [answer_in(Constraint("regex", REGEX_FLOAT), text) for text in said] == ["42", "0.0015", "a b", "True", '{"answer": 1e99999999}', "42", "[1]"]
 

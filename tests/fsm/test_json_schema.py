@@ -194,7 +194,9 @@ def test_too_many_items_that_may_be_left_out_are_refused_as_such():
         compile_schema(json.dumps({"type": "array", "prefixItems": [{"type": "integer"}] * 5000}))
 
 
-@pytest.mark.parametrize(("text", "says"), [("[" * 5000 + "]" * 5000, "nested too deep"), ("[" + "1" * 5000 + "]", "4300 digits")])
+@pytest.mark.parametrize(
+    ("text", "says"), [("[" * 5000 + "]" * 5000, "nested too deep"), ("[" + "1" * 5000 + "]", "4300 digits"), (f"[1e{10**19}]", "too large an exponent")]
+)
 def test_an_answer_that_python_cannot_read_is_not_valid(text, says):
     json_schema.compile_schema.cache_clear()
     with pytest.warns(SchemaWarning, match="uniqueItems"):
@@ -202,6 +204,8 @@ def test_an_answer_that_python_cannot_read_is_not_valid(text, says):
     assert check is not None and says in str(check(text))
     with pytest.raises(ConstraintError, match=r"cannot be read: .*4300 digits"):
         compile_schema('{"const": ' + "1" * 5000 + "}")
+    with pytest.raises(ConstraintError, match=r"1e-1000.* has more than 300 digits"):
+        compile_schema(f'{{"minimum": 1e-{10**19}}}')
 
 
 @pytest.mark.parametrize(
