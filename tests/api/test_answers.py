@@ -141,6 +141,7 @@ MALFORMED = {
     "missing": (chat(), "chat", "no content"),
     "a number": (chat(content=5), "chat", "5"),
     "a part of a kind of its own": (chat(content=[{"type": "reference", "reference_ids": [1]}]), "chat", "a part of the answer is"),
+    "a part of kinds": (chat(content=[{"type": ["text"], "text": "a"}]), "chat", "a part of the answer is"),
     "a part that has a number": (chat(content=[{"type": "text", "text": 5}]), "chat", "a part of the answer is"),
     "a part that is a number": (chat(content=[5]), "chat", "a part of the answer is 5"),
     "thoughts in parts alone": (chat(content=[{"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}]), "chat", "no content"),

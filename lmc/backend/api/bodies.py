@@ -73,7 +73,7 @@ def content_of(message: Body) -> tuple[Any, str]:
         return content, ""
     found: dict[str, list[str]] = {"text": [], "thinking": []}
     for part in content:
-        kind: Any = part.get("type") if isinstance(part, dict) else None
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
         if kind not in found:
             raise Malformed(f"a part of the answer is {part!r:.40}")
         said: Any = part.get(kind)
