@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from contextlib import contextmanager
 from itertools import repeat
 from operator import index
+from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, cast, overload
 
 from lmc.backend.usage import Usage
-from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError
+from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, message_of
 from lmc.frontend import streaming
 from lmc.frontend.active import home, next_fork
 from lmc.frontend.appending import AppendedState, append, without
@@ -420,6 +421,7 @@ class State(AnswersByName, Generic[R]):
         """As `text_iter`, for async code: the text, or the variable `var_name`; with `return_meta_data`, pairs of text and the meta info known so far."""
         return streaming.text_async_iter(self, var_name, return_meta_data)
 
+    @recursive_repr()
     def __repr__(self) -> str:
         parts = [self.name or "State"]
         if self.stream:
@@ -427,7 +429,7 @@ class State(AnswersByName, Generic[R]):
         if self.role:
             parts.append(f"open {self.role}")
         names = ", ".join(repr(n) for n in self.variables if n is not None)
-        failed = "" if self.failure is None else f"; failed with {self.failure!r:.100}"
+        failed = "" if self.failure is None else f"; failed with {type(self.failure).__name__}({message_of(self.failure)!r:.100})"
         return f"<{' '.join(parts)}: {streaming.so_far(self.ctx)!r}; variables: {names or 'none'}{failed}>"
 
     def explain(self, format: str = "text") -> str:

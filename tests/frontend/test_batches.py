@@ -388,6 +388,21 @@ def test_errors_are_raised_after_all_have_run_or_returned(threads: Any):
         states[1]["later"]
 
 
+def test_an_exception_that_has_its_state_or_no_text_is_shown_with_it():
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise TypeError
+
+    @lmc.function
+    def program(s: Any, printable: bool):
+        raise ValueError(s) if printable else Unprintable
+
+    shown = [repr(state) for state in program.run_batch([{"printable": True}, {"printable": False}], backend=Mock(), errors="return")]
+    assert shown == [
+        "<program: ''; variables: none; failed with ValueError('...')>", "<program: ''; variables: none; failed with Unprintable('<unprintable Unprintable>')>",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_abandoning_a_batch_cancels_what_is_left(is_async: bool):
     backend, began, cancelled = Gated(), list[int](), list[int]()
