@@ -94,8 +94,10 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
         tree = _parsed(pattern)
     except re.error as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
-    except (OverflowError, RecursionError) as e:
+    except OverflowError as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
+    except RecursionError:
+        raise _too_deep(pattern) from None
     if not search and (at := _posix_class(pattern, bool(tree.state.flags & re.VERBOSE))) is not None:  # in a schema, it is as JavaScript reads it
         raise ConstraintError(
             f"regex {shown(pattern)} has the POSIX class {pattern[slice(*at)]}, which Python's re reads as other characters; write it out, "
@@ -106,7 +108,11 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
     try:
         return _RegexReader(pattern, flags, assertions, properties, words, search).whole(list(tree)), assertions
     except RecursionError:
-        raise ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint") from None
+        raise _too_deep(pattern) from None
+
+
+def _too_deep(pattern: str) -> ConstraintError:
+    return ConstraintError(f"regex {shown(pattern)} is nested too deep for a constraint")
 
 
 def _parsed(pattern: str) -> Any:

@@ -45,9 +45,12 @@ def test_a_regex_means_what_it_means_elsewhere_and_takes_no_time(regex: str, tex
     assert matching(Constraint("regex", regex), text) == answer
 
 
-def test_a_regex_that_is_not_regular_is_refused_before_a_server_is_asked() -> None:
-    with pytest.raises(ConstraintError, match="position 3"):
-        check(Constraint("regex", r"(a)\1"))
+@pytest.mark.parametrize(
+    ("regex", "says"), [(r"(a)\1", "position 3"), ("a" * 300_000, "300,000 characters"), ("(" * 900 + "a" + ")" * 900, "nested too deep")]
+)
+def test_a_regex_of_no_constraint_is_refused_before_a_server_is_asked(regex: str, says: str) -> None:
+    with pytest.raises(ConstraintError, match=says):
+        check(Constraint("regex", regex))
 
 
 @pytest.mark.parametrize("number", [0.1 + 0.2, 1 / 3 * 1e-3, -1e-9])

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from lmc import json_data
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
+from lmc.fsm.bounds import check_source
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.recognise import allows, longest
 from lmc.fsm.regex import parse
@@ -43,7 +44,13 @@ def matching(constraint: Constraint, text: str) -> str | None:
 
 
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
-_parsed = lru_cache(maxsize=256)(parse)  # the source, not its automaton: refused before a server is asked
+
+
+@lru_cache(maxsize=256)
+def _parsed(source: str) -> None:
+    """Refuse a regex before a server is asked, without building its automaton."""
+    check_source("regex", source)
+    parse(source)
 
 
 @lru_cache(maxsize=256)
