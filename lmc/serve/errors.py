@@ -158,12 +158,12 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def parsed(kind: type[M], body: bytes, *, lenient: bool = False) -> M:
-    """Parse a request's body as its type, or raise ApiError that names the fault. `lenient`: unknown fields are
-    ignored."""
+    """Parse a request's body as its type, or raise ApiError that names the fault. `lenient`: fields that are unknown,
+    or not supported at all, are ignored."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        if lenient and (unknown := [e["loc"] for e in _errors(error) if e["type"] == "extra_forbidden"]):
+        if lenient and (unknown := [e["loc"] for e in _errors(error) if e["type"] in ("extra_forbidden", "unsupported_field")]):
             return parsed(kind, _without(body, unknown))
         raise of_validation(error, tuple(f.alias or name for name, f in kind.model_fields.items()), body) from None
 
@@ -215,7 +215,7 @@ def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) ->
     where = ".".join(map(str, _place(first, given)[0])) or None
     if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
         return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
-    return bad(f"{where}: {first['msg']}" if where else first["msg"], where, "unsupported" if first["type"] == "unsupported" else None)
+    return bad(f"{where}: {first['msg']}" if where else first["msg"], where, "unsupported" if first["type"] in ("unsupported", "unsupported_field") else None)
 
 
 def _errors(error: ValidationError) -> Sequence[Any]:

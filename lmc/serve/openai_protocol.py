@@ -7,6 +7,7 @@ Unknown fields are refused: an ignored parameter would change answers silently.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
@@ -30,15 +31,18 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 _PROMPTS = Field(max_length=4096)  # before they are counted with their answers
 
 
-def _supported(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+def _supported(value: Any, check: ValidatorFunctionWrapHandler, kind: Literal["unsupported", "unsupported_field"] = "unsupported") -> Any:
     try:
         return check(value)
     except ValidationError:
-        raise PydanticCustomError("unsupported", "not supported by this server; leave it out") from None
+        raise PydanticCustomError(kind, "not supported by this server; leave it out") from None
 
 
 ONLY = WrapValidator(_supported)
 """Annotation of a field with one supported value, which changes nothing: clients and routers write it."""
+
+Absent = Annotated[None, WrapValidator(partial(_supported, kind="unsupported_field"))]
+"""Type of a field of an API that is not supported at all: one that a lenient server leaves out, as those that it does not know."""
 
 
 class RequestBody(BaseModel):
@@ -155,8 +159,8 @@ class Message(RequestBody):
     tool_calls: ListOf[ToolCall] | None = None
     tool_call_id: str | None = None
     annotations: ListOf[dict[str, Any]] | None = None  # of the content, which is complete without them
-    audio: Annotated[None, ONLY] = None
-    function_call: Annotated[None, ONLY] = None
+    audio: Absent = None
+    function_call: Absent = None
 
     @property
     def text(self) -> str:
@@ -198,7 +202,7 @@ class Sampled(RequestBody):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    moderation: Annotated[None, ONLY] = None
+    moderation: Absent = None
     prediction: dict[str, Any] | None = None
     modalities: Annotated[ListOf[Literal["text"]], Field(min_length=1)] | None = None
     # vLLM's and SGLang's
@@ -370,10 +374,10 @@ class ChatRequest(Sampled):
     tools: ListOf[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[None, ONLY] = None
-    function_call: Annotated[None, ONLY] = None
-    audio: Annotated[None, ONLY] = None
-    web_search_options: Annotated[None, ONLY] = None
+    functions: Absent = None
+    function_call: Absent = None
+    audio: Absent = None
+    web_search_options: Absent = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     separate_reasoning: bool | None = None  # routers write these three; an answer's reasoning is part of its content here

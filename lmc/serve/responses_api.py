@@ -11,7 +11,7 @@ from pydantic import Field
 
 from lmc.serve.answering import Json
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import ONLY, Count, ListOf, Probability, RequestBody
+from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody
 
 
 class Reasoning(RequestBody):
@@ -56,9 +56,9 @@ class ResponsesRequest(RequestBody):
     max_tool_calls: int | None = None
     previous_response_id: Annotated[None, ONLY] = None  # nothing is stored
     conversation: Annotated[None, ONLY] = None
-    prompt: Annotated[None, ONLY] = None
-    context_management: Annotated[None, ONLY] = None
-    moderation: Annotated[None, ONLY] = None
+    prompt: Absent = None
+    context_management: Absent = None
+    moderation: Absent = None
 
 
 def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:

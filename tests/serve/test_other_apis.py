@@ -446,6 +446,9 @@ def test_a_lenient_server_leaves_out_fields_of_parts_and_nothing_else():
     other = lmc.Mock()
     post(CHAT, HELLO, other)
     assert [c.prompt for c in mock.call_log] == [c.prompt for c in other.call_log]
+    unsupported = {"functions": [{"name": "f"}], "audio": {}, "messages": [{**message, "function_call": {"name": "f", "arguments": "{}"}}]}
+    assert post(CHAT, unsupported, lenient=True).status_code == 200
+    assert post(RESPONSES, {"input": "x", "prompt": {"id": "p"}, "moderation": {}}, lenient=True).status_code == 200
     assert post(CHAT, {"messages": [message], "temperature": "hot"}, lenient=True).status_code == 400, "what is known must be right"
 
 
