@@ -84,7 +84,11 @@ def _function(fn: Any) -> dict[str, Any]:
         raise ParameterError(f"gen(tools=…): a model cannot call a function named {name}; give it a name")
     parameters, required = dict[str, Any](), list[str]()
     hints = _hints(fn)
-    for p in signature_of(fn).parameters.values():
+    try:
+        signature = signature_of(fn)
+    except ValueError:  # of some builtin functions
+        raise ParameterError(f"gen(tools=…): {name} does not say what its parameters are; give a function of your own that calls it") from None
+    for p in signature.parameters.values():
         if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY):
             raise ParameterError(f"gen(tools=…): {name}({p}): a model gives arguments by name; write them out")
         parameters[p.name] = schema_of_type(hints[p.name]) if p.name in hints else {}

@@ -94,6 +94,16 @@ def test_a_call_of_another_form_is_the_programs_mistake(call, says):
     assert raised.value.loc.file == __file__
 
 
+@pytest.mark.parametrize("tool, says", [(max, "max does not say what its parameters are"), (print, r"print\(\*args\): a model gives arguments by name")])
+def test_a_function_whose_parameters_a_model_cannot_name_is_no_tool(tool, says):
+    @lmc.function
+    def asks(s):
+        s += "Q" + lmc.gen("a", tools=[tool])
+
+    with pytest.raises(lmc.ParameterError, match=says):
+        asks(backend=lmc.Mock())
+
+
 @lmc.function
 async def waits(s):
     s += lmc.user("q") + lmc.assistant(lmc.gen("a", tools=[later]))
