@@ -58,6 +58,7 @@ from lmc.durable.reaches import (
     class_names_language,
     from_library,
     holds_language,
+    inside,
     is_language,
     is_of_lmc,
     looks_up,
@@ -190,9 +191,15 @@ def _called_by_attrs(cls: type) -> Iterator[Any]:
 
 
 def _attrs_calls_only(fn: Any, cls: type) -> bool:
-    """Return whether a function that attrs calls computes, and nothing else."""
-    made = fn is None or fn in OWN_DATA or str(type(fn).__module__).startswith("attr.")
-    return made or (isinstance(fn, types.FunctionType) and ComputingSearch(computes, cls).only_computes(fn))
+    """Return whether a function that attrs calls computes, and nothing else: also one of a list of validators, or in a converter of attrs."""
+    if isinstance(fn, types.FunctionType):
+        return ComputingSearch(computes, cls).only_computes(fn)
+    if isinstance(fn, types.BuiltinFunctionType):
+        return computes(fn)
+    if str(type(fn).__module__).startswith("attr."):
+        held = [x for part in inside(fn) for x in (part if isinstance(part, tuple) else (part,))]
+        return all(_attrs_calls_only(x, cls) for x in held if callable(x) and not (isinstance(x, type) and hasattr(fn, "type")))  # `instance_of` calls none
+    return fn is None or fn in OWN_DATA
 
 
 def is_plain(cls: type) -> bool:

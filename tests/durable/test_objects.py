@@ -811,7 +811,9 @@ def at_least_one(x: Any) -> int:
 
 @attrs.define
 class Game:
-    most: int = attrs.field(default=2, converter=at_least_one, validator=attrs.validators.ge(1))
+    most: int = attrs.field(
+        default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.optional(attrs.validators.instance_of(int))]
+    )
     words: list[str] = attrs.field(factory=list)
     moves: int = 0
 
@@ -869,6 +871,42 @@ def makes_objects_of_attrs(s: Any) -> Any:
         s += x + lmc.gen("a", max_tokens=2)
         game.move(s["a"])
     return game, shown
+
+
+def is_logged(_: Any, field: Any, x: Any) -> None:
+    CALLS.append((field.name, x))
+
+
+@attrs.define
+class Logged:
+    listed: int = attrs.field(default=1, validator=[attrs.validators.ge(1), is_logged])
+
+
+@attrs.define
+class LoggedOrNone:
+    optional: int = attrs.field(default=1, validator=attrs.validators.optional(is_logged))
+
+
+@attrs.define
+class Converted:
+    converted: int = attrs.field(default=1, converter=attrs.Converter(lambda x: CALLS.append(("converted", x)) or x))
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")  # of the first run
+@pytest.mark.parametrize("cls", [Logged, LoggedOrNone, Converted])
+def test_what_attrs_calls_in_functions_of_its_own_is_not_called_again(cls: type, tmp_path: Path) -> None:
+    """They were taken for attrs's, which only compute."""
+
+    @lmc.function
+    def program(s: Any) -> Any:
+        cls()
+        s += lmc.gen("a", max_tokens=2)
+
+    CALLS.clear()
+    with pytest.raises(JournalError, match=f"{cls.__name__}.* gave a {cls.__name__}, and a journal cannot hold that"):
+        for _ in range(2):
+            program.run(backend=lmc.Mock(), journal=lmc.Journal(tmp_path / "j"))
+    assert len(CALLS) == 1
 
 
 PROGRAMS = [
