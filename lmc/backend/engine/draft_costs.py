@@ -24,7 +24,8 @@ class Costs:
         self.ahead, self.some, self.row, self.host, self.gap = ahead, 0.0, row, host, host
         self.step = _STEP
         self._plain: dict[int, float] = {}  # seconds of a pass of so many rows
-        self._seen = _PRIOR * (_moments(0, 0.0) + _moments(_PRIOR_ROWS, _PRIOR_ROWS * row))
+        prior = _moments(0, 0.0) + _moments(_PRIOR_ROWS, _PRIOR_ROWS * row)
+        self._seen, self._kept = _PRIOR * prior, _LEAST * (1 - _FADES) * prior
 
     def learn(self, rows: int, drafted: int, seconds: float, host: float, gap: float) -> None:
         """Record the device's and the host's time of a pass of so many rows, and so many rows of drafts beside them, and how long the device had
@@ -34,7 +35,7 @@ class Costs:
             self._plain[rows] = seconds if plain is None else plain + (min(seconds, _SURPRISE * plain) - plain) / (8 if seconds > plain else 2)
         elif plain:
             more, expected = max(0.0, seconds / plain - 1), self.some + self.row * drafted
-            self._seen = self._seen * _FADES + _moments(drafted, min(float(drafted), more, _SURPRISE * (1 + expected) - 1))
+            self._seen = self._seen * _FADES + self._kept + _moments(drafted, min(float(drafted), more, _SURPRISE * (1 + expected) - 1))
             self.some, self.row = _line(*self._seen.tolist())
             self.gap += (min(2.0, gap / plain) - self.gap) / 16
         if plain:
@@ -94,6 +95,7 @@ def _line(n: float, x: float, xx: float, y: float, xy: float) -> tuple[float, fl
 _SURPRISE = 1.25  # how much longer than expected a pass may seem
 _STEP = 0.25  # until steps have told
 _PRIOR, _PRIOR_ROWS = 0.5, 16  # passes for which what is expected of none and of so many rows counts
+_LEAST = 1 / 1024  # what is left of that in the end: many passes of one number of rows make no line
 _FADES = 31 / 32  # weight of a pass after each later one
 _GAIN = 1.03  # a smaller gain is not noticeable, and a wrong guess would cost more
 

@@ -579,6 +579,16 @@ def test_no_pass_is_waited_for_where_none_begin():
     assert waits - len(rows) < 0.1 * passes
 
 
+def test_what_drafts_cost_is_learned_from_drafts_of_one_length():
+    """Of which the loop failed after a thousand or so: where a line begins cannot be told from them."""
+    costs = Costs(ahead=False, row=0.5)
+    costs.learn(1, 0, 1.0, 0.1, 0.1)
+    for _ in range(5000):
+        costs.learn(1, 4, 1.2, 0.1, 0.1)
+        assert 0 <= costs.row < 1 and costs.some >= 0
+    assert costs.some + 4 * costs.row == pytest.approx(0.2, abs=0.01)
+
+
 def test_costs_are_learned():
     costs = Costs(ahead=False, row=0.5)
     for _ in range(200):
