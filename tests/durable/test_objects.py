@@ -811,9 +811,7 @@ def at_least_one(x: Any) -> int:
 
 @attrs.define
 class Game:
-    most: int = attrs.field(
-        default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.optional(attrs.validators.instance_of(int))]
-    )
+    most: int = attrs.field(default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.instance_of(int)])
     words: list[str] = attrs.field(factory=list)
     moves: int = 0
 
