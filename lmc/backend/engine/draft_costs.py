@@ -32,7 +32,8 @@ class Costs:
         nothing to do before it. What disturbs a pass makes it longer, never shorter: a surprising time counts as a slightly longer one."""
         plain = self._plain.get(rows)
         if not drafted:
-            self._plain[rows] = seconds if plain is None else plain + (min(seconds, _SURPRISE * plain) - plain) / (8 if seconds > plain else 2)
+            share = 2 if plain is not None and seconds * _SURPRISE < plain else 8  # a much shorter one tells that those before were disturbed
+            self._plain[rows] = seconds if plain is None else plain + (min(seconds, _SURPRISE * plain) - plain) / share
         elif plain:
             more, expected = max(0.0, seconds / plain - 1), self.some + self.row * drafted
             self._seen = self._seen * _FADES + self._kept + _moments(drafted, min(float(drafted), more, _SURPRISE * (1 + expected) - 1))

@@ -603,7 +603,7 @@ def test_costs_are_learned():
 def test_costs_are_those_of_the_device_and_not_of_what_disturbs_it():
     costs = Costs(ahead=True, row=0.002)
     costs.learn(1, 0, 9.0, 0.9, 0.0)  # a first pass is slow
-    for _ in range(10):
+    for _ in range(40):
         costs.learn(1, 0, 1.0, 0.9, 0.0)
         costs.learn(1, 8, 1.1, 0.9, 0.05)
     before = costs.of([8], [False])
