@@ -51,14 +51,14 @@ def _changes(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int =
     lost = set(effects.touched)
     for call in effects.calls:
         fn = _resolved(ev, frame, call.func)
-        callee = callee_of(ev, fn)
+        callee, named = callee_of(ev, fn), [(k.arg, k.value) for k in call.keywords]
         if callee is None:
-            changed = call.args if id(fn) in CHANGING or _is_opaque(fn) else []
+            changed = [*call.args, *(x for _, x in named)] if id(fn) in CHANGING or _is_opaque(fn) else []
         else:
             code, inner = callee
             receiver = call.func.value if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else call.func
             given = [receiver, *call.args] if isinstance(fn, (BoundMethod, type, Object)) else call.args
-            changed = [arg for parameter, arg in zip(code.positional, given, strict=False) if parameter in code.effects.touched]
+            changed = [arg for parameter, arg in (*zip(code.positional, given, strict=False), *named) if parameter in code.effects.touched]
             if depth < _DEEPEST:
                 for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
                     yield from [lambda deps, inner=inner, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]

@@ -417,6 +417,18 @@ def changes_an_item_under_a_name_of_its_own(s):
     ask(s, str(table))
 
 
+def add(to: list[Any]) -> None:
+    to.append("new")
+
+
+@lmc.function
+def changes_what_is_passed_by_name(s):
+    answer, names = ask(s, "q"), ["old"]
+    if "no" not in answer:
+        add(to=names)
+    ask(s, str(names))
+
+
 @lmc.function
 def changes_each_object_of_a_list(s):
     answer, counters = ask(s, "q"), [Counter(), Counter()]
