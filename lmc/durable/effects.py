@@ -198,7 +198,8 @@ def _attrs_calls_only(fn: Any, cls: type) -> bool:
         return computes(fn)
     if str(type(fn).__module__).startswith("attr."):
         held = [x for part in inside(fn) for x in (part if isinstance(part, tuple) else (part,))]
-        return all(_attrs_calls_only(x, cls) for x in held if callable(x) and not (isinstance(x, type) and hasattr(fn, "type")))  # `instance_of` calls none
+        called = [x for x in held if callable(x) and not (isinstance(x, type) and hasattr(fn, "type"))]  # `instance_of` calls none
+        return all(_attrs_calls_only(x, cls) for x in called if not any(y is fn for y in inside(x)))  # a converter's own function calls what it holds
     return fn is None or fn in OWN_DATA
 
 
