@@ -43,6 +43,7 @@ class Settings:
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
+    quantization  "fp8" or "int4" for such a model's matrices in FP8 or in 4 bits, "" for what they are
     kv_dtype   "fp8" for such a model's KV in FP8, "" for that of its activations
     deterministic  such a model's answers have the same bits whatever runs beside them (one device)
     drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
@@ -63,6 +64,7 @@ class Settings:
     device: str = ""
     tp: int = 1
     dp: int = 1
+    quantization: Literal["", "fp8", "int4"] = ""
     kv_dtype: str = ""
     deterministic: bool = False
     drafts: int | Literal["auto", "off"] | None = None
@@ -86,6 +88,7 @@ class Changes(TypedDict, total=False):
     device: str
     tp: int | str
     dp: int | str
+    quantization: str
     kv_dtype: str
     deterministic: bool | str
     drafts: int | str | None
@@ -156,10 +159,13 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _kv_dtype(name: str, value: Any) -> str:
-    if value not in ("", "fp8"):
-        raise ParameterError(f"{name}={value!r}: must be fp8, or empty")
-    return value
+def _one_of(*words: str) -> Callable[[str, Any], str]:
+    def read(name: str, value: Any) -> str:
+        if value not in ("", *words):
+            raise ParameterError(f"{name}={value!r}: must be {' or '.join(words)}, or empty")
+        return value
+
+    return read
 
 
 def _drafts(name: str, value: Any) -> int | Literal["auto", "off"] | None:
@@ -194,7 +200,8 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "device": _text,
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
-    "kv_dtype": _kv_dtype,
+    "quantization": _one_of("fp8", "int4"),
+    "kv_dtype": _one_of("fp8"),
     "deterministic": _switch,
     "drafts": _drafts,
     "draft_model": _text,

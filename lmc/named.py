@@ -128,6 +128,7 @@ def _engine(model: str) -> Any:
     return Engine(
         model,
         device=found.device or "auto",
+        quantization=found.quantization or None,
         kv_dtype="fp8" if found.kv_dtype else None,
         deterministic=found.deterministic,
         drafts=found.drafts,

@@ -51,13 +51,13 @@ def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) 
 
 
 def use(
-    name: str, *, tp: int | None, dp: int | None, adapter: Sequence[str] | None, drafts: str | None, draft_model: str | None, kv_dtype: str | None,
-    deterministic: bool,
+    name: str, *, tp: int | None, dp: int | None, adapter: Sequence[str] | None, drafts: str | None, draft_model: str | None,
+    quantization: str | None, kv_dtype: str | None, deterministic: bool,
 ) -> None:  # fmt: skip
     """Set how models are opened from now on, as options say; refuse those that `name`, which is none on this machine, would not heed."""
     given = {
-        "tp": tp, "dp": dp, "adapters": _adapters(adapter or ()), "drafts": drafts, "draft_model": draft_model, "kv_dtype": kv_dtype,
-        "deterministic": deterministic,
+        "tp": tp, "dp": dp, "adapters": _adapters(adapter or ()), "drafts": drafts, "draft_model": draft_model,
+        "quantization": quantization, "kv_dtype": kv_dtype, "deterministic": deterministic,
     }  # fmt: skip
     given = {setting: value for setting, value in given.items() if value}
     if given and not named.is_model(name):

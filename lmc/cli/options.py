@@ -46,6 +46,15 @@ TensorParallel = Annotated[
 Replicas = Annotated[
     int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1", help="Run N copies of the model, each on --tp GPUs.")
 ]
+Quantization = Annotated[
+    str | None,
+    typer.Option(
+        "--quantization",
+        metavar="fp8|int4",
+        show_default="LMC_QUANTIZATION, else as they are",
+        help="Keep the model's matrices in FP8 on a GPU, or in 4 bits on a CPU (docs/performance.md).",
+    ),
+]
 KvDtype = Annotated[
     str | None, typer.Option("--kv-dtype", metavar="fp8", show_default="LMC_KV_DTYPE, else as activations", help="Keep KV in FP8 (docs/performance.md).")
 ]
@@ -54,7 +63,7 @@ Deterministic = Annotated[
     typer.Option(
         "--deterministic",
         show_default="LMC_DETERMINISTIC, else off",
-        help="Give the same bits whatever runs beside a request; slower, on a CPU (docs/determinism.md).",
+        help="Give the same bits whatever runs beside a request; slower (docs/determinism.md).",
     ),
 ]
 Drafts = Annotated[

@@ -30,6 +30,7 @@ from lmc.cli.options import (
     MaxTokens,
     ModelName,
     OutputFile,
+    Quantization,
     Replicas,
     Target,
     Temperature,
@@ -51,6 +52,7 @@ def run(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    quantization: Quantization = None,
     kv_dtype: KvDtype = None,
     deterministic: Deterministic = False,
     drafts: Drafts = None,
@@ -119,7 +121,7 @@ def run(
     userfiles.check_folder(html, "--html")
     userfiles.check_folder(journal, "--journal")
     name = backend or config().model or "smollm2"
-    use(name, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, kv_dtype=kv_dtype, deterministic=deterministic)
+    use(name, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic)
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = result_files.Results(output, overwrite=overwrite)

@@ -17,7 +17,7 @@ from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
 from lmc.cli.models import open_backend, use
-from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Replicas, TensorParallel, unset
+from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Quantization, Replicas, TensorParallel, unset
 from lmc.config import config
 from lmc.extras import require
 from lmc.userfiles import UsageError
@@ -38,6 +38,7 @@ def serve(
     tp: TensorParallel = None,
     dp: Replicas = None,
     adapter: Adapters = None,
+    quantization: Quantization = None,
     kv_dtype: KvDtype = None,
     deterministic: Deterministic = False,
     drafts: Drafts = None,
@@ -146,7 +147,7 @@ def serve(
     if journals is not None and not journals.exists():
         say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
-    use(model, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, kv_dtype=kv_dtype, deterministic=deterministic)
+    use(model, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic)
     names = tuple(name) if name else (named.public(model),)
     if both := sorted(set(names) & config().adapters.keys()):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")

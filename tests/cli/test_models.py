@@ -3,7 +3,7 @@
 
 import pytest
 
-from lmc.config import reset
+from lmc.config import config, reset
 
 
 @pytest.mark.parametrize(("options", "says"), [
@@ -15,6 +15,8 @@ from lmc.config import reset
     (("--deterministic", "--backend", "mock"), "--deterministic is for models on this machine, and mock is not one"),
     (("--kv-dtype", "fp8", "--backend", "mock"), "--kv-dtype is for models on this machine, and mock is not one"),
     (("--kv-dtype", "int8"), "kv_dtype='int8': must be fp8, or empty"),
+    (("--quantization", "fp8", "--backend", "mock"), "--quantization is for models on this machine, and mock is not one"),
+    (("--quantization", "int3"), "quantization='int3': must be fp8 or int4, or empty"),
     (("--draft-model", "nowhere"), "no model 'nowhere'"),
     (("--adapter", "a=x", "--backend", "mock"), "--adapter is for models on this machine, and mock is not one"),
 ])  # fmt: skip
@@ -22,6 +24,21 @@ def test_adapters_and_drafts_that_cannot_be_are_refused(lmc_cli, folder, options
     for command in (("run", "prog.py:echo", "--arg", "text=x"), ("serve", "--port", "0")):
         code, _, err = lmc_cli(*command, *options)
         assert code == 2 and says in err
+
+
+@pytest.mark.model
+def test_settings_of_models_are_those_of_the_engine(monkeypatch, request):
+    from lmc import named
+    from lmc.backend import local_model
+
+    request.addfinalizer(reset)
+    given = {
+        "device": "cpu", "quantization": "fp8", "kv_dtype": "fp8", "deterministic": True, "drafts": 3, "draft_model": "small", "adapters": {"a": "b"},
+        "tp": 2, "dp": 3,
+    }  # fmt: skip
+    monkeypatch.setattr(local_model, "Engine", lambda _, **options: options)
+    config(**given)
+    assert named.open_backend("smollm2") == given
 
 
 def test_a_model_and_an_adapter_have_two_names(lmc_cli, request):
