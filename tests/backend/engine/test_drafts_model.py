@@ -121,8 +121,12 @@ def test_a_compiled_program_tells_what_it_has_for_later(folder):
         engine.replay(lambda prompt: answer if prompt.endswith("the order ") else None)
         for drafts in ("off", 8):
             engine.drafts = drafts
-            state = lmc.compile(told, backend=engine)(temperature=0)
+            program = lmc.compile(told, backend=engine)
+            (state,) = program.batch([{}], temperature=0)
             found.append((state.text(), state.get_meta_info("x")["completion_tokens"], state.usage.passes, state.usage.accepted_tokens))
     (text, tokens, passes, none), (same_text, same_tokens, fewer, accepted) = found
     assert answer in text and (text, tokens) == (same_text, same_tokens)
     assert none == 0 and accepted > 8 and fewer <= passes - accepted // 2
+    drafted = state.usage.drafted_tokens
+    assert f"{drafted} tokens drafted, {accepted} of them drawn; " in program.explain()
+    assert f"{drafted} tokens were drafted, and {accepted} of them drawn." in state.explain("html")
