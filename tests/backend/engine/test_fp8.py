@@ -289,6 +289,8 @@ def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bo
             quantized[name] = (weight / scale).to(f8.E4M3)
             quantized[name.replace(".weight", ".weight_scale")] = scale
             quantized[name.replace(".weight", ".input_scale")] = torch.tensor(0.01)
+            if (which := name.split(".")[-2][0]) in "kv":  # of KV, which ModelOpt writes and lmc does not use
+                quantized[name.replace(".weight", f".{which}_scale")] = torch.tensor(0.02)
             weight = quantized[name].float() * scale
         else:
             quantized[name] = weight
@@ -298,7 +300,7 @@ def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bo
         (place / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
         (place / "config.json").write_text(json.dumps(config | ({} if said is None or beside else {"quantization_config": said})))
         if said is not None and beside:
-            (place / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": said["quant_algo"], "kv_cache_quant_algo": None}}))
+            (place / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": said["quant_algo"], "kv_cache_quant_algo": "FP8"}}))
         save_file(weights, place / "model.safetensors")
 
 
