@@ -16,7 +16,7 @@ from typing import Any
 
 from lmc import pages, run_records
 from lmc.backend.base import Backend
-from lmc.errors import Loc, ParameterError
+from lmc.errors import AnswerError, Loc, ParameterError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.options import backend_of
 from lmc.pages import several
@@ -252,7 +252,15 @@ def _value(state: State[Any]) -> Any:
         return _Raised(error)
     if (value := state.ret_value) is not None:
         return value
-    return {name: state[name] for name in state.variables if name is not None}
+    return {name: _read(state, name) for name in state.variables if name is not None}
+
+
+def _read(state: State[Any], name: str) -> Any:
+    """Return a variable; one whose answer is incomplete is what reading it raises."""
+    try:
+        return state[name]
+    except AnswerError as error:
+        return _Raised(error)
 
 
 def _text(state: State[Any]) -> str:

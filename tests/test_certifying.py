@@ -75,6 +75,17 @@ def test_programs_that_return_nothing_are_compared_by_their_variables():
     assert lmc.certify(plain, [{"q": "a"}], say("1"), say("2")).values.equal == 0
 
 
+def test_an_answer_that_cannot_be_read_is_an_outcome():
+    @lmc.function
+    def record(s, q):
+        s += q + lmc.gen("x", max_tokens=12, json_schema={"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+
+    whole, cut = lmc.Mock(lambda prompt, ask: '{"a":"b"}'), lmc.Mock(lambda prompt, ask: '{"a":"a long one"}')
+    assert lmc.certify(record, [{"q": "a"}], cut, cut).values.equal == 1
+    (item,) = lmc.certify(record, [{"q": "a"}], whole, cut).items
+    assert not item.value and "IncompleteAnswer" in item.values[1] and "IncompleteAnswer" not in item.values[0]
+
+
 def test_exceptions_are_outcomes():
     @lmc.function
     def number(s, q):
