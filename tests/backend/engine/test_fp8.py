@@ -307,7 +307,8 @@ def checkpoint(f8, folder, path, scheme: dict[str, Any], per: str, *, beside: bo
 def compressed(**weights: Any) -> dict[str, Any]:
     said = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True} | weights
     group = {"weights": said, "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}, "targets": ["Linear"]}
-    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    groups = {"group_0": group}
+    return {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups, "ignore": ["lm_head"], "transform_config": {}}
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
@@ -316,7 +317,13 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8"}
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("scheme", "per", "beside"),
-    [(compressed(), "channel", False), (compressed(strategy="tensor"), "tensor", False), (MODELOPT, "tensor", False), (MODELOPT, "tensor", True)],
+    [
+        (compressed(), "channel", False),
+        (compressed(strategy="tensor"), "tensor", False),
+        (MODELOPT, "tensor", False),
+        (MODELOPT, "tensor", True),
+        (MODELOPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, "channel", True),
+    ],
 )
 def test_a_checkpoint_is_read_as_it_is(f8, folder, tmp_path, scheme, per, beside):
     """Its very numbers: the matrices dequantized are those that it stands for, in our order of rows."""
@@ -421,7 +428,7 @@ def test_a_quantization_that_there_is_not_is_refused(f8, folder):
         ({"quant_method": "gptq", "bits": 4}, "quantized by 'gptq'"), ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "quantized by 'fp8'"), (compressed(strategy="block"), "for each block"),
         (compressed(num_bits=4, type="int", strategy="group"), "4-bit int"), ({"quant_method": "compressed-tensors"}, "config_groups"),
-        ("fp8", "expected an object"),
+        (compressed() | {"transform_config": {"config_groups": {"R3": {"type": "hadamard"}}}}, "rotated activations"), ("fp8", "expected an object"),
     ],
 )  # fmt: skip
 def test_other_quantizations_are_refused_with_what_is_read(said, why):

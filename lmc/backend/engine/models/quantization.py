@@ -26,13 +26,15 @@ def is_fp8(raw: Mapping[str, Any], where: str) -> bool:
     if method == "compressed-tensors":
         return _compressed_tensors(said, where)
     if method == "modelopt":
-        if (algorithm := said.get("quant_algo")) == "FP8":
+        if (algorithm := said.get("quant_algo")) in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
             return True
         raise ModelLoadError(f"{where}: ModelOpt's {algorithm} is not supported; {_REMEDY}")
     raise ModelLoadError(f"{where}: weights quantized by {method!r:.40} are not supported; {_REMEDY}")
 
 
 def _compressed_tensors(said: Mapping[str, Any], where: str) -> bool:
+    if said.get("transform_config"):
+        raise ModelLoadError(f"{where}: weights that need rotated activations (transform_config) are not supported; {_REMEDY}")
     groups = said.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise ModelLoadError(f"{where}: quantization_config has no config_groups; download it again")
