@@ -101,6 +101,15 @@ def test_computed_again_in_a_small_pool_and_for_several_samples(llama, kv):
         assert [m["output_token_logprobs"] for m in output.metas] == [m["output_token_logprobs"] for m in several.metas]
 
 
+def test_a_draft_model_changes_no_bits(llama):
+    options = {"device": "cpu", "dtype": "float32", "max_tokens": 8000, "deterministic": True}
+    with lmc.Engine(llama, **options) as engine:
+        alone = numbers(engine, 1, FEW)
+    with lmc.Engine(llama, draft_model=llama, drafts=5, **options) as engine:
+        assert numbers(engine, 7, FEW) == alone
+        assert engine.counters().accepted_tokens > 40
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("model", "dtype", "kv"), [("llama", "bfloat16", None), ("qwen3", "float16", None), ("llama", "bfloat16", "fp8")])
 def test_on_a_gpu_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, request):
