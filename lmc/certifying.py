@@ -174,7 +174,7 @@ def certify(
     once for each backend.
 
     program     a function marked `@lmc.function`, or compiled
-    items       as of a batch; each runs once on each backend
+    items       as of a batch; each runs once on each backend, with lists, dicts and sets of its own
     a, b        backends or their names; b is what is to take the place of a, such as `lmc.Engine(model, quantization="fp8")` of `lmc.Engine(model)`
     confidence  of the bounds, above 0 and below 1
     seed, options   as of a batch: `temperature`, `max_new_tokens`, …
@@ -187,11 +187,19 @@ def certify(
     if not items:
         raise ParameterError("certify needs at least one item")
     run = program.batch if isinstance(program, Program) else program.run_batch
-    firsts, others = (run(items, backend=backend, errors="return", seed=seed, **options) for backend in backends)
+    given = items, _copied(items)  # before a program changes them
+    firsts, others = (run(own, backend=backend, errors="return", seed=seed, **options) for own, backend in zip(given, backends, strict=True))
     name = (program.function if isinstance(program, Program) else program).name
     compared = tuple(_compared(i, x, y) for i, (x, y) in enumerate(zip(firsts, others, strict=True)))
     told = [backend.capabilities.name for backend in backends if backend is not None]
     return Certificate(name, (f"{told[0]} (a)", f"{told[1]} (b)"), confidence, compared)
+
+
+def _copied(value: Any) -> Any:
+    """Return lists, dicts and sets as such of their own, whatever is in them."""
+    if type(value) is dict:
+        return {key: _copied(each) for key, each in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
 def least_share(equal: int, n: int, confidence: float) -> float:

@@ -86,6 +86,18 @@ def test_an_answer_that_cannot_be_read_is_an_outcome():
     assert not item.value and "IncompleteAnswer" in item.values[1] and "IncompleteAnswer" not in item.values[0]
 
 
+def test_a_program_that_consumes_its_arguments_does_so_on_both():
+    @lmc.function
+    def emptied(s, given):
+        for queue in given["queues"]:
+            while queue:
+                s += queue.pop(0) + lmc.gen("x", max_tokens=3)
+        return s.text()
+
+    found = lmc.certify(emptied, [{"given": {"queues": (["a", "b"], ["c"])}}], lmc.Mock(), lmc.Mock())
+    assert found.values.equal == 1 and found.items[0].values[0] != "''"
+
+
 def test_exceptions_are_outcomes():
     @lmc.function
     def number(s, q):
