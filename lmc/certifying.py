@@ -179,10 +179,12 @@ def certify(
     confidence  of the bounds, above 0 and below 1
     seed, options   as of a batch: `temperature`, `max_new_tokens`, …
 
-    Raises ParameterError without items, or for an impossible confidence. Return values are compared by `==`.
+    Raises ParameterError without items, for an impossible confidence, and with `journal=`. Return values are compared by `==`.
     """
     if not 0 < confidence < 1:
         raise ParameterError(f"certify: confidence is {confidence}; it must be above 0 and below 1, such as 0.95")
+    if options.get("journal") is not None:
+        raise ParameterError("certify: with journal= the second backend would be given the first one's answers; leave it out")
     items, backends = list(items), (backend_of(a), backend_of(b))
     if not items:
         raise ParameterError("certify needs at least one item")

@@ -118,6 +118,12 @@ def test_a_confidence_that_cannot_be_is_refused(confidence):
         lmc.certify(triage, ITEMS, says(), says(), confidence=confidence)
 
 
+def test_a_journal_is_refused(tmp_path):
+    with pytest.raises(ParameterError, match="the second backend would be given the first one's answers"):
+        lmc.certify(triage, ITEMS, says(), says(urgent="no"), journal=str(tmp_path))
+    assert not any(tmp_path.iterdir())
+
+
 def test_without_items_nothing_is_certified():
     with pytest.raises(ParameterError, match="item"):
         lmc.certify(triage, [], says(), says())
