@@ -54,6 +54,21 @@ def test_greedy_tokens_of_a_mixed_batch(engine, reference):
     assert max(worst) < 0.1, worst
 
 
+@pytest.mark.parametrize("more", [{}, {"draft_model": "smollm2"}], ids=["copies", "a smaller model"])
+def test_drafted_tokens_are_as_near(reference, more):
+    """Whatever rows share their pass with drafts, one answer at a time and several at once."""
+    years = "1815 Ada, 1912 Alan, 1906 Kurt, 1882 Emmy. " * 3
+    prompts = [*PROMPTS, years, years + "1815"]
+    with lmc.Engine("smollm2", device="cuda", dtype="float16", max_tokens=8_000, drafts=6, **more) as drafting:
+        alone = [drafting.submit(None, [Text((p,)), gen(30, ignore_eos=True)]).results[0].output().text for p in prompts]
+        handles = [drafting.submit(None, [Text((p,)), gen(30, ignore_eos=True)]) for p in prompts]
+        together = [h.results[0].output().text for h in handles]
+        assert drafting.counters().accepted_tokens > 40
+        drafting.check()
+    worst = [margin(reference, p, a) for answers in (alone, together) for p, a in zip(prompts, answers, strict=True)]
+    assert max(worst) < 0.1, worst
+
+
 def test_prefixes_that_rows_share_change_no_text(engine):
     prompts = [SHARED + f"Number {i} is the" for i in range(64)]
 
