@@ -378,7 +378,8 @@ def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None, depth: in
             held = x.values() if kind in op.MAPPINGS else inside
             ev.hand_over([i for i in held if type(i) not in op.ATOMS], deps, depth + 1)
         if kind is Coroutine and x.of is not None:
-            ev.havoc(*x.of, deps)
+            frame, effects = x.of
+            ev.havoc(frame, effects, deps)
         if (callee := callee_of(ev, x)) is not None:
             ev.havoc(callee[1], callee[0].effects, deps)
         ev.lose(x, deps)
