@@ -286,6 +286,7 @@ class Drafts:
             self._budget.left -= self.costs.of([*map(len, foreseen.values())], [False])
             return foreseen
         found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
+        offers: list[_Offer] = []
         for req in decoding:
             if req.awaited or req.followed != req.length:
                 continue
@@ -293,14 +294,12 @@ class Drafts:
             draft = None if place is None else place.next(min(self._longest(place), _room(req)))
             if draft is not None and len(draft) and not self._guesses_better(req, place):
                 found[req] = draft
-            elif self._guessable(req):
+                offers.append(_Offer(req, len(draft), 0, draft.tolist(), place))
+            elif n := self._guessable(req):
                 found[req] = None
+                offers.append(_Offer(req, n, 0))
         if not found:
             return {}
-        offers = [
-            _Offer(req, self._guessable(req), 0) if draft is None else _Offer(req, len(draft), 0, draft.tolist(), self._place(req, len(decoding)))
-            for req, draft in found.items()
-        ]
         drafts: dict[Request, np.ndarray] = {}
         wanted: dict[Request, int] = {}
         for (req, draft), n in zip(found.items(), self._counts(len(decoding), offers, rows=rows), strict=True):

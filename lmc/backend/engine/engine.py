@@ -525,8 +525,10 @@ class EngineCore:
     def _foresee(self, flying: ModelPass) -> Foreseen | None:
         """Prepare the pass that follows the one in flight if its drafts are right; return it if that is likely."""
         prepare: Callable[[ModelPass], bool] | None = getattr(self._runner, "prepare", None)
-        foreseen = self.scheduler.foresee(flying) if prepare is not None and not self.scheduler.may_preempt else None
-        return foreseen if foreseen is not None and prepare is not None and prepare(foreseen.work) else None
+        if prepare is None or self.scheduler.may_preempt:
+            return None
+        foreseen = self.scheduler.foresee(flying)
+        return foreseen if foreseen is not None and prepare(foreseen.work) else None
 
     def _begin_foreseen(self, foreseen: Foreseen) -> None:
         """Begin the pass that is planned next: its tokens are known, and the device waits while those are delivered."""

@@ -191,19 +191,23 @@ def test_passes_that_began_early_change_no_answer(in_vain, monkeypatch):
     assert begun > 100 and (continued == 0 if in_vain else continued > 0.98 * begun)
 
 
+def passes_of_a_copy(runs, prompt: str, answer: str) -> int:
+    """Return the passes in which a lone answer is drawn that copies from its prompt; its text is checked."""
+    engine, core = stepped(1024, runs=runs, drafts=8)
+    copied(core, prompt, answer)
+    handle = engine.submit(None, [Text((prompt,)), gen(60)])
+    drain(core)
+    engine.check()
+    output = handle.results[0].output()
+    assert output.text == answer
+    return output.usage.passes
+
+
 @pytest.mark.parametrize("runs", RUNS)
 def test_a_copy_goes_on_behind_a_replaced_token(runs):
     text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
-    passes: list[int] = []
-    for answer in (text, text.replace("9", "i"), text.replace("9", "i").replace("W", "j"), text.replace("9Q", "ii")):
-        engine, core = stepped(1024, runs=runs, drafts=8)
-        copied(core, f"{text}\n{text[:3]}", answer[3:])
-        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60)])
-        drain(core)
-        engine.check()
-        assert handle.results[0].output().text == answer[3:]
-        passes.append(handle.results[0].output().usage.passes)
-    copy, one, two, in_a_row = passes
+    answers = (text, text.replace("9", "i"), text.replace("9", "i").replace("W", "j"), text.replace("9Q", "ii"))
+    copy, one, two, in_a_row = (passes_of_a_copy(runs, f"{text}\n{text[:3]}", answer[3:]) for answer in answers)
     assert max(one, two) <= copy + 1
     assert in_a_row > max(one, two), "two in a row may be any change: the copy is found again behind a token of it"
 
@@ -212,17 +216,9 @@ def test_a_copy_goes_on_behind_a_replaced_token(runs):
 def test_a_copy_is_resumed_a_little_further_than_it_was_left(runs):
     """Behind a single token of it: as cells of a table are copied one after the other."""
     text = "0123456789QRSTUVWXYZ!$%&/()=?+*#"
-    passes: list[int] = []
     skipped, back = text.replace("9QRS", ""), text[:10] + text[22:] + text[10:22]
-    for answer in (text, skipped, skipped.replace("!$%", ""), text.replace("9QRS", "ij"), back):
-        engine, core = stepped(1024, runs=runs, drafts=8)
-        copied(core, f"{text}{'.' * 40}\n{text[:3]}", answer[3:])
-        handle = engine.submit(None, [Text((f"{text}{'.' * 40}\n{text[:3]}",)), gen(60)])
-        drain(core)
-        engine.check()
-        assert handle.results[0].output().text == answer[3:]
-        passes.append(handle.results[0].output().usage.passes)
-    copy, skips, skips_twice, goes_on, goes_back = passes
+    answers = (text, skipped, skipped.replace("!$%", ""), text.replace("9QRS", "ij"), back)
+    copy, skips, skips_twice, goes_on, goes_back = (passes_of_a_copy(runs, f"{text}{'.' * 40}\n{text[:3]}", answer[3:]) for answer in answers)
     assert skips <= copy and skips_twice < copy
     assert goes_on <= copy + 2 and goes_back <= copy + 1
 
