@@ -488,9 +488,8 @@ def test_the_first_rank_adopts_kernels_with_the_last():
 def test_the_first_rank_begins_no_pass_that_the_others_do_not_know():
     """They would not compute their part of its sums."""
     from lmc.backend.engine.distributed.cuda import LeadingCuda
-    from lmc.backend.engine.forward_batch import ModelPass
 
-    assert not object.__new__(LeadingCuda).prepare(ModelPass())
+    assert LeadingCuda.prepare is None, "so the engine foresees none for it (test_drafts.py)"
 
 
 @pytest.mark.parametrize(("ranks", "columns", "most"), [(2, 4096, 2816), (2, 8192, 1024), (4, 8192, 1408), (8, 8192, 2816), (2, 576, 3072)])

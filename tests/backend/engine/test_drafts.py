@@ -132,6 +132,23 @@ def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
     assert set(begun.values()) == {5}, "behind the first token in its own place, and four drafts of five"
 
 
+def test_no_pass_is_foreseen_for_a_runner_that_cannot_begin_one(monkeypatch):
+    """As with several ranks, which begin a pass together."""
+    text, foreseen = "0123456789QRSTUVWXYZ!$%&/()=?+*#", list[int]()
+    foresee = Scheduler.foresee
+    monkeypatch.setattr(Scheduler, "foresee", lambda self, work: foreseen.append(work.rows) or foresee(self, work))
+    for prepare in (True, None):
+        engine, core = stepped(1024, runs=CopiesAhead, drafts=5)
+        if prepare is None:
+            monkeypatch.setattr(core.runner, "prepare", None)
+        copied(core, f"{text}\n{text[:3]}", text[3:])
+        handle = engine.submit(None, [Text((f"{text}\n{text[:3]}",)), gen(60)])
+        drain(core)
+        assert handle.results[0].output().text == text[3:]
+        assert (len(foreseen) > 3) == (core.runner.begun > 0) == (prepare is not None)
+        foreseen.clear()
+
+
 def test_a_pass_that_cannot_begin_early_fails_its_answer_and_nothing_else(monkeypatch):
     def fails() -> None:
         raise RuntimeError("the device is gone")

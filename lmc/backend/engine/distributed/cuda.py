@@ -59,9 +59,7 @@ class _Ranked(CudaRunner):
     def _groups(self, work: ModelPass) -> list[Sharing]:
         return self._sharing
 
-    def prepare(self, work: ModelPass) -> bool:
-        """Return False: the others begin a pass when rank 0 has planned it."""
-        return False
+    prepare = None  # pyright: ignore[reportAssignmentType]  (the others begin a pass when rank 0 has planned it, so none is foreseen)
 
 
 class LeadingCuda(_Ranked):
