@@ -33,27 +33,20 @@ def reference(q, keys, values, spans, window):
     return out
 
 
-def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, kv=""):
-    """spans: (rows, slots); groups: (first span, spans, slots that they share); kv: a key of KV."""
+def attended(q, keys, values, spans, groups=(), shares=3, window=None, widen=False):
+    """What the kernels compute of a pass, see `check`. widen: wide tiles read KV in FP8 that was widened first."""
     from lmc.backend.engine.kernels.attention import attend, attend_quantized
     from lmc.backend.engine.kernels.pieces import DevicePlan, Partials, Widened
     from lmc.backend.engine.kernels.quantize import quantize
 
-    heads, kv_heads, dim = shape
-    lengths, generator = np.array([n for n, _ in spans]), torch.Generator().manual_seed(0)
-    rows = int(lengths.sum())
-    q = torch.randn(rows, heads, dim, generator=generator).to(DEVICE, DTYPE)
-    keys, values = (torch.randn(SLOTS, kv_heads, dim, generator=generator).to(DEVICE, DTYPE) for _ in range(2))
-    fp8, widen = bool(kv), kv == "widened"
-    if fp8:
-        keys, values = (quantized(x) for x in (keys, values))
+    (rows, heads, dim), kv_heads = q.shape, keys.shape[1]
     cuts = np.zeros(len(spans), np.int64)
     for first, n, length in groups:
         cuts[first : first + n] = length
     own = [slots[cut:] for (_, slots), cut in zip(spans, cuts, strict=True)]
     shared = [Shared(first, n, spans[first][1][:length]) for first, n, length in groups]
     tiler = Tiler(heads, kv_heads, shares, window)
-    plan = tiler.plan(lengths, own, cuts, shared, rows, widen=widen)
+    plan = tiler.plan(np.array([n for n, _ in spans]), own, cuts, shared, rows, widen=widen)
 
     def to(array):
         return torch.as_tensor(np.ascontiguousarray(array, np.int32), device=DEVICE)
@@ -66,8 +59,19 @@ def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, kv=""):
     found = attend(q, keys, values, positions, tables, partials, **how)
     for given, expected in zip(attend_quantized(q, keys, values, positions, tables, partials, **how), quantize(found.view(rows, -1)), strict=True):
         assert torch.equal(given.float(), expected.float())
-    found = found.double()
-    if fp8:
+    return found
+
+
+def check(spans, groups=(), shape=(4, 2, 16), shares=3, window=None, kv=""):
+    """spans: (rows, slots); groups: (first span, spans, slots that they share); kv: a key of KV."""
+    heads, kv_heads, dim = shape
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(sum(n for n, _ in spans), heads, dim, generator=generator).to(DEVICE, DTYPE)
+    keys, values = (torch.randn(SLOTS, kv_heads, dim, generator=generator).to(DEVICE, DTYPE) for _ in range(2))
+    if kv:
+        keys, values = (quantized(x) for x in (keys, values))
+    found = attended(q, keys, values, spans, groups, shares, window, kv == "widened").double()
+    if kv:
         keys, values = keys[:], values[:]
     expected = reference(q, keys, values, [(n, torch.as_tensor(s, device=DEVICE)) for n, s in spans], window)
     worst = ((found - expected).flatten(1).norm(dim=-1) / expected.flatten(1).norm(dim=-1)).max()
