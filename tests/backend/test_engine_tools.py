@@ -130,3 +130,36 @@ def test_what_cannot_be_asked_is_refused_with_its_place(engine):
     for program, why in ((outside, r"test_engine_tools.py:\d+.*outside of an assistant's message"), (twice, r"test_engine_tools.py:\d+.*with a constraint")):
         with pytest.raises(lmc.UnsupportedOpError, match=why):
             program.run(backend=engine)["x"]
+
+
+MUTE = "{# <tool_call> #}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+def book(departs: str, arrives: str) -> str: ...
+
+
+def book_with_long_names(departs_from_airport_of_origin: str, arrives_at_final_destination_airport: str) -> str: ...
+
+
+@pytest.mark.parametrize("template", [HERMES_TEMPLATE, MUTE], ids=["writes the tools", "does not"])
+def test_names_of_tools_and_arguments_take_no_pass(engine, monkeypatch, template):
+    """The constraint forces them, however long they are, and whether or not the prompt has the schemas: no draft could do better."""
+
+    @lmc.function
+    def program(s, tool):
+        s += lmc.user("From Oslo to Rome.") + lmc.assistant(lmc.gen("x", tools=[tool], max_tokens=80))
+        return s.get_meta_info("x")
+
+    monkeypatch.setattr(engine, "whole_template", whole(template, engine.tokenizer, name="own"))
+    passes, forced = [], []
+    for tool in (book, book_with_long_names):
+        one, other, _ = tool.__annotations__
+        said = f'<tool_call>\n{{"name": "{tool.__name__}", "arguments": {{"{one}": "Oslo", "{other}": "Rome"}}}}\n</tool_call>'
+        engine.replay(lambda _, said=said: said)
+        state = program.run(tool, backend=engine, temperature=0)
+        (call,) = state.ret_value["tool_calls"]
+        assert call["arguments"] == {one: "Oslo", other: "Rome"}
+        passes.append(state.usage.passes)
+        forced.append(state.ret_value["forced_tokens"])
+    engine.replay(None)
+    assert passes[0] == passes[1] <= 20 and forced[1] > forced[0] + 10
