@@ -5,9 +5,10 @@
     python -m benchmarks.bench_certify --other-dtype float32 --dtype bfloat16        # what a change of numerics alone does
     python -m benchmarks.bench_certify --model DIR --device cuda --quantization fp8
 
-Items of the first seven tasks are made-up tickets (`tickets.py`), whose answers are known: `right` is the share of them that the model as it is
-gives. Items of the others are paragraphs of the project's documents, where so small a model guesses. Greedy. What is compared, and the bounds,
-are those of `lmc.certify`.
+Items of the first eight tasks are made-up tickets (`tickets.py`), whose answers are known: `right` are the shares of them that the model as it is, and
+the other engine, give. Items of the others are paragraphs of the project's documents, where so small a model guesses. Greedy. What is compared, and the
+bounds, are those of `lmc.certify`. Below `--target`, the gens that the certificate names are kept on the first engine (`lmc.Routed`), and the program
+is certified again, until it is reached or no further gen differs; `on the other` are the requests and generated tokens that remain there.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import lmc
 from benchmarks.bench_programs import where
 from benchmarks.recorded import ROOT, TEXTS, paragraphs
 from benchmarks.tickets import RIGHT, tickets
+from lmc.backend.base import Backend
+from lmc.backend.routed import Site
 from lmc.certifying import Certificate
 
 SUBJECTS = ["speed", "memory", "files", "tests", "models", "languages", "people", "money"]
@@ -75,10 +78,34 @@ class Task:
     right: Sequence[str] | None = None
 
     def accuracy(self, found: Certificate) -> str:
-        """How many of the first backend's answers are right."""
+        """How many of each backend's answers are right."""
         if self.right is None:
             return "unknown"
-        return f"{sum(item.values[0] == repr(answer) for item, answer in zip(found.items, self.right, strict=True)) / len(self.right):.1%}"
+        known = [repr(answer) for answer in self.right]
+        return ", ".join(f"{sum(item.values[i] == answer for item, answer in zip(found.items, known, strict=True)) / len(known):.1%}" for i in range(2))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The certificate with `sites` kept on the first engine. `calls`, `tokens`: of all, what the other still answers."""
+
+    sites: Sequence[Site]
+    found: Certificate
+    calls: float
+    tokens: float
+
+
+def kept(task: Task, found: Certificate, plain: Backend, other: Backend, target: float) -> Kept | None:
+    """Keep the sites that certificates name on `plain`, until the target is reached or they name no further one; None if nothing is to be kept."""
+    sites, last = list[Site](), None
+    while found.values.equal < target * len(found.items) and (more := [site for site in found.sites if site not in sites]):
+        sites += more
+        before = plain.counters(), other.counters()
+        found = lmc.certify(task.program, task.items, plain, lmc.Routed(other, dict.fromkeys(sites, plain)), temperature=0)
+        theirs = other.counters() - before[1]
+        both = theirs + (plain.counters() - before[0])  # two runs of the program, of which `plain` has done one
+        last = Kept(tuple(sites), found, 2 * theirs.calls / both.calls, 2 * theirs.generated_tokens / max(1, both.generated_tokens))
+    return last
 
 
 def tasks(most: int) -> list[Task]:
@@ -87,6 +114,11 @@ def tasks(most: int) -> list[Task]:
     files: list[Path] = [*sorted(TEXTS.glob("*.txt")), *sorted((ROOT / "docs").glob("*.md"))]
     texts = [{"text": text} for path in files for text in paragraphs(path, 150, 900)]
     return stated + [Task(program, texts[:most]) for program in GUESSED]
+
+
+def show(name: str, task: Task, found: Certificate, other: str, seconds: float) -> None:
+    shares = f"{task.accuracy(found)} | {found.values} | {found.paths} | {found.texts} | {found.common:.0%}"
+    print(f"| {name} | {shares} | {other} | {seconds:.1f} |", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--other-dtype", help="of the second engine")
     parser.add_argument("--items", type=int, default=400, help="of each task, at most")
     parser.add_argument("--tasks", help="names, separated by commas (default: all)")
+    parser.add_argument("--target", type=float, default=0.97, help="share of equal values below which gens are kept on the first engine (0: never)")
     options = parser.parse_args(argv)
     given = {name: value for name in ("quantization", "kv_dtype") if (value := getattr(options, name)) is not None}
     if options.other_dtype is not None:
@@ -110,13 +143,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for bits in [given] if given else BITS:
             with lmc.Engine(options.model, **{**common, **bits}) as other:
                 print("\n" + " ".join(f"{name}={value}" for name, value in bits.items()))
-                print("| task | right | values equal | paths | texts | common beginning | s |\n|---|---|---|---|---|---|---|", flush=True)
+                print("| task | right | values equal | paths | texts | common beginning | on the other | s |\n|---|---|---|---|---|---|---|---|", flush=True)
                 for task in chosen:
                     began = time.perf_counter()
                     found = lmc.certify(task.program, task.items, plain, other, temperature=0)
-                    seconds = time.perf_counter() - began
-                    shares = f"{task.accuracy(found)} | {found.values} | {found.paths} | {found.texts} | {found.common:.0%}"
-                    print(f"| {task.program.name} | {shares} | {seconds:.1f} |", flush=True)
+                    show(task.program.name, task, found, "all", time.perf_counter() - began)
+                    began = time.perf_counter()
+                    if (more := kept(task, found, plain, other, options.target)) is not None:
+                        names = ", ".join(site.name for site in more.sites)
+                        share = f"{more.calls:.0%} of requests, {more.tokens:.0%} of tokens"
+                        show(f"{task.program.name}, {names} kept", task, more.found, share, time.perf_counter() - began)
     return 0
 
 

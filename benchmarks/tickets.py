@@ -132,6 +132,18 @@ def record(s, text):
     return s["record"].strip()
 
 
+FIELDS = order_number, date, amount, mail, product, priority
+
+
+@lmc.function
+def form(s, text):
+    """All fields, each by a request of its own."""
+    asked = [field(text) for field in FIELDS]  # at the same time
+    return ", ".join(each.ret_value for each in asked)
+
+
+FORM = "{order}, {date}, {amount}, {mail}, {product}, {priority}"
 RIGHT: Mapping[Any, str] = {
     order_number: "{order}", date: "{date}", amount: "{amount}", mail: "{mail}", product: "{product}", priority: "{priority}", record: RECORD,
+    form: FORM,
 }  # fmt: skip

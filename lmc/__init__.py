@@ -37,6 +37,7 @@ _HOMES = {
     "lmc.timeline": "trace",
     "lmc.certifying": "Certificate certify",
     "lmc.backend.mock": "Mock",
+    "lmc.backend.routed": "Routed",
     "lmc.backend.usage": "Prices",
     "lmc.backend.api.openai": "OpenAI",
     "lmc.backend.api.anthropic": "Anthropic",
@@ -54,7 +55,8 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
 _CONSTRUCTED = frozenset({
-    "Anthropic", "Budget", "Engine", "Journal", "LiteLLM", "Mock", "OpenAI", "Prices", "Retry", "Runtime", "RuntimeEndpoint", "SGLang", "VLLM", "VertexAI",
+    "Anthropic", "Budget", "Engine", "Journal", "LiteLLM", "Mock", "OpenAI", "Prices", "Retry", "Routed", "Runtime", "RuntimeEndpoint", "SGLang", "VLLM",
+    "VertexAI",
 })  # fmt: skip
 """Classes that users construct: their errors come back without lmc's frames."""
 _CALLED = ("get_chat_template", "register_chat_template", "set_default_backend")
@@ -180,6 +182,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.backend.api.vllm import VLLM as VLLM
     from lmc.backend.local_model import Engine as Engine
     from lmc.backend.mock import Mock as Mock
+    from lmc.backend.routed import Routed as Routed
     from lmc.backend.runtime import Runtime as Runtime
     from lmc.backend.usage import Prices as Prices
     from lmc.certifying import Certificate as Certificate

@@ -16,7 +16,8 @@ from typing import Any
 
 from lmc import pages, run_records
 from lmc.backend.base import Backend
-from lmc.errors import AnswerError, Loc, ParameterError
+from lmc.backend.routed import Site
+from lmc.errors import AnswerError, ParameterError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.options import backend_of
 from lmc.pages import several
@@ -24,17 +25,6 @@ from lmc.runahead.program import Program
 
 _SHOWN = 20  # items that a report lists
 _FAR = 60  # characters of a text that it shows
-
-
-@dataclass(frozen=True)
-class Site:
-    """A gen or select at its place in the program."""
-
-    name: str
-    loc: Loc | None
-
-    def __str__(self) -> str:
-        return self.name if self.loc is None else f"{self.name} ({self.loc.short})"
 
 
 @dataclass(frozen=True)

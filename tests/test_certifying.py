@@ -57,6 +57,17 @@ def test_an_item_on_another_way_is_named_with_where_it_parted(program):
     assert json.loads(found.json())["values"] == {"equal": 19, "least": found.values.least}
 
 
+@pytest.mark.parametrize("program", [triage, lmc.compile(triage, backend=lmc.Mock())], ids=["interpreted", "compiled"])
+def test_named_sites_are_kept_on_the_first_backend(program):
+    exact, fast = says(), says(urgent="no", who="dev")
+    found = lmc.certify(program, ITEMS, exact, fast)
+    assert found.values.equal == 9 and {site.name for site in found.sites} == {"urgent", "who"}
+    before = fast.counters()
+    again = lmc.certify(program, ITEMS, exact, lmc.Routed(fast, dict.fromkeys(found.sites, exact)))
+    assert again.values.equal == 20 and not again.sites and again.backends[1] == "Routed(mock, mock) (b)"
+    assert (fast.counters() - before).calls == 9, "why, of those that are not urgent"
+
+
 def test_free_text_may_differ_where_values_do_not():
     found = lmc.certify(triage, ITEMS, says(), says(why="no haste"))
     assert found.values.equal == found.paths.equal == 20
@@ -96,6 +107,23 @@ def test_a_program_that_consumes_its_arguments_does_so_on_both():
 
     found = lmc.certify(emptied, [{"given": {"queues": (["a", "b"], ["c"])}}], lmc.Mock(), lmc.Mock())
     assert found.values.equal == 1 and found.items[0].values[0] != "''"
+
+
+@pytest.mark.model
+def test_a_gen_that_fp8_changes_is_kept_in_float32():
+    @lmc.function
+    def described(s, word):
+        s += f"A {word} is a kind of" + lmc.gen("kind", max_tokens=4) + ". Its colour is" + lmc.gen("colour", max_tokens=4)
+        return s["kind"], s["colour"]
+
+    items = [{"word": word} for word in ("stone", "gown", "storm", "fox")]
+    with lmc.Engine("smollm2", max_tokens=512) as exact, lmc.Engine("smollm2", kv_dtype="fp8", max_tokens=512) as fast:
+        found = lmc.certify(described, items, exact, fast, temperature=0)
+        assert found.sites
+        before = fast.counters().calls
+        again = lmc.certify(described, items, exact, lmc.Routed(fast, dict.fromkeys(found.sites, exact)), temperature=0)
+        assert not found.sites.keys() & again.sites.keys() and again.values.equal > found.values.equal
+        assert fast.counters().calls - before == len(items) * (2 - len(found.sites))
 
 
 def test_exceptions_are_outcomes():

@@ -1,0 +1,175 @@
+"""Several backends as one: who answers what, and that each is sent the whole prompt."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+import lmc
+from lmc.backend.routed import Routed, Site
+from lmc.errors import BackendError, CancelledError, ParameterError
+from lmc.segments import Gen, SamplingParams, Text
+from tests.backend.gated import Gated
+
+
+@lmc.function
+def talk(s, q):
+    s += lmc.system("Be brief.") + lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=9))
+    forks = s.fork(3)
+    for i, f in enumerate(forks):
+        f += lmc.user(f"Part {i}") + lmc.assistant(lmc.gen("b", max_tokens=9) + " and " + lmc.gen("c", max_tokens=9))
+        f += lmc.select("d", choices=["yes", "no"])
+    s += lmc.user(f"{forks[0]['b']} {forks[2]['c']} {forks[1]['d']}")
+    s += lmc.assistant(lmc.gen("a", max_tokens=9))
+    if "a" in s["a"]:
+        s += lmc.user("And?") + lmc.assistant(lmc.gen("b", max_tokens=5))
+
+
+PLACES = [{}, {"a": 1}, {"b": 1}, {"c": 1, "d": 2}, {"a": 1, "b": 2, "c": 1}, {"a": 1, "b": 1, "c": 1, "d": 1}]
+
+
+def routed(backends, names):
+    return Routed(backends[0], {name: backends[i] for name, i in names.items()})
+
+
+@pytest.mark.parametrize("names", PLACES, ids=str)
+@pytest.mark.parametrize("program", [talk, lmc.compile(talk, ahead="likely")], ids=["interpreted", "compiled"])
+def test_texts_are_those_of_one_backend(program, names):
+    """A mock's answer depends on its whole prompt and seed."""
+    run = program.run if isinstance(program, lmc.Function) else program
+    whole = [run(f"Q{i}", backend=lmc.Mock(), temperature=1, seed=i).text() for i in range(4)]
+    backends = [lmc.Mock() for _ in range(3)]
+    assert [run(f"Q{i}", backend=routed(backends, names), temperature=1, seed=i).text() for i in range(4)] == whole
+    asked = [backend.counters().calls > 0 for backend in backends]
+    assert asked == [set(names) != set("abcd"), 1 in names.values(), 2 in names.values()]
+
+
+def test_each_backend_is_sent_the_whole_prompt():
+    prompts = []
+
+    def says(who):
+        def say(prompt, ask):
+            prompts.append((who, ask.name, prompt))
+            return f"<{ask.name}>"
+
+        return lmc.Mock(say)
+
+    @lmc.function
+    def three(s):
+        s += "A" + lmc.gen("x", max_tokens=9) + "B" + lmc.gen("y", max_tokens=9) + "C" + lmc.gen("z", max_tokens=9) + "D"
+
+    assert three.run(backend=Routed(says("fast"), {"y": says("exact")})).text() == "A<x>B<y>C<z>D"
+    assert prompts == [("fast", "x", "A"), ("exact", "y", "A<x>B"), ("fast", "z", "A<x>B<y>C")]
+
+
+def test_a_site_is_a_gen_at_its_place():
+    @lmc.function
+    def twice(s):
+        s += lmc.gen("x", max_tokens=2)
+        s += lmc.gen("x", max_tokens=2)
+        s += lmc.gen(max_tokens=2)
+
+    def say(x):
+        return lmc.Mock(lambda prompt, ask: x)
+
+    sites = list(lmc.certify(twice, [{}], say("a"), say("b")).sites)
+    assert [site.name for site in sites] == ["x"] and sites[0].loc is not None
+    unnamed = Site("gen", lmc.errors.Loc(sites[0].loc.file, sites[0].loc.line + 2, sites[0].loc.col))
+    assert twice.run(backend=Routed(say("b"), dict.fromkeys(sites, say("a")))).text() == "abb"
+    assert twice.run(backend=Routed(say("b"), {unnamed: say("a")})).text() == "bba"
+
+
+GEN = Gen(SamplingParams(max_new_tokens=4), name="x")
+OTHER = Gen(SamplingParams(max_new_tokens=4), name="y")
+
+
+def chain(first, second):
+    """A request to `second` that waits for `first`'s answer."""
+    backend = Routed(first, {"y": second})
+    before = backend.submit(None, (Text(("A",)), GEN))
+    return backend, before, backend.submit(before, (Text(("B",)), OTHER, Text(("C",))))
+
+
+def test_a_request_that_nobody_wants_any_more_is_not_made():
+    first, second = Gated(), lmc.Mock()
+    backend, before, after = chain(first, second)
+    del after
+    gc.collect()
+    first.open()
+    before.results[0].output()
+    backend._pool.submit(int).result()  # what waited has been looked at
+    assert second.counters().calls == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_cancelling_fails_what_depends_on_it(begun):
+    first, second = Gated(), Gated()
+    backend, before, after = chain(first, second)
+    if begun:
+        first.open()
+        before.results[0].output()
+        backend._pool.submit(int).result()
+        assert second.waiting == 1
+    last = backend.submit(after, (GEN,))
+    after.cancel()
+    first.open()
+    for result in (*after.results, *last.results):
+        with pytest.raises(CancelledError):
+            result.output()
+
+
+def test_an_error_fails_what_depends_on_it():
+    def fails(prompt, ask):
+        raise BackendError("no")
+
+    backend, before, after = chain(lmc.Mock(fails), lmc.Mock())
+    last = backend.submit(after, (GEN,))
+    for handle in (before, after, last):
+        with pytest.raises(BackendError, match="no"):
+            handle.results[0].output()
+
+
+def test_what_a_backend_refuses_late_is_raised_where_it_is_read():
+    class Refusing(lmc.Mock):
+        def submit(self, parent, segments, hints=None):
+            raise ParameterError("never")
+
+    _, _, after = chain(first := Gated(), Refusing())
+    first.open()
+    with pytest.raises(ParameterError, match="never"):
+        after.results[0].output()
+
+
+def test_an_answer_that_waited_is_streamed():
+    first, second = Gated(), lmc.Mock(lambda prompt, ask: "abcd", latency=1e-3)
+    _, _, after = chain(first, second)
+    text = after.results[0].stream()
+    first.open()
+    pieces = list(text)
+    assert "".join(pieces) == "abcd" and len(pieces) > 1
+
+
+def test_another_template_is_refused():
+    other = lmc.Mock()
+    other.chat_template = lmc.get_chat_template("llama-3-instruct")
+    with pytest.raises(ParameterError, match="chat template"):
+        Routed(lmc.Mock(), {"x": other})
+
+
+@pytest.mark.model
+def test_tokens_and_pins_are_those_of_engines(tiny_smollm2):
+    """A random model says what no tokenizer would encode so: answers pass as their tokens."""
+    options = {"dtype": "float32", "max_tokens": 4096}
+    with lmc.Engine(tiny_smollm2, **options) as one, lmc.Engine(tiny_smollm2, **options) as other:
+        whole = [state.text() for state in talk.run_batch([{"q": f"Q{i}"} for i in range(3)], backend=one, temperature=0)]
+        for names in PLACES[1:5]:
+            states = talk.run_batch([{"q": f"Q{i}"} for i in range(3)], backend=routed([one, other, one], names), temperature=0)
+            assert [state.text() for state in states] == whole
+        backend = Routed(one, {"b": other})
+        assert backend.same_tokens(one, other) and not backend.same_tokens(one, lmc.Mock())
+        pinned = backend.prefill(None, (Text(("A" * 99,)),))
+        assert backend.holds(pinned)
+        backend.release(pinned)
+        one.flush_cache()
+        assert not backend.holds(pinned)
