@@ -13,8 +13,9 @@ import lmc
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import HttpRequest
 from lmc.backend.api.http1 import HttpWire
-from lmc.backend.api.network import Access, with_shared_tls
+from lmc.backend.api.network import Access
 from lmc.backend.api.proxied import ProxiedWire
+from lmc.backend.api.sdk import with_shared_tls
 from tests.api.http import Answer, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_forking import in_child

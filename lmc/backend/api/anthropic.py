@@ -19,14 +19,12 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
-from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
+from lmc.backend.api.network import check_client_options, missing
 from lmc.backend.api.place import PromptNode
-from lmc.backend.api.redaction import check_key
 from lmc.backend.api.replies import Sample, ServerReply
+from lmc.backend.api.sdk import SdkWire, client_of_sdk
 from lmc.backend.api.spending import AttemptUsage
-from lmc.backend.api.sse import events
 from lmc.backend.api.streams import UNWATCHED, Watch
-from lmc.backend.api.wire import bounded, listed_models, lowered, parsed, refused, secrets_of, with_userinfo_in_header
 from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
 from lmc.backend.usage import Prices
@@ -90,24 +88,26 @@ class Anthropic(ApiBackend):
         self._cannot: set[str] = set()
         self._choosing_room = 16
         patience = patience or Patience(retries=retries, timeout=timeout)
-        make = _client_maker(client, patience.timeout, client_options)
+        make = _wire_maker(client, patience.timeout, client_options)
         super().__init__(
-            f"Anthropic({model_name})", lambda: AnthropicWire(make()), template=MESSAGES, concurrency=concurrency, patience=patience,
+            f"Anthropic({model_name})", make, template=MESSAGES, concurrency=concurrency, patience=patience,
             prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
         )  # fmt: skip
 
     has_batches = True
     key = "api_key=… or ANTHROPIC_API_KEY"
 
-    async def models(self) -> Sequence[str]:
+    @property
+    def _wire(self) -> AnthropicWire:
         wire = self.client.wire
         assert isinstance(wire, AnthropicWire)
-        return await wire.models()
+        return wire
+
+    async def models(self) -> Sequence[str]:
+        return await self._wire.models()
 
     def batch_api(self) -> AnthropicBatches:
-        wire = self.client.wire
-        assert isinstance(wire, AnthropicWire)
-        return wire.batches()
+        return AnthropicBatches(self._wire)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -263,7 +263,7 @@ _THINKING_ROOM = 1 << 14  # tokens for a choice of a model whose thinking cannot
 # -- the SDK ---------------------------------------------------------------------------------------------------------
 
 
-def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Any:
+def _wire_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Callable[[], AnthropicWire]:
     check_client_options("Anthropic", options)
     try:
         import anthropic
@@ -271,81 +271,34 @@ def _client_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> An
         raise missing("lmc.Anthropic", "anthropic", "anthropic", error) from None
     if client is not None:  # with its default time-out the SDK refuses long answers that are not streamed
         limit = {"timeout": timeout} if client.timeout == anthropic.DEFAULT_TIMEOUT else {}
-        return lambda: client.with_options(max_retries=0, **limit)
+        return lambda: AnthropicWire(client.with_options(max_retries=0, **limit), anthropic)
     at = os.environ.get("ANTHROPIC_BASE_URL")
-    given = with_userinfo_in_header({"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options})
+    given = {"max_retries": 0, "timeout": timeout, **({"base_url": at} if at else {}), **options}
+    keys = {"api_key": "api_key=… or ANTHROPIC_API_KEY", "auth_token": "auth_token=… or ANTHROPIC_AUTH_TOKEN"}
     try:
-        tried = anthropic.AsyncAnthropic(**with_shared_tls(anthropic, given))
+        made = client_of_sdk(anthropic, "AsyncAnthropic", given, keys)
     except (anthropic.AnthropicError, TypeError) as error:
         raise ParameterError(f"Anthropic(…): {error}") from None
-    if "default_headers" not in options and not any(getattr(tried, key, None) for key in ("api_key", "auth_token", "credentials")):
+    if "default_headers" not in options and not any(getattr(made, key, None) for key in (*keys, "credentials")):
         raise ParameterError("Anthropic(…): no key; pass api_key=… or set ANTHROPIC_API_KEY")  # the SDK says so at the first request, without a place
-    for key, variable in (("api_key", "ANTHROPIC_API_KEY"), ("auth_token", "ANTHROPIC_AUTH_TOKEN")):
-        check_key(getattr(tried, key, None), f"{key}=… or {variable}")
-    if "http_client" not in options:
-        bounded(tried._client)
-    return lambda: tried  # it opens nothing before its first use
+    return lambda: AnthropicWire(made, anthropic)  # it opens nothing before its first use
 
 
-class AnthropicWire:
-    """Requests by the SDK's client: its connections, headers and errors; raw bodies."""
+class AnthropicWire(SdkWire):
+    """Requests by the SDK's client."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    own = ("model", "messages", "max_tokens", "stream")
 
-    @property
-    def secrets(self) -> list[str]:
-        return list(secrets_of(self._client))
-
-    def batches(self) -> AnthropicBatches:
-        """Return the batches of its server."""
-        return AnthropicBatches(self._client, _fault)
-
-    async def models(self) -> Sequence[str]:
-        """Return the names of the models; empty if the server does not tell."""
-        return await listed_models(self._client, self.secrets)
-
-    def _arguments(self, request: HttpRequest) -> Body:
-        own = {k: request.body[k] for k in ("model", "messages", "max_tokens", "stream") if k in request.body}
-        return {**own, "extra_body": {k: v for k, v in request.body.items() if k not in own}, "extra_headers": dict(request.headers)}
-
-    async def post(self, request: HttpRequest) -> Received:
-        import anthropic
-
-        try:
-            raw = await self._client.messages.with_raw_response.create(**self._arguments(request))
-        except anthropic.APIError as error:
-            raise _fault(error) from None
-        except http_errors() as error:
-            raise broken(error) from None
-        return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
+    def _resource(self, request: HttpRequest) -> Any:
+        return self._client.messages
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
-        import anthropic
-
         begun: Body = {}
-        try:
-            async with self._client.messages.with_streaming_response.create(**self._arguments(request)) as response:
-                headers = lowered(response.headers)
-                async for body in events(response.iter_bytes(), self.secrets, lambda body: body.get("type") == "message_stop"):
-                    with reading():
-                        if body.get("type") == "message_start":  # its usage is the prompt's; the answer's comes at the end
-                            begun = body["message"].pop("usage", None) or {}
-                        elif body.get("type") == "message_delta":
-                            body["usage"] = {**begun, **(body.get("usage") or {})} or None
-                    yield Received(body, headers)
-        except anthropic.APIError as error:
-            raise _fault(error) from None
-        except http_errors() as error:
-            raise broken(error) from None
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-def _fault(error: Any) -> Fault:
-    import anthropic
-
-    if isinstance(error, anthropic.APIStatusError):
-        return refused(error.status_code, lowered(error.response.headers), json.dumps(error.body) if error.body else error.message)
-    return unanswered(error)
+        async for received in self.streamed(request, lambda body: body.get("type") == "message_stop"):
+            body = received.body
+            with reading():
+                if body.get("type") == "message_start":  # its usage is the prompt's; the answer's comes at the end
+                    begun = body["message"].pop("usage", None) or {}
+                elif body.get("type") == "message_delta":
+                    body["usage"] = {**begun, **(body.get("usage") or {})} or None
+            yield received

@@ -4,38 +4,34 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from inspect import isawaitable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
-from lmc.backend.api.network import broken, http_errors
+from lmc.backend.api.sdk import SdkWire
 from lmc.backend.api.sse import status_of
 from lmc.backend.api.wire import parsed, refused
 
-T = TypeVar("T")
 _SKEW = 3600.0  # seconds by which a clock may have been set since
 
 
 class OpenAIBatches:
     """A batch is a file of requests to one endpoint; answers and errors are files, too.
 
-    client     an `openai.AsyncOpenAI`;  fault: translates its errors
     responses  converts a chat completion to the Responses API, if used;  turns: whether a refusal tells another form
     """
 
     most, size = 50_000, 190_000_000
     _TAKES = ("/chat/completions", "/completions", responses.PATH)
 
-    def __init__(
-        self, client: Any, fault: Callable[[Any], Fault], responses: Callable[[HttpRequest], HttpRequest | None], turns: Callable[[HttpRequest, Fault], bool]
-    ) -> None:
-        self._client, self._fault, self._responses, self._turns = client, fault, responses, turns
+    def __init__(self, wire: SdkWire, responses: Callable[[HttpRequest], HttpRequest | None], turns: Callable[[HttpRequest, Fault], bool]) -> None:
+        self._wire, self._responses, self._turns = wire, responses, turns
 
     def sent(self, request: HttpRequest) -> HttpRequest:
         request = self._responses(request) or request
@@ -48,24 +44,24 @@ class OpenAIBatches:
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
         lines = b"".join(json.dumps({"custom_id": id, "method": "POST", "url": path, "body": body}).encode() + b"\n" for id, body in items)
-        file = await self._do(lambda: self._client.files.create(file=(f"lmc-{wave}.jsonl", lines), purpose="batch"))
-        return str((await self._do(lambda: self._client.batches.create(
-            input_file_id=file.id, endpoint=path, completion_window="24h", metadata={"lmc": wave}))).id)  # fmt: skip
+        file = await self._wire.ask(lambda client: client.files.create(file=(f"lmc-{wave}.jsonl", lines), purpose="batch"))
+        made = {"input_file_id": file.id, "endpoint": path, "completion_window": "24h", "metadata": {"lmc": wave}}
+        return str((await self._wire.ask(lambda client: client.batches.create(**made))).id)
 
     async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
-        return await self._do(lambda: self._found(wave, age))
+        async def found(client: Any) -> str | None:
+            page, now = await _listed(client.batches)
+            async for batch in page:
+                if batch.created_at < now - age - _SKEW:
+                    return None
+                if (batch.metadata or {}).get("lmc") == wave:
+                    return str(batch.id)
+            return None
 
-    async def _found(self, wave: str, age: float) -> str | None:
-        page, now = await _listed(self._client.batches)
-        async for batch in page:
-            if batch.created_at < now - age - _SKEW:
-                return None
-            if (batch.metadata or {}).get("lmc") == wave:
-                return str(batch.id)
-        return None
+        return await self._wire.ask(found)
 
     async def status(self, batch: str) -> Status:
-        found = await self._do(lambda: self._client.batches.retrieve(batch))
+        found = await self._wire.ask(lambda client: client.batches.retrieve(batch))
         errors = getattr(found.errors, "data", None) or ()
         if found.status == "failed":
             code = FULL if any(e.code == FULL for e in errors) else None
@@ -75,38 +71,25 @@ class OpenAIBatches:
         return Status(done, total, found.status in ("completed", "expired", "cancelled"))
 
     async def results(self, batch: str) -> Mapping[str, Item]:
-        found = await self._do(lambda: self._client.batches.retrieve(batch))
+        found = await self._wire.ask(lambda client: client.batches.retrieve(batch))
         items: dict[str, Item] = {}
         for file in (found.output_file_id, found.error_file_id):
             if file:
-                content = await self._do(lambda file=file: self._client.files.content(file))
+                content = await self._wire.ask(lambda client, file=file: client.files.content(file))
                 items |= _items(content.content, _of_openai)
         return items
 
     async def cancel(self, batch: str) -> None:
-        await self._do(lambda: self._client.batches.cancel(batch))
-
-    async def _do(self, ask: Callable[[], Awaitable[T]]) -> T:
-        import openai
-
-        try:
-            return await ask()
-        except openai.APIError as error:
-            raise self._fault(error) from None
-        except http_errors() as error:
-            raise broken(error) from None
+        await self._wire.ask(lambda client: client.batches.cancel(batch))
 
 
 class AnthropicBatches:
-    """A batch is one request with all the others in it.
-
-    client  an `anthropic.AsyncAnthropic`;  fault: translates its errors
-    """
+    """A batch is one request with all the others in it."""
 
     most, size = 100_000, 240_000_000
 
-    def __init__(self, client: Any, fault: Callable[[Any], Fault]) -> None:
-        self._client, self._fault = client, fault
+    def __init__(self, wire: SdkWire) -> None:
+        self._wire = wire
 
     def sent(self, request: HttpRequest) -> HttpRequest:
         return request
@@ -116,54 +99,46 @@ class AnthropicBatches:
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
         requests = [{"custom_id": id, "params": body} for id, body in items]
-        return str((await self._do(lambda: self._client.messages.batches.create(requests=requests))).id)
+        return str((await self._wire.ask(lambda client: client.messages.batches.create(requests=requests))).id)
 
     async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
         """Find it by its requests, since batches have no name: of the batches of this size made since then, the one
         whose requests have its name."""
-        return await self._do(lambda: self._found(wave, size, age))
 
-    async def _found(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
-        later = False
-        page, now = await _listed(self._client.messages.batches)
-        async for batch in page:
-            created = batch.created_at if isinstance(batch.created_at, datetime) else datetime.fromisoformat(str(batch.created_at))
-            if created.timestamp() < now - age - _SKEW:
-                break
-            if _size(batch.request_counts) != size:
-                continue
-            if batch.processing_status != "ended":  # its requests are known when their results are
-                later = True
-            elif any(id.endswith(wave) for id in await self.results(batch.id)):
-                return str(batch.id)
-        return "later" if later else None
+        async def found(client: Any) -> str | Literal["later"] | None:
+            later = False
+            page, now = await _listed(client.messages.batches)
+            async for batch in page:
+                created = batch.created_at if isinstance(batch.created_at, datetime) else datetime.fromisoformat(str(batch.created_at))
+                if created.timestamp() < now - age - _SKEW:
+                    break
+                if _size(batch.request_counts) != size:
+                    continue
+                if batch.processing_status != "ended":  # its requests are known when their results are
+                    later = True
+                elif any(id.endswith(wave) for id in await self.results(batch.id)):
+                    return str(batch.id)
+            return "later" if later else None
+
+        return await self._wire.ask(found)
 
     async def status(self, batch: str) -> Status:
-        found = await self._do(lambda: self._client.messages.batches.retrieve(batch))
+        found = await self._wire.ask(lambda client: client.messages.batches.retrieve(batch))
         total = _size(found.request_counts)
         return Status(total - found.request_counts.processing, total, found.processing_status == "ended")
 
     async def results(self, batch: str) -> Mapping[str, Item]:
-        async def read() -> bytes:
-            async with self._client.messages.batches.with_streaming_response.results(batch) as response:
+        async def read(client: Any) -> bytes:
+            async with client.messages.batches.with_streaming_response.results(batch) as response:
                 return await response.read()
 
-        return _items(await self._do(read), _of_anthropic)
+        try:
+            return _items(await self._wire.ask(read), _of_anthropic)
+        except self._wire.sdk.AnthropicError as error:  # the SDK's own: the batch has no results, or none any longer
+            raise Fault(str(error), status=404) from None
 
     async def cancel(self, batch: str) -> None:
-        await self._do(lambda: self._client.messages.batches.cancel(batch))
-
-    async def _do(self, ask: Callable[[], Awaitable[T]]) -> T:
-        import anthropic
-
-        try:
-            return await ask()
-        except anthropic.APIError as error:
-            raise self._fault(error) from None
-        except anthropic.AnthropicError as error:  # the SDK's own: the batch has no results, or none any longer
-            raise Fault(str(error), status=404) from None
-        except http_errors() as error:
-            raise broken(error) from None
+        await self._wire.ask(lambda client: client.messages.batches.cancel(batch))
 
 
 async def _listed(batches: Any) -> tuple[Any, float]:

@@ -60,11 +60,10 @@ _SAMPLING = frozenset((*(field.name for field in fields(SamplingParams)), "max_t
 def tls(verify: bool | str = True) -> ssl.SSLContext:
     """Return the context in which certificates are checked: by the system's, those of a file (or folder), or not at all
     (False). Raises ParameterError for a file that has none."""
-    named = _named()
-    return _context(verify, *named)
+    return _context(verify, *certificates_of_environment())
 
 
-def _named() -> tuple[str | None, str | None]:
+def certificates_of_environment() -> tuple[str | None, str | None]:
     """Return the file and the folder of certificates that the environment names."""
     file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     if file:
@@ -166,25 +165,6 @@ def client_of(library: Any, kind: str, **options: Any) -> Any:
         raise ParameterError(f"the proxy that the environment names (HTTP_PROXY, HTTPS_PROXY or ALL_PROXY) cannot be used: {error}") from None
 
 
-def with_shared_tls(sdk: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of an SDK's client that has one TLS context with the others in this process: each would load all
-    certificates anew."""
-    if options.get("http_client") is not None:
-        return dict(options)
-    library = next(cls.__module__ for cls in sdk.DefaultAsyncHttpxClient.__mro__ if cls.__name__ == "AsyncClient")  # httpx, or httpx2
-    made = client_of(sdk, "DefaultAsyncHttpxClient", verify=_tls_of(library, *_named()), follow_redirects=False)
-    timeout = options.get("timeout")
-    if isinstance(timeout, int | float):  # a machine that is not there does not answer at all
-        timeout = importlib.import_module(library).Timeout(timeout, connect=min(timeout, CONNECT))
-    return {**options, "timeout": timeout, "http_client": made}
-
-
-@lru_cache(maxsize=4)
-def _tls_of(library: str, *environment: str | None) -> Any:
-    """Return the TLS context of an HTTP library, for the certificates that the environment names."""
-    return importlib.import_module(library).create_ssl_context()
-
-
 # -- faults --------------------------------------------------------------------------------------------------------------------
 
 
@@ -202,15 +182,6 @@ def broken(error: BaseException, url: str = "", message: str = "") -> Fault:
 
 def _where(url: str) -> str:
     return f"{addressed(url)}: " if url else ""
-
-
-def unanswered(error: Any) -> Fault:
-    """Return the fault of an SDK's error without an answer, with the address and the cause that it carries."""
-    cause, asked = error.__cause__, getattr(error, "request", None)
-    if isinstance(cause, Fault):
-        return cause
-    said = error.message + (f" ({type(cause).__name__}: {cause})" if cause is not None else "")
-    return broken(cause or error, "" if asked is None else str(asked.url), said)
 
 
 # -- single requests ------------------------------------------------------------------------------------------------------------

@@ -15,11 +15,10 @@ from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
-from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
-from lmc.backend.api.network import broken, check_client_options, http_errors, missing, unanswered, with_shared_tls
+from lmc.backend.api.exchange import Fault, HttpRequest, Received, reading
+from lmc.backend.api.network import check_client_options, missing
 from lmc.backend.api.redaction import check_key, check_url, shown
-from lmc.backend.api.sse import events
-from lmc.backend.api.wire import bounded, listed_models, lowered, no_stream, parsed, refused, secrets_of, with_userinfo_in_header
+from lmc.backend.api.sdk import SdkWire, client_of_sdk
 from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.compat import TokenUsage
@@ -103,11 +102,11 @@ class OpenAI(Completions):
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
         self.key = f"api_key=… or {'AZURE_OPENAI_API_KEY' if is_azure else 'OPENAI_API_KEY'}"
-        make = _client_maker(client, is_azure, base_url, patience.timeout, client_options)
+        make = _wire_maker(client, is_azure, base_url, patience.timeout, client_options, api)
         super().__init__(
             f"OpenAI({model})",
             model,
-            lambda: OpenAIWire(make(), api),
+            make,
             chat=not model.startswith(_INSTRUCT) if is_chat_model is None and api is None else True if is_chat_model is None else bool(is_chat_model),
             template=get_chat_template(chat_template or "default") if chat_template is None or isinstance(chat_template, str) else chat_template,
             server=server,
@@ -127,15 +126,17 @@ class OpenAI(Completions):
         self.has_batches = server == "openai" and not is_azure
         self.token_usage = TokenUsage(self.ledger)
 
-    async def models(self) -> Sequence[str]:
+    @property
+    def _wire(self) -> OpenAIWire:
         wire = self.client.wire
         assert isinstance(wire, OpenAIWire)
-        return await wire.models()
+        return wire
+
+    async def models(self) -> Sequence[str]:
+        return await self._wire.models()
 
     def batch_api(self) -> OpenAIBatches:
-        wire = self.client.wire
-        assert isinstance(wire, OpenAIWire)
-        return wire.batches()
+        return OpenAIBatches(self._wire, self._wire.by_responses, self._wire.turned)
 
     def check_batched(self, ask: Gen | Select) -> None:
         if "service_tier" in self._extra:
@@ -147,55 +148,43 @@ class OpenAI(Completions):
 # -- the SDK ---------------------------------------------------------------------------------------------------------
 
 
-def _client_maker(client: Any, azure: bool, base_url: str | None, timeout: float, options: Mapping[str, Any]) -> Any:
-    """Return a factory of the client on the loop; that the SDK is installed and takes the options is checked before."""
+def _wire_maker(
+    client: Any, azure: bool, base_url: str | None, timeout: float, options: Mapping[str, Any], api: Literal["chat", "responses"] | None
+) -> Callable[[], OpenAIWire]:
+    """Return a factory of the wire on the loop; that the SDK is installed and takes the options is checked before."""
     check_client_options("OpenAI", options)
-    if client is not None:
-        check_key(client.api_key)
-        return lambda: client.with_options(max_retries=0)
     try:
         import openai
     except ImportError as error:
         raise missing("lmc.OpenAI", "openai", "openai", error) from None
+    if client is not None:
+        check_key(client.api_key)
+        return lambda: OpenAIWire(client.with_options(max_retries=0), openai, api)
     if base_url and (path := next((path for path in _PATHS if base_url.rstrip("/").endswith(path)), None)):
         raise ParameterError(f"base_url={shown(base_url)!r} is the URL of a request; give that of the API: {shown(base_url.rstrip('/').removesuffix(path))!r}")
-    kind = openai.AsyncAzureOpenAI if azure else openai.AsyncOpenAI
     given = {"max_retries": 0, "timeout": timeout, **options, **({"base_url": base_url} if base_url else {})}
-    given = with_userinfo_in_header(given)
     if base_url and urlsplit(base_url).hostname != "api.openai.com":
         given.setdefault("api_key", os.environ.get("OPENAI_API_KEY", "none"))
     try:
-        made = kind(**with_shared_tls(openai, given))
+        made = client_of_sdk(openai, "AsyncAzureOpenAI" if azure else "AsyncOpenAI", given, {"api_key": "api_key=… or OPENAI_API_KEY"})
     except (openai.OpenAIError, TypeError) as error:
         if isinstance(error, openai.OpenAIError) and not azure and not (given.get("api_key") or os.environ.get("OPENAI_API_KEY")):
             raise ParameterError("OpenAI(…): no key; pass api_key=… or set OPENAI_API_KEY") from None
         raise ParameterError(f"OpenAI(…): {error}") from None
-    check_key(made.api_key, "api_key=… or OPENAI_API_KEY")
-    if "http_client" not in given:
-        bounded(made._client)
-    return lambda: made  # it opens nothing before its first use
+    return lambda: OpenAIWire(made, openai, api)  # it opens nothing before its first use
 
 
-class OpenAIWire:
-    """Requests by the SDK's client: its connections, headers and errors; raw bodies."""
+class OpenAIWire(SdkWire):
+    """Requests by the SDK's client, of chat completions by the Responses API if the model needs it."""
 
-    def __init__(self, client: Any, api: Literal["chat", "responses"] | None = None) -> None:
-        self._client, self._api = client, api
+    own = ("model", "messages", "prompt", "input", "questions", "stream")
+
+    def __init__(self, client: Any, sdk: Any, api: Literal["chat", "responses"] | None = None) -> None:
+        super().__init__(client, sdk)
+        self._api = api
         self._include: tuple[str, ...] = (responses.ENCRYPTED,)  # until the model reports that it has no reasoning
 
-    @property
-    def secrets(self) -> list[str]:
-        return list(secrets_of(self._client))
-
-    def batches(self) -> OpenAIBatches:
-        """Return the batches of its server."""
-        return OpenAIBatches(self._client, self._fault, self._by_responses, self._turned)
-
-    async def models(self) -> Sequence[str]:
-        """Return the names of the server's models; empty if it does not tell."""
-        return await listed_models(self._client, self.secrets)
-
-    def _turned(self, request: HttpRequest, fault: Fault) -> bool:
+    def turned(self, request: HttpRequest, fault: Fault) -> bool:
         """Return whether a refused request of a batch is sent differently from now on: by the Responses API, or there
         without reasoning."""
         if self._turns(request, fault):
@@ -206,7 +195,7 @@ class OpenAIWire:
             self._include = ()
         return True
 
-    def _by_responses(self, request: HttpRequest) -> HttpRequest | None:
+    def by_responses(self, request: HttpRequest) -> HttpRequest | None:
         """Return a chat completion as a request of the Responses API; None if it is not used, or the request is of
         another kind."""
         if request.path != _CHAT or self._api != "responses":
@@ -227,7 +216,7 @@ class OpenAIWire:
         if not not_taken(fault, "include"):
             raise fault
         self._include = ()
-        again = self._by_responses(request)
+        again = self.by_responses(request)
         if again is None or again.body == asked.body:
             raise fault
         return again
@@ -241,40 +230,24 @@ class OpenAIWire:
             raise UnsupportedOpError(f"{request.path}", "this version of the openai package", "pip install -U openai")
         return found
 
-    def _arguments(self, body: Body) -> Body:
-        """Return the SDK's own arguments by name, everything else as extra body: servers support more than the SDK."""
-        own = {k: body[k] for k in ("model", "messages", "prompt", "input", "questions", "stream") if k in body}
-        return {**own, "extra_body": {k: v for k, v in body.items() if k not in own}}
-
     async def post(self, request: HttpRequest) -> Received:
-        other = self._by_responses(request)
+        other = self.by_responses(request)
         if other is not None:
             try:
-                received = await self._post(other)
+                received = await super().post(other)
             except Fault as fault:
-                received = await self._post(self._without_reasoning(request, other, fault))
+                received = await super().post(self._without_reasoning(request, other, fault))
             with reading():
                 return replace(received, body=responses.answered(received.body))
         try:
-            return await self._post(request)
+            return await super().post(request)
         except Fault as fault:
             if not self._turns(request, fault):
                 raise
         return await self.post(request)
 
-    async def _post(self, request: HttpRequest) -> Received:
-        import openai
-
-        try:
-            raw = await self._resource(request).with_raw_response.create(**self._arguments(request.body), extra_headers=dict(request.headers))
-        except openai.APIError as error:
-            raise self._fault(error) from None
-        except http_errors() as error:
-            raise broken(error) from None
-        return Received(parsed(raw.http_response.content, self.secrets), lowered(raw.headers))
-
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
-        other = self._by_responses(request)
+        other = self.by_responses(request)
         if other is not None:
             try:
                 async for received in self._pieces(other):
@@ -284,7 +257,7 @@ class OpenAIWire:
                     yield received
             return
         try:
-            async for received in self._stream(request):
+            async for received in self.streamed(request):
                 yield received
             return
         except Fault as fault:
@@ -295,40 +268,18 @@ class OpenAIWire:
 
     async def _pieces(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Convert a response's events to chunks of a chat completion."""
-        async for received in self._stream(request, responses.ends):
+        async for received in self.streamed(request, responses.ends):
             with reading():
                 body = responses.piece(received.body)
             if body is not None:
                 yield replace(received, body=body)
 
-    async def _stream(self, request: HttpRequest, last: Callable[[Body], bool] = lambda body: False) -> AsyncIterator[Received]:
-        import openai
+    @staticmethod
+    def _said(error: Any) -> str:
+        return json.dumps({"error": error.body or error.message})
 
-        try:
-            arguments = self._arguments(request.body)
-            async with self._resource(request).with_streaming_response.create(**arguments, extra_headers=dict(request.headers)) as response:
-                headers = lowered(response.headers)
-                came = False
-                async for body in events(response.iter_bytes(), self.secrets, last):
-                    came = True
-                    yield Received(body, headers)
-                if not came:
-                    raise no_stream(headers)
-        except openai.APIError as error:
-            raise self._fault(error) from None
-        except http_errors() as error:
-            raise broken(error) from None
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    def _fault(self, error: Any) -> Fault:
-        import openai
-
-        if not isinstance(error, openai.APIStatusError):
-            return unanswered(error)
-        message = json.dumps({"error": error.body} if error.body else {"error": error.message})
-        fault = refused(error.status_code, lowered(error.response.headers), message)
+    def fault(self, error: Any) -> Fault:
+        fault = super().fault(error)
         base = shown(str(self._client.base_url).rstrip("/"))
         if fault.status in (404, 405) and not urlsplit(base).path and "model" not in f"{fault.param} {fault.code} {fault.message}".lower():
             fault.message += f"; base_url has no path, and servers mostly have their API at {base}/v1"

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault
-from lmc.backend.api.network import CONNECT, secrets_of_proxies
 from lmc.backend.api.rates import retry_after
-from lmc.backend.api.redaction import (
-    addressed,
-    authorization,
-    check_url,
-    secrets_by_name,
-    secrets_of_headers,
-    secrets_of_url,
-    without_escaped_keys,
-    without_keys,
-)
-from lmc.config import log
+from lmc.backend.api.redaction import addressed, without_escaped_keys, without_keys
 
 try:
     import orjson  # pyright: ignore[reportMissingImports]
@@ -126,37 +115,3 @@ def bounded(client: Any) -> None:
         response.aiter_bytes = counted  # through which httpx reads lines and whole bodies, too
 
     client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], bound]}
-
-
-def secrets_of(client: Any) -> Iterator[str]:
-    """Return keys and passwords that an SDK's client sends."""
-    keys = [getattr(client, name, None) for name in ("api_key", "auth_token", "webhook_secret", "admin_api_key")]
-    yield from (key for key in keys if isinstance(key, str))
-    yield from secrets_of_url(str(client.base_url))
-    yield from secrets_of_headers(client._custom_headers)
-    yield from secrets_by_name(client._custom_query)
-    yield from secrets_of_proxies()
-
-
-def with_userinfo_in_header(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an SDK client's options with no user and password in base_url: httpx logs the URLs of requests. Raises ParameterError for one that is none."""
-    found = dict(options)
-    for name in ("base_url", "azure_endpoint"):
-        url = found.get(name)
-        if url is None:
-            continue
-        check_url(str(url), f"{name}=")
-        if header := authorization(str(url)):
-            found |= {name: addressed(str(url)), "default_headers": {**(found.get("default_headers") or {}), "Authorization": header["authorization"]}}
-    return found
-
-
-async def listed_models(client: Any, secrets: Sequence[str]) -> list[str]:
-    """Return the names of the models that an SDK's client sees; empty if the server does not tell."""
-    try:
-        raw = await client.with_options(timeout=CONNECT).models.with_raw_response.list()
-        listed: Any = parsed(raw.http_response.content, secrets).get("data")
-    except Exception as error:  # of the SDK, whose types differ; the list is not needed
-        log("backend", f"the server does not list its models: {type(error).__name__}")
-        return []
-    return [str(entry["id"]) for entry in listed if isinstance(entry, dict) and "id" in entry] if isinstance(listed, list) else []
