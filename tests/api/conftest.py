@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import Patience
 from tests.api import anthropic_server, openai_server
-from tests.api.http import Server
+from tests.api.http import Answer, Server
 from tests.api.openai_server import OpenAIModel
 from tests.api.text_model import TextModel
 from tests.waiting import until
@@ -70,38 +70,52 @@ def anthropic(opened):
     return make
 
 
+class Refused(Exception):
+    """As LiteLLM raises what a provider refuses."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        super().__init__(body["error"]["message"])
+        self.status_code, self.param = status, body["error"].get("param")
+
+
+def without_its_own(body: dict[str, Any]) -> dict[str, Any]:
+    """A request to LiteLLM without the arguments that it does not pass on."""
+    return {k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}
+
+
+def fake_litellm(monkeypatch: pytest.MonkeyPatch, handle: Callable[[dict[str, Any]], Awaitable[Answer]]) -> None:
+    """Put a module in the place of litellm's that answers by `handle`."""
+
+    async def acompletion(**body):
+        answer = await handle(body)
+        if answer.status != 200:
+            raise Refused(answer.status, answer.body)
+        return answer.body if answer.events is None else each(answer.events)
+
+    async def each(events):
+        for event in events:
+            yield event
+
+    module = types.ModuleType("litellm")
+    module.acompletion = acompletion  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "litellm", module)
+
+
 @pytest.fixture
 def litellm(opened, monkeypatch):
     """The client's one function that is used, in front of the stand-in of OpenAI's API."""
-
-    class Refused(Exception):
-        def __init__(self, status, body):
-            super().__init__(body["error"]["message"])
-            self.status_code, self.param = status, body["error"].get("param")
 
     def make(model: TextModel, *, fault=lambda n: None, **options):
         stand_in = OpenAIModel(model, continues=False)
         seen = []
 
-        async def acompletion(**body):
+        async def answer(body):
             seen.append(body)
             if (error := fault(len(seen))) is not None:
                 raise error
-            body = {k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}
-            answer = stand_in.handle("/v1/chat/completions", body)
-            if answer.status != 200:
-                raise Refused(answer.status, answer.body)
-            if answer.events is None:
-                return answer.body
-            return _each(answer.events)
+            return stand_in.handle("/v1/chat/completions", without_its_own(body))
 
-        async def _each(events):
-            for event in events:
-                yield event
-
-        module = types.ModuleType("litellm")
-        module.acompletion = acompletion  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "litellm", module)
+        fake_litellm(monkeypatch, answer)
         return opened(lmc.LiteLLM("m", **{"patience": QUICK, **options})), seen
 
     return make

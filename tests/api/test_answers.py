@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import Patience
 from tests.api.http import Answer, Server
+from tests.api.view import all_of
 
 pytestmark = pytest.mark.api
 
@@ -473,12 +473,7 @@ def test_no_message_log_or_journal_has_a_key(opened, tmp_path, capfd, quiet, bac
     lmc.config(log="backend,spec")
     with pytest.raises(lmc.BackendError) as raised:
         one.run(backend=opened(BACKENDS[backend](url)), journal=tmp_path / "journal").text()
-    said, error = capfd.readouterr(), raised.value
-    texts, seen = [*said, (tmp_path / "journal").read_text("utf-8", "replace")], set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        texts += [str(error), repr(error), json.dumps(error.__dict__, default=str)]
-        error = error.__cause__ or error.__context__
+    texts = [*capfd.readouterr(), (tmp_path / "journal").read_text("utf-8", "replace"), *all_of(raised.value)]
     for text in texts:
         assert KEY not in text and PASSWORD not in text, text
     assert any("[redacted]" in text for text in texts) or handle is half

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import zlib
 
 import pytest
@@ -16,6 +15,7 @@ from lmc.backend.api.exchange import Endless, Fault, HttpRequest
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.network import Access
 from lmc.backend.api.proxied import ProxiedWire
+from tests.api.raw_server import RawRequest, RawServer
 
 pytestmark = pytest.mark.api
 
@@ -46,45 +46,17 @@ STREAMS = {
 }
 
 
-class Talker:
+def talker(head: bytes, piece: bytes) -> RawServer:
     """A server that answers each request with a head, and then with the same piece as long as the client reads."""
 
-    def __init__(self, head: bytes, piece: bytes) -> None:
-        self.head, self.piece, self.requests = head, piece, 0
-        self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-        assert self._ready.wait(10)
+    async def talks(request: RawRequest, writer: asyncio.StreamWriter) -> bool:
+        writer.write(head)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
 
-    def _work(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._talk, "127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        self._loop.run_forever()
-        server.close()
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.close()
-
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readuntil(b"\r\n\r\n")
-            self.requests += 1
-            writer.write(self.head)
-            while True:
-                writer.write(self.piece)
-                await writer.drain()
-                await asyncio.sleep(0)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+    return RawServer(talks)
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +68,9 @@ def little(monkeypatch):
 WIRES = {"own": lambda url: HttpWire(url, Access()), "proxied": lambda url: ProxiedWire(url, Access(), None, timeout=60, connections=1)}
 
 
-def asked(talker, make, streamed):
+def asked(server, make, streamed):
     async def work():
-        made = make(talker.url)
+        made = make(server.url)
         try:
             if not streamed:
                 return await made.post(HttpRequest("/", {}))
@@ -113,9 +85,9 @@ def asked(talker, make, streamed):
 @pytest.mark.parametrize("make", WIRES)
 @pytest.mark.parametrize("answer", [*WHOLE, *STREAMS])
 def test_no_more_is_read_than_an_answer_has(opened, make, answer):
-    talker = opened(Talker(*(WHOLE | STREAMS)[answer]))
+    server = opened(talker(*(WHOLE | STREAMS)[answer]))
     with pytest.raises(Endless, match="more than 1,048,576 bytes") as raised:
-        asked(talker, WIRES[make], answer in STREAMS)
+        asked(server, WIRES[make], answer in STREAMS)
     assert not raised.value.transient
 
 
@@ -126,7 +98,7 @@ def test_no_more_is_read_than_an_answer_has(opened, make, answer):
 )
 def test_sizes_that_are_none_are_no_http(opened, head):
     with pytest.raises(Fault, match="not HTTP"):
-        asked(opened(Talker(head, b"x" * 1000)), WIRES["own"], False)
+        asked(opened(talker(head, b"x" * 1000)), WIRES["own"], False)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +108,7 @@ def test_sizes_that_are_none_are_no_http(opened, head):
 )
 def test_what_is_around_a_body_has_an_end(opened, endless):
     with pytest.raises(Fault, match="has no end"):
-        asked(opened(Talker(endless, b"x" * 1000)), WIRES["own"], False)
+        asked(opened(talker(endless, b"x" * 1000)), WIRES["own"], False)
 
 
 @pytest.mark.parametrize("answer", ["until it closes", "in chunks", "events", "a line", "a bomb"])
@@ -147,10 +119,10 @@ def test_a_program_gets_an_error_at_its_line(opened, kind, answer):
         begun = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         head += f"event: content_block_start\ndata: {json.dumps(begun)}\n\n".encode()
         piece = b"".join(f"event: content_block_delta\ndata: {json.dumps(SAID)}\n\n".encode() for _ in range(64))
-    talker = opened(Talker(head, piece))
+    server = opened(talker(head, piece))
     patience = Patience(3, 60.0, 0.001, 0.01)
     pytest.importorskip(kind.lower())
-    options = {"base_url": talker.url, "api_key": "a-key-of-mine", "patience": patience}
+    options = {"base_url": server.url, "api_key": "a-key-of-mine", "patience": patience}
     backend = opened(lmc.OpenAI("m", True, **options) if kind == "OpenAI" else lmc.Anthropic("m", **options))
 
     @lmc.function
@@ -164,5 +136,5 @@ def test_a_program_gets_an_error_at_its_line(opened, kind, answer):
             "".join(program.run(backend=backend, stream=True).text_iter("a"))
         else:
             program.run(backend=backend).text()
-    assert talker.requests == 1
+    assert len(server.seen) == 1
     assert backend.spent().unreported == 1

@@ -188,14 +188,6 @@ def test_an_error_in_a_stream_that_may_pass_is_tried_again(request, api, kind):
     assert len(server.seen) == 2
 
 
-@pytest.mark.parametrize("api", ("openai", "anthropic"))
-def test_an_error_in_a_stream_that_stays_is_raised_at_once(request, api):
-    backend, server = request.getfixturevalue(api)(TextModel(), stand_in={"plant": lambda n, path, body: error("invalid_request_error")})
-    with pytest.raises(lmc.BackendError, match="HTTP 400: said in the stream"):
-        "".join(one.run(backend=backend, stream=True).text_iter("a"))
-    assert len(server.seen) == 1
-
-
 def test_a_quota_that_is_used_up_is_not_waited_for(openai):
     said = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}}
     backend, server = openai(TextModel(), stand_in={"plant": lambda n, path, body: Planted("status", 429, body=said)})
@@ -210,12 +202,6 @@ def test_a_stream_that_goes_on_with_something_else_fails(openai):
 
     with pytest.raises(lmc.BackendError, match="broke off"):
         "".join(one.run(backend=backend, stream=True).text_iter("a"))
-
-
-def test_nobody_listens(opened):
-    backend = opened(lmc.OpenAI("m", base_url="http://127.0.0.1:9/v1", patience=Patience(1, 2.0, 0.001, 0.01)))
-    with pytest.raises(lmc.BackendError, match=r"after 2 attempts: http://127.0.0.1:9/v1/chat/completions: Connection error"):
-        program.run(q="x", backend=backend).text()
 
 
 def test_a_dropped_backend_ends_its_thread():

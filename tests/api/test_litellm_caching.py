@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import types
 
 import pytest
 
 import lmc
 from tests.api.cache_billing import READ, WRITE, Cache, blocks_of, plain_cost
-from tests.api.conftest import QUICK
+from tests.api.conftest import QUICK, fake_litellm, without_its_own
 from tests.api.openai_server import OpenAIModel
 from tests.api.programs import LONG, agent, siblings
 from tests.api.text_model import TextModel
@@ -25,7 +23,7 @@ def cached(opened, monkeypatch):
     def make(name, *, implicit=False, **options):
         stand_in, cache, asked = OpenAIModel(TextModel(lambda prompt: "Done."), name="*", continues=False), Cache(1024), []
 
-        async def acompletion(**body):
+        async def answer(body):
             blocks = blocks_of({k: v for k, v in body.items() if k != "tools"})
             asked.append((body, blocks))
             if implicit:
@@ -36,22 +34,14 @@ def cached(opened, monkeypatch):
             await asyncio.sleep(0.01)
             cache.kept |= dict.fromkeys(blocks.keys, (1000000000.0, 1000000000.0)) if implicit else {}
             plain = [{**m, "content": m["content"] if isinstance(m["content"], str) else "".join(p["text"] for p in m["content"])} for m in body["messages"]]
-            answer = stand_in.handle(
-                "/v1/chat/completions", {**{k: v for k, v in body.items() if k not in ("timeout", "num_retries", "max_retries")}, "messages": plain}
-            )
+            answer = stand_in.handle("/v1/chat/completions", {**without_its_own(body), "messages": plain})
             assert answer.status == 200, answer.body
             for part in (answer.body, *(answer.events or ())):
                 if part.get("usage"):
                     part["usage"] |= {"prompt_tokens_details": {"cached_tokens": read}, "cache_creation_input_tokens": wrote}
-            return answer.body if answer.events is None else _each(answer.events)
+            return answer
 
-        async def _each(events):
-            for event in events:
-                yield event
-
-        module = types.ModuleType("litellm")
-        module.acompletion = acompletion
-        monkeypatch.setitem(sys.modules, "litellm", module)
+        fake_litellm(monkeypatch, answer)
         return opened(lmc.LiteLLM(name, patience=QUICK, prices=lmc.Prices(3.0, 15.0), **options)), asked
 
     return make

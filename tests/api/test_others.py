@@ -33,19 +33,6 @@ def test_it_gives_what_the_mock_gives(request, which):
 
 
 @pytest.mark.parametrize("which", ("anthropic", "litellm"))
-def test_streams(request, which):
-    @lmc.function
-    def program(s):
-        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
-
-    backend, _ = request.getfixturevalue(which)(TextModel(lambda prompt: "one two three four"))
-    state = program.run(backend=backend, stream=True, temperature=0)
-    pieces = list(state.text_iter("a"))
-    assert "".join(pieces) == "one two three four" and len(pieces) > 2
-    assert state.usage.completion_tokens == 18 and state.get_meta_info("a")["finish_reason"]["type"] == "stop"
-
-
-@pytest.mark.parametrize("which", ("anthropic", "litellm"))
 def test_a_turn_is_one_call(request, which):
     backend, seen = request.getfixturevalue(which)(TextModel(writer(record())))
     state = lmc.compile(chat3)(text="t", backend=backend, temperature=0)

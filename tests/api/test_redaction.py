@@ -19,6 +19,7 @@ from lmc.backend.api.exchange import Fault
 from lmc.backend.api.redaction import addressed, authorization, check_url, redacted, secrets_of_url, shown
 from lmc.backend.api.wire import parsed, refused
 from lmc.errors import ParameterError
+from tests.api.view import all_of
 
 pytestmark = pytest.mark.api
 
@@ -149,11 +150,7 @@ def test_no_backend_tells_a_secret_of_its_url(kind, heard, capfd, tmp_path):
                     if "name" not in kind:  # those are patient
                         asks.run(backend=backend, journal=journal).text()
             except lmc.LmcError as error:
-                seen: BaseException | None = error
-                texts += ["".join(traceback.format_exception(error))]
-                while seen is not None:
-                    texts += [str(seen), repr(seen), json.dumps(seen.__dict__, default=str)]
-                    seen = seen.__cause__ or seen.__context__
+                texts += ["".join(traceback.format_exception(error)), *all_of(error)]
         texts += [str(w.message) for w in warned] + heard.lines + list(capfd.readouterr())
         heard.lines.clear()
         if journal.exists():
@@ -207,14 +204,20 @@ def test_a_password_that_is_not_encoded_says_so():
 
 
 @pytest.mark.parametrize("behind", ["\r", "\n", " ", "”"], ids=["cr", "lf", "space", "quote"])
-@pytest.mark.parametrize("make, variable", [(lmc.OpenAI, "OPENAI_API_KEY"), (lmc.Anthropic, "ANTHROPIC_API_KEY")], ids=["openai", "anthropic"])
+@pytest.mark.parametrize(
+    "make, variable",
+    [(lmc.OpenAI, "OPENAI_API_KEY"), (lmc.Anthropic, "ANTHROPIC_API_KEY"), (lmc.SGLang, None), (lmc.VLLM, None)],
+    ids=["openai", "anthropic", "sglang", "vllm"],
+)
 def test_a_key_that_no_header_can_have_is_refused_and_not_shown(make, variable, behind, monkeypatch):
     """As a file with Windows line ends gives it. It was in the message of each failed request, escaped."""
     key = "".join(HALVES) + behind
-    monkeypatch.setenv(variable, key)
-    for options in ({}, {"api_key": key}):
-        with pytest.raises(ParameterError, match=f"api_key=… or {variable} has characters that no HTTP header may have") as raised:
-            make("m", **options)
+    if variable is not None:
+        monkeypatch.setenv(variable, key)
+    what = "api_key" if variable is None else f"api_key=… or {variable}"
+    for options in ({"api_key": key}, *([{}] if variable is not None else [])):
+        with pytest.raises(ParameterError, match=f"{what} has characters that no HTTP header may have") as raised:
+            make("http://127.0.0.1:9", **options)
         assert not any(half in str(raised.value) for half in HALVES)
     quoted = f"Illegal header value {('Bearer ' + key).encode()!r}"  # of a library that reads the environment itself
     assert behind == "”" or not any(half in redacted(quoted, [key]) for half in HALVES)

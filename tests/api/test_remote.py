@@ -13,7 +13,7 @@ import lmc
 from lmc.backend.api.client import Patience
 from tests.api.conftest import nothing_is_left
 from tests.api.http import Body, SeenRequest, Server
-from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, VLLMModel, serve, shown
+from tests.api.sglang_server import WORDS, SGLangModel, TokenModel, serve, shown
 from tests.api.test_conformance import ITEMS, plain_text, turns
 from tests.api.test_faults import planted
 from tests.api.text_model import TextModel
@@ -195,16 +195,6 @@ def test_vllm_shares_what_a_pass_computes(vllm):
     assert len(stand_in.texts) == 1 + 4, "nothing is asked ahead but whether ids are taken"
 
 
-def test_streams(remote):
-    @lmc.function
-    def program(s):
-        s += "x" + lmc.gen("a", max_tokens=40)
-
-    backend, _, _ = remote(TextModel(lambda prompt: "one two three four"))
-    pieces = list(program.run(backend=backend, stream=True, temperature=0).text_iter("a"))
-    assert "".join(pieces) == "one two three four" and len(pieces) > 2
-
-
 def test_a_stream_whose_events_have_only_what_is_new(sglang):
     """As of servers that are started with --incremental-streaming-output."""
 
@@ -255,18 +245,6 @@ def test_faults(remote):
     unseen = spent.attempts - sum(map(asked, server.seen))  # sent into a connection that the server had just closed
     assert spent.unreported == faults["reset"] + faults["truncate"] + faults["garbage"] + unseen > 0 <= unseen
     nothing_is_left(backend, server)
-
-
-def test_what_is_not_there_is_named(opened):
-    with pytest.raises(lmc.BackendError, match=r"no SGLang server at http://127\.0\.0\.1:9"):
-        lmc.SGLang("http://127.0.0.1:9")
-    server = opened(serve(VLLMModel(TextModel())))
-    with pytest.raises(lmc.BackendError, match="has no model 'other'; it has m"):
-        lmc.VLLM(server.url, "other")
-    with pytest.raises(lmc.BackendError, match=r"no SGLang server .*HTTP 404"):
-        lmc.RuntimeEndpoint(server.url)
-    with pytest.raises(lmc.ParameterError, match="not a URL"):
-        lmc.VLLM("localhost")
 
 
 def test_templates_by_name(opened):

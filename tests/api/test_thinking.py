@@ -6,6 +6,7 @@ import pytest
 
 import lmc
 from lmc.backend.api.anthropic_bodies import cacheable, turns
+from tests.api.conftest import QUICK, fake_litellm
 from tests.api.http import Answer
 from tests.api.test_responses import on_and_on
 from tests.api.test_tools import agent, script
@@ -125,26 +126,22 @@ def test_blocks_in_their_order_and_texts_that_the_program_made():
     assert message["content"] == [thought, hidden, {**plain, "text": "No:"}, call]
 
 
-def test_litellm_s_thinking_goes_back(litellm):
+def test_litellm_s_thinking_goes_back(opened, monkeypatch):
     """LiteLLM's thinking_blocks arrive, at once and in pieces."""
-    backend, seen = litellm(TextModel())
+    seen = []
     blocks = [{"type": "thinking", "thinking": "Hm, so.", "signature": "s"}]
 
-    async def acompletion(**body):
+    async def answer(body):
         seen.append(body)
         pieces = [{"type": "thinking", "thinking": "Hm, ", "signature": None}, {"type": "thinking", "thinking": "so.", "signature": "s"}]
         if not body.get("stream"):
-            return {"choices": [{"index": 0, "message": {"content": "Yes.", "thinking_blocks": blocks}, "finish_reason": "stop"}]}
+            return Answer({"choices": [{"index": 0, "message": {"content": "Yes.", "thinking_blocks": blocks}, "finish_reason": "stop"}]})
         deltas = [{"thinking_blocks": [piece]} for piece in pieces] + [{"content": "Yes."}]
-        return _each([{"choices": [{"index": 0, "delta": delta}]} for delta in deltas] + [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}])
+        events = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas] + [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+        return Answer({}, events=events)
 
-    async def _each(events):
-        for event in events:
-            yield event
-
-    import sys
-
-    sys.modules["litellm"].acompletion = acompletion  # type: ignore[attr-defined]
+    fake_litellm(monkeypatch, answer)
+    backend = opened(lmc.LiteLLM("m", patience=QUICK))
 
     @lmc.function
     def twice(s):

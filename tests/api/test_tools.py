@@ -125,6 +125,18 @@ def test_calls_in_a_stream(anywhere):
     assert any(body.get("stream") for _, body in asked())
 
 
+def test_a_stream_comes_in_pieces(anywhere):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", max_tokens=40))
+
+    backend, _ = anywhere(TextModel(lambda prompt: "one two three four"))
+    state = program.run(backend=backend, stream=True, temperature=0)
+    pieces = list(state.text_iter("a"))
+    assert "".join(pieces) == "one two three four" and len(pieces) > 2 and state.usage.completion_tokens > 2
+    assert state.get_meta_info("a")["finish_reason"]["type"] == "stop"
+
+
 def test_tools_and_sampling_go_over_together(anywhere):
     @lmc.function
     def several(s, q):

@@ -20,6 +20,7 @@ from tests.api.http import Answer, Server
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.test_forking import in_child
 from tests.api.text_model import TextModel
+from tests.api.view import all_of
 
 pytestmark = pytest.mark.api
 
@@ -56,16 +57,6 @@ def several(backend):
 
 def client(kind, url, **options):
     return KINDS[kind][0](url, tokenizer=WORDS, chat_template="chatml", patience=TWICE, **options)
-
-
-def all_of(error):
-    """Return the messages of an error and of those that it came from."""
-    found, seen = [], set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        found += [str(error), repr(error), json.dumps(error.__dict__, default=str)]
-        error = error.__cause__ or error.__context__
-    return found
 
 
 def refusing(model, answer):
@@ -153,13 +144,6 @@ def test_a_key_does_not_follow_a_redirect(opened, kind):
     with pytest.raises(lmc.BackendError, match="HTTP 302"):
         client(kind, server.url, api_key=KEY)
     assert not elsewhere.got
-
-
-@pytest.mark.parametrize("make", [lmc.SGLang, lmc.VLLM])
-def test_a_key_that_cannot_be_sent_is_refused_at_once(make):
-    with pytest.raises(lmc.ParameterError, match="line break") as raised:
-        make("http://127.0.0.1:9", api_key=KEY + "\n")
-    assert KEY not in str(raised.value)
 
 
 @pytest.mark.parametrize("usage", [-3, "many", 1e9, [1], None])

@@ -85,3 +85,13 @@ def agree_with_the_mock(
             seen = run(call, copy.deepcopy(item), outside, {**options, "backend": backend})
             seen.metas = expected.metas
             assert seen == expected, differences(seen, expected)
+
+
+def all_of(error: BaseException | None) -> list[str]:
+    """The texts of an error and of those that it came from."""
+    found, seen = list[str](), set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        found += [str(error), repr(error), json.dumps(error.__dict__, default=str)]
+        error = error.__cause__ or error.__context__
+    return found

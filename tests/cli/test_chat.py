@@ -65,7 +65,7 @@ def lmc_cli(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield call
-    for name in ("checked", "tools"):
+    for name in ("checked", "tools", "wrong_program"):
         sys.modules.pop(name, None)
 
 
@@ -155,43 +155,20 @@ def test_check_names_what_is_likely_wrong(lmc_cli):
     assert lines[6].startswith("fine: no findings; a run: 2 calls, at most about ")
 
 
-def test_check_names_terminals_of_a_grammar_that_match_one_text(lmc_cli, tmp_path):
-    (tmp_path / "grammar.py").write_text(
-        'import lmc\n\n@lmc.function\ndef words(s):\n'
-        '    s += lmc.gen("w", lark="start: NAME | WORD\\nNAME: /[a-z_]+/\\nWORD: /[a-z]{2,}/")\n    return s["w"]\n'
-    )
-    code, out, _ = lmc_cli("check", "grammar.py")
-    assert code == 1
-    assert out.splitlines()[0].startswith("grammar.py:5: terminals NAME and WORD of the gen 'w' both match 'aa'")
-
-
-def test_check_names_a_state_in_an_fstring(lmc_cli, tmp_path):
-    (tmp_path / "quoted.py").write_text(
-        'import lmc\n\n@lmc.function\ndef quoted(s, q):\n    s += q + lmc.gen("a")\n    s += f"So far: {s}" + lmc.gen("b")\n    return s["b"]\n'
-    )
-    code, out, _ = lmc_cli("check", "quoted.py")
-    assert code == 1
-    assert out.splitlines()[0] == "quoted.py:6: a state is made text here, which gives its repr: write s.text(), or s['name'] for an answer"
-
-
-def test_check_names_a_request_in_a_users_message(lmc_cli, tmp_path):
-    (tmp_path / "left_open.py").write_text(
-        'import lmc\n\n@lmc.function\ndef asks(s, q):\n    s += lmc.user_begin() + q\n    s += lmc.gen("a")\n    return s["a"]\n'
-    )
-    code, out, _ = lmc_cli("check", "left_open.py")
-    assert code == 1
-    assert out.splitlines()[0] == (
-        "left_open.py:6: the gen 'a' is in a user message: the model writes that message on; close it, and ask in an assistant message"
-    )
-
-
-def test_check_names_a_request_without_a_prompt(lmc_cli, tmp_path):
-    (tmp_path / "france.py").write_text('import lmc\n\n@lmc.function\ndef capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n')
-    code, out, _ = lmc_cli("check", "france.py")
-    assert code == 1
-    assert out.splitlines()[0] == (
-        "france.py:5: the gen 'What is the capital of France?' has no prompt: nothing is appended before it, and its first argument is a variable's name"
-    )
+@pytest.mark.parametrize(("program", "said"), [
+    ('def words(s):\n    s += lmc.gen("w", lark="start: NAME | WORD\\nNAME: /[a-z_]+/\\nWORD: /[a-z]{2,}/")\n    return s["w"]\n',
+        "5: terminals NAME and WORD of the gen 'w' both match 'aa'"),
+    ('def quoted(s, q):\n    s += q + lmc.gen("a")\n    s += f"So far: {s}" + lmc.gen("b")\n    return s["b"]\n',
+        "6: a state is made text here, which gives its repr: write s.text(), or s['name'] for an answer"),
+    ('def asks(s, q):\n    s += lmc.user_begin() + q\n    s += lmc.gen("a")\n    return s["a"]\n',
+        "6: the gen 'a' is in a user message: the model writes that message on; close it, and ask in an assistant message"),
+    ('def capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n',
+        "5: the gen 'What is the capital of France?' has no prompt: nothing is appended before it, and its first argument is a variable's name"),
+], ids=["terminals that match one text", "a state in an f-string", "a request in a user's message", "a request without a prompt"])  # fmt: skip
+def test_check_names(lmc_cli, tmp_path, program, said):
+    (tmp_path / "wrong_program.py").write_text(f"import lmc\n\n@lmc.function\n{program}")
+    code, out, _ = lmc_cli("check", "wrong_program.py")
+    assert code == 1 and out.splitlines()[0].startswith(f"wrong_program.py:{said}")
 
 
 def test_check_names_a_program_that_asks_nothing(lmc_cli, tmp_path):
