@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.anthropic_bodies import EventAssembler, answer_of, cacheable, text_of, tools_of, turns, usage_of, with_marks
-from lmc.backend.api.backend import BEGIN, ApiBackend, OnRefusal
+from lmc.backend.api.backend import BEGIN, ApiBackend, OnRefusal, Terms
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, rules_of
@@ -44,10 +44,7 @@ class Anthropic(ApiBackend):
     prices   for a million tokens: `lmc.Prices(prompt, completion)`; the cache's are Anthropic's multiples of them
     cache    lifetime of marked prompts in the cache, "5m" or "1h"; "auto": an hour where they recur only after
              five minutes; "off"
-    concurrency  most requests at once
-    retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
-    speculate  whether one request may cover several gens and the text between them
-    on_refusal  "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
+    concurrency, retries, timeout, patience, speculate, attempts, extra_body, on_refusal  as of `lmc.OpenAI`
 
     Extended thinking is `extra_body={"thinking": {"type": "enabled", "budget_tokens": 2048}}`: the answer's limit
     includes it, `meta["reasoning"]` is the thinking, and the blocks go back with the conversation unchanged. So with
@@ -89,10 +86,7 @@ class Anthropic(ApiBackend):
         self._choosing_room = 16
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _wire_maker(client, patience.timeout, client_options)
-        super().__init__(
-            f"Anthropic({model_name})", make, template=MESSAGES, concurrency=concurrency, patience=patience,
-            prices=prices, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
-        )  # fmt: skip
+        super().__init__(f"Anthropic({model_name})", make, MESSAGES, Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN))
 
     has_batches = True
     key = "api_key=… or ANTHROPIC_API_KEY"
@@ -219,17 +213,10 @@ class Anthropic(ApiBackend):
             return reply
         prompt = cacheable(body, found.closed, self._cache.per_byte)
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in found.closed)
-        async with self._cache.turn(prompt, tally.shared, (tally.loc, tally.name), again, ask.params.n) as marked:
+        async with self._cache.asking(prompt, tally, again, ask.params.n) as (marked, own):
             watch = watch or (UNWATCHED if marked.turn.first else None)
             ttl = {"ttl": "1h"} if marked.hour else {}
-            own = tally.apart()
-            try:
-                reply = await self._sent(with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
-                marked.turn.begun()
-                return reply
-            finally:
-                tally.add(own)
-                self._cache.answered(prompt, marked, own.usage)
+            return await self._sent(with_marks(body, marked.blocks, ttl), read, watch, own, marked.turn.begun)
 
     async def _sent(
         self, body: Body, read: Callable[[Body], ServerReply], watch: Watch | None, tally: AttemptUsage, begun: Callable[[], None] = lambda: None

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -53,43 +53,48 @@ _NAMED = 5  # models of a server that a message names
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
-class ApiBackend(ABC):
-    """The Backend protocol over a client. A subclass writes requests and reads answers.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Options of every API backend, whatever its server.
 
     concurrency  most concurrent requests
-    begin        concurrent requests before the server's limits are known; None: it has none
     patience     retries and time-outs
     prices       for a million tokens, for `spent()` and for budgets of cost
     speculate    whether one request may cover several answers of a program
     attempts     how often an answer is requested whose constraint the server cannot enforce
     on_refusal   whether refused and filtered answers raise, or are returned as answers marked in their meta info
+    begin        concurrent requests before the server's limits are known; None: it has none
     """
 
-    def __init__(
-        self,
-        name: str,
-        wire: Callable[[], Wire],
-        *,
-        template: ChatTemplate,
-        concurrency: int = 64,
-        patience: Patience | None = None,
-        prices: Prices | None = None,
-        speculate: bool = True,
-        attempts: int = 4,
-        on_refusal: OnRefusal = "raise",
-        begin: int | None = None,
-    ) -> None:
-        if concurrency < 1 or attempts < 1:
+    concurrency: int
+    patience: Patience
+    prices: Prices | None
+    speculate: bool
+    attempts: int = 4
+    on_refusal: OnRefusal = "raise"
+    begin: int | None = None
+
+    def check(self, name: str) -> None:
+        if self.concurrency < 1 or self.attempts < 1:
             raise ParameterError(f"{name}: concurrency and attempts are at least 1")
-        if on_refusal not in ("raise", "return"):
-            raise ParameterError(f"{name}: on_refusal={on_refusal!r}: must be 'raise' or 'return'")
-        self.name, self.chat_template, self._prices = name, template, prices
-        self.speculate, self.attempts, self.on_refusal = speculate, attempts, on_refusal
-        self.ledger, key = UsageLedger(prices), self.key  # this must not be kept alive by its client
+        if self.on_refusal not in ("raise", "return"):
+            raise ParameterError(f"{name}: on_refusal={self.on_refusal!r}: must be 'raise' or 'return'")
+
+
+class ApiBackend(ABC):
+    """The Backend protocol over a client. A subclass writes requests and reads answers."""
+
+    def __init__(self, name: str, wire: Callable[[], Wire], template: ChatTemplate, terms: Terms) -> None:
+        terms.check(name)
+        self.name, self.chat_template, self._prices = name, template, terms.prices
+        self.speculate, self.attempts, self.on_refusal = terms.speculate, terms.attempts, terms.on_refusal
+        self.ledger, key = UsageLedger(terms.prices), self.key  # this must not be kept alive by its client
         self._loop = LoopThread(f"lmc-{name}"[:40])
         ledger, reached = self.ledger, self.reached_when_made
         self._client = LazyClient(
-            lambda: Client(wire(), name=name, ledger=ledger, concurrency=concurrency, patience=patience or Patience(), begin=begin, key=key, reached=reached),
+            lambda: Client(
+                wire(), name=name, ledger=ledger, concurrency=terms.concurrency, patience=terms.patience, begin=terms.begin, key=key, reached=reached
+            ),
             self._loop,
         )
         self._listed: asyncio.Task[Sequence[str]] | None = None

@@ -24,6 +24,7 @@ from itertools import combinations
 from typing import Any
 
 from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
+from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 
 Shared = tuple[tuple[int, float], ...]
@@ -265,6 +266,18 @@ class CacheBook:
 
         async with self.warmup.writing(prompt.keys, writes, 3600.0 if hour else 300.0) as turn:
             yield Marked(tuple(marked), hour, turn)
+
+    @asynccontextmanager
+    async def asking(self, prompt: BlockedPrompt, tally: AttemptUsage, again: bool, samples: int) -> AsyncIterator[tuple[Marked, AttemptUsage]]:
+        """As `turn`, for a request whose cost is added to `tally`; yield its marks, and where its own cost goes."""
+        async with self.turn(prompt, tally.shared, (tally.loc, tally.name), again, samples) as marked:
+            own = tally.apart()
+            try:
+                yield marked, own
+                marked.turn.begun()
+            finally:
+                tally.add(own)
+                self.answered(prompt, marked, own.usage)
 
     def answered(self, prompt: BlockedPrompt, marked: Marked, usage: Usage) -> None:
         """Record the server's report for a request: its tokens, and whether it has kept the marked prefixes."""

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, OnRefusal
+from lmc.backend.api.backend import ApiBackend, Terms
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
@@ -37,7 +37,6 @@ from lmc.backend.api.bodies import (
 )
 from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
-from lmc.backend.api.client import Patience
 from lmc.backend.api.dialects import BASE, OPENAI_DEFAULTS, SERVERS, SHOWN
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed, Wire
 from lmc.backend.api.handles import Feed
@@ -52,7 +51,6 @@ from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
 from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
-from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import ParameterError, UnsupportedOpError
@@ -84,6 +82,7 @@ class Completions(ApiBackend):
         name: str,
         model: str,
         wire: Callable[[], Wire],
+        terms: Terms,
         *,
         chat: bool,
         template: ChatTemplate,
@@ -91,14 +90,7 @@ class Completions(ApiBackend):
         select: Literal["logprobs", "decisions", "constrained"] | None = None,
         served_as: str | None = None,
         extra_body: Mapping[str, Any] | None = None,
-        prices: Prices | None = None,
-        concurrency: int = 64,
-        patience: Patience | None = None,
-        speculate: bool = True,
-        attempts: int = 4,
         wait_for_cache: bool | None = None,
-        on_refusal: OnRefusal = "raise",
-        begin: int | None = None,
         book: CacheBook | None = None,
     ) -> None:
         if server not in SERVERS:
@@ -116,10 +108,7 @@ class Completions(ApiBackend):
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
         self._warmup = CacheWarmup() if chat and book is None and (server == "openai" if wait_for_cache is None else wait_for_cache) else None
         self._book, self.wants_shared = book, book is not None
-        super().__init__(
-            name, wire, template=MESSAGES if chat else template, concurrency=concurrency, patience=patience, prices=prices,
-            speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=begin,
-        )  # fmt: skip
+        super().__init__(name, wire, MESSAGES if chat else template, terms)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -249,8 +238,7 @@ class Completions(ApiBackend):
             [ask.tools, ask.constraint and ask.constraint.source], [(m["role"], whole(m)) for m in messages], range(len(messages)), book.per_byte
         )
         again = bool(ask.tools) or any(m["role"] == "assistant" for m in messages)
-        async with book.turn(prompt, tally.shared, (tally.loc, tally.name), again, 1) as marked:
-            own = tally.apart()
+        async with book.asking(prompt, tally, again, 1) as (marked, own):
 
             def with_marks() -> HttpRequest:
                 sent = request()
@@ -259,14 +247,8 @@ class Completions(ApiBackend):
                     body={**sent.body, "messages": [marked_end(m, book.rules.lives[marked.hour]) if i in marked.blocks else m for i, m in enumerate(messages)]},
                 )
 
-            try:
-                watch = watch or (UNWATCHED if marked.turn.first and ask.params.n == 1 else None)
-                reply = await self._sent(with_marks, read, watch, True, own, marked.turn.begun)
-                marked.turn.begun()
-                return reply
-            finally:
-                tally.add(own)
-                book.answered(prompt, marked, own.usage)
+            watch = watch or (UNWATCHED if marked.turn.first and ask.params.n == 1 else None)
+            return await self._sent(with_marks, read, watch, True, own, marked.turn.begun)
 
     @property
     def tokens_per_byte(self) -> float:

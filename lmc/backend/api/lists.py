@@ -68,8 +68,8 @@ class Listed(Completions):
 
     # submissions
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._waiting: deque[Seat] = deque()
         self._scheduled = False
         self._refused = 0  # refused lists in a row

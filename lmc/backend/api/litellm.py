@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.backend import BEGIN, OnRefusal, Terms
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
@@ -29,12 +29,7 @@ class LiteLLM(Completions):
     chat_template         None: the provider renders the messages; anything else is refused
     api_key, base_url, …  passed to `litellm.acompletion` with every request; LiteLLM reads the environment itself
     prices                for a million tokens: `lmc.Prices(prompt, completion, cached)`
-    concurrency           most requests at once
-    retries, timeout      attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
-    speculate             whether one request may cover several gens and the text between them
-    attempts              requests for one answer whose constraint the provider does not enforce, until one satisfies it
-    extra_body            further fields of each request's body
-    on_refusal            "raise": a refusal raises `Refused`; "return": it is an answer, and its meta info tells it
+    concurrency, retries, timeout, patience, speculate, attempts, extra_body, on_refusal  as of `lmc.OpenAI`
     cache                 "auto": Claude's messages are marked to be cached as by `lmc.Anthropic`, and for Gemini,
                           OpenAI and DeepSeek, whose caches need no marks, the first of prompts with a common prefix
                           goes ahead; "5m", "1h": marks with that lifetime, for Claude and Gemini; "off"
@@ -88,11 +83,11 @@ class LiteLLM(Completions):
         patience = patience or Patience(retries=retries, timeout=timeout)
         self.key = "api_key=…, or the variable of its provider, such as OPENAI_API_KEY"
         fixed = {"timeout": patience.timeout, **options, "num_retries": 0, "max_retries": 0}
+        prices = prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices
         super().__init__(
-            f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed), chat=True, template=MESSAGES, server="compatible",
-            served_as="*", extra_body=extra_body, prices=prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices,
-            concurrency=concurrency, patience=patience, speculate=speculate, attempts=attempts, on_refusal=on_refusal, begin=BEGIN,
-            wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
+            f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed),
+            Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN), chat=True, template=MESSAGES, server="compatible",
+            served_as="*", extra_body=extra_body, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules
         self._reads_pdfs = True  # depends on the model; its provider decides

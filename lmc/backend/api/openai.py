@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
-from lmc.backend.api.backend import BEGIN, OnRefusal
+from lmc.backend.api.backend import BEGIN, OnRefusal, Terms
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
@@ -52,6 +52,7 @@ class OpenAI(Completions):
     concurrency    most requests at once
     retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
     speculate      whether one request may cover several gens and the text between them
+    attempts       requests for one answer whose constraint the server does not enforce, until one satisfies it
     extra_body     further fields of each request's body
     on_refusal     "raise": a refusal raises `Refused`, a filtered answer `Filtered`; "return": they are answers, marked
                    in their meta info
@@ -101,26 +102,21 @@ class OpenAI(Completions):
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
+        terms = Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN if server == "openai" else None)
         self.key = f"api_key=… or {'AZURE_OPENAI_API_KEY' if is_azure else 'OPENAI_API_KEY'}"
         make = _wire_maker(client, is_azure, base_url, patience.timeout, client_options, api)
         super().__init__(
             f"OpenAI({model})",
             model,
             make,
+            terms,
             chat=not model.startswith(_INSTRUCT) if is_chat_model is None and api is None else True if is_chat_model is None else bool(is_chat_model),
             template=get_chat_template(chat_template or "default") if chat_template is None or isinstance(chat_template, str) else chat_template,
             server=server,
             select=select,
             served_as=served_as,
             extra_body={**({"service_tier": service_tier} if service_tier else {}), **(extra_body or {})},
-            prices=prices,
-            concurrency=concurrency,
-            patience=patience,
-            speculate=speculate,
-            attempts=attempts,
             wait_for_cache=wait_for_cache,
-            on_refusal=on_refusal,
-            begin=BEGIN if server == "openai" else None,
         )
         self._reads_pdfs = server == "openai"
         self.has_batches = server == "openai" and not is_azure

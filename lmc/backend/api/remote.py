@@ -8,8 +8,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.api.backend import Terms
 from lmc.backend.api.bodies import usage_of
-from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.handles import ApiHandle, Submission
@@ -189,23 +189,38 @@ class RemoteBackend(Listed):
     _access: Access
     _sees = True  # unless the server reports otherwise
 
-    def _serve(self, urls: Sequence[str], access: Access, prompts: Prompts, patience: Patience, concurrency: int, router: bool | None) -> Fleet:
-        """Set up the servers behind this backend; to be called before the backend's own constructor. `router`: whether
-        one is in front; None: query."""
-
+    def __init__(self, kind: str, model: str, urls: Sequence[str], access: Access, prompts: Prompts, terms: Terms, router: bool | None, **options: Any) -> None:
+        """Set up. `kind`: of the servers, as messages name it; `router`: whether one is in front; None: query."""
         backend: weakref.ref[RemoteBackend] = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
 
         def wire(url: str) -> Wire:
             if (proxy := proxy_of(url)) is not None:
-                return ProxiedWire(url + self.base, access, proxy, timeout=patience.timeout, connections=concurrency)
+                return ProxiedWire(url + self.base, access, proxy, timeout=terms.patience.timeout, connections=terms.concurrency)
             return HttpWire(url + self.base, access, lambda: _same_model(backend, url))
 
         self._stop_ids = prompts.stop_ids()
-        self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=patience.timeout)
+        self._prompts, self._fleet = prompts, Fleet(urls, wire, timeout=terms.patience.timeout)
         self._given = {addressed(url): url for url in urls}
         self._prefilled = weakref.WeakKeyDictionary[Submission, int]()
         self._routed = is_router(urls[0], access) if router is None else router
-        return self._fleet
+        fleet = self._fleet
+        super().__init__(f"{kind}({model})", model, lambda: fleet, terms, chat=False, template=prompts.template, server=kind.lower(), **options)
+
+    async def prepare(self) -> None:
+        """Find out whether ids are accepted: routers in front of servers may refuse them."""
+        if self._prompts.tokens is None:
+            return
+        try:
+            await self._probe(self._prompts.tokens.words.encode(("a",), at_start=True))
+        except Fault as fault:
+            if fault.status in (400, 404, 405, 422):  # else it is not about the ids: the first real request will tell
+                self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
+        except LmcError as error:
+            log("backend", f"{self.name}: whether it takes ids is not known: {error}")
+
+    async def _probe(self, ids: list[int]) -> None:
+        """Make a request with these ids."""
+        raise NotImplementedError
 
     def ask(self, url: str) -> str:
         """Return a server's info on its model. Raises BackendError if there is none."""

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.api.backend import Terms
 from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import Patience
@@ -42,7 +43,7 @@ from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import BackendError, LmcError
+from lmc.errors import BackendError
 from lmc.fsm.sources import ebnf_of
 from lmc.images import digest
 from lmc.segments import ChoicesMethod, Constraint, Gen, Image, SamplingParams, Select, plain
@@ -106,12 +107,8 @@ class SGLang(RemoteBackend):
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
-        patience = patience or Patience(retries=retries, timeout=timeout)
-        fleet = self._serve(urls, self._access, prompts, patience, concurrency, router)
-        super().__init__(
-            f"SGLang({model})", model, lambda: fleet, chat=False, template=prompts.template,
-            server="sglang", served_as="*", concurrency=concurrency, patience=patience, prices=prices, speculate=speculate,
-        )  # fmt: skip
+        terms = Terms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        super().__init__("SGLang", model, urls, self._access, prompts, terms, router, served_as="*")
         self._warmup = CacheWarmup(_LONGEST_PREPARED)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
@@ -149,20 +146,9 @@ class SGLang(RemoteBackend):
     def enforces(self, constraint: Constraint) -> bool:
         return True
 
-    async def prepare(self) -> None:
-        """Check whether ids are accepted: routers in front of servers may refuse them."""
-        tokens = self._prompts.tokens
-        if tokens is None:
-            return
-        request = self.reading(tokens.words.encode(("a",), at_start=True), {})
-        try:
-            await self.client.call(lambda: request, usage_of, items_of_reply, AttemptUsage())
-        except Fault as fault:
-            if fault.status not in (400, 404, 405, 422):
-                return  # not about the ids: the first real request will tell
-            self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
-        except LmcError as error:
-            log("backend", f"{self.name}: whether it takes ids is not known: {error}")
+    async def _probe(self, ids: list[int]) -> None:
+        request = self.reading(ids, {})
+        await self.client.call(lambda: request, usage_of, items_of_reply, AttemptUsage())
 
     async def warm(self, place: PromptNode, hints: Hints) -> None:
         if not place.has_images:  # otherwise the first request that has the pictures computes them
@@ -200,21 +186,18 @@ class SGLang(RemoteBackend):
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
             return await super().generate(place, ask, beyond, feed, tally)
         while True:
-            known, ids, sparse = frozenset(self._cannot), self._prompts.tokens is not None, self._sparse  # others may learn while this is on its way
+            sent = self._sends  # others may learn while this is on its way
             try:
                 async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
                     return await self._generated(place, ask, beyond, feed, turn, tally)
             except Fault as fault:
-                if sparse and fault.status in (400, 422) and "stream_interval" in fault.message:
-                    self._sparse = False
-                    continue
-                if ids and fault.status in (400, 422) and "field `text`" in fault.message:  # one server of several; others accepted them
-                    self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
-                    continue
-                if fault.status not in (400, 422) or "sampling_seed" in known or "sampling_seed" not in fault.message:
+                if not self.learned(fault, sent):
                     raise
-                self._cannot.add("sampling_seed")
-                log("backend", f"{self.name} takes no seeds: {fault.message}")
+
+    @property
+    def _sends(self) -> tuple[bool, bool, bool]:
+        """Return whether requests have intervals of streams, ids and seeds: what a server may refuse."""
+        return self._sparse, self._prompts.tokens is not None, "sampling_seed" not in self._cannot
 
     async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, turn: WarmupTurn, tally: AttemptUsage) -> ServerReply:
         stops = self._stops(ask) if beyond is None else beyond.stop
@@ -308,15 +291,20 @@ class SGLang(RemoteBackend):
         (item,) = items_of_reply(body)
         return ServerReply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
 
-    def learned(self, fault: Fault) -> bool:
-        if self._sparse and "stream_interval" in fault.message:
+    def learned(self, fault: Fault, sent: tuple[bool, bool, bool] | None = None) -> bool:
+        sparse, ids, seeds = sent or self._sends
+        if not fault.mendable:
+            return False
+        if sparse and "stream_interval" in fault.message:
             self._sparse = False
-            return True
-        if "sampling_seed" in fault.message and "sampling_seed" not in self._cannot:
+        elif ids and "field `text`" in fault.message:  # one server of several; others accepted them
+            self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
+        elif seeds and "sampling_seed" in fault.message:
             self._cannot.add("sampling_seed")
             log("backend", f"{self.name} takes no seeds: {fault.message}")
-            return True
-        return False
+        else:
+            return False
+        return True
 
     def _item(self, item: Body) -> Sample:
         meta: Body = item["meta_info"]

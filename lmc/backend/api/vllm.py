@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.api.backend import Terms
 from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
@@ -26,7 +27,7 @@ from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
 from lmc.config import log
-from lmc.errors import BackendError, LmcError
+from lmc.errors import BackendError
 from lmc.segments import Gen, Select
 
 if TYPE_CHECKING:
@@ -39,18 +40,9 @@ class VLLM(RemoteBackend):
     url            of the server, or of several with the same model; `http://host:port`, with or without `/v1`
     model          its name there; None: the first that the server lists
     api_key        of the server, if it wants one
-    tokenizer      a directory, a .gguf file or a vocabulary; None: the server's model path, if it is one on this machine.
-                   With it prompts are token ids: data is never taken for a special token, and answers are never encoded again
     chat_template  in place of the model's own
-    prices         for a million tokens: `lmc.Prices(prompt, completion, cached)`
-    concurrency    most requests at once
-    retries, timeout  attempts after the first, and seconds for each; with the delays between them in `patience` (`lmc.backend.api.client.Patience`)
-    speculate      whether one request may cover several gens and the text between them
     extra_body     further fields of each request's body
-    verify         a file or folder with the certificates of the server's authority, in place of the system's (or of SSL_CERT_FILE's);
-                   False: any certificate is accepted
-    router         whether a router is in front, so that only requests with the same beginning share a list; None: query
-                   the URL
+    verify, tokenizer, prices, concurrency, retries, timeout, patience, speculate, router  as of `lmc.SGLang`
 
     Requests with tools are sent as messages, which the server renders by the template it was started with; all others
     as tokens or text.
@@ -89,12 +81,8 @@ class VLLM(RemoteBackend):
         name = str(found["id"])
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         prompts.limit = found.get("max_model_len")
-        patience = patience or Patience(retries=retries, timeout=timeout)
-        fleet = self._serve(urls, self._access, prompts, patience, concurrency, router)
-        super().__init__(
-            f"VLLM({name})", name, lambda: fleet, chat=False, template=prompts.template,
-            server="vllm", extra_body=extra_body, prices=prices, concurrency=concurrency, patience=patience, speculate=speculate,
-        )  # fmt: skip
+        terms = Terms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        super().__init__("VLLM", name, urls, self._access, prompts, terms, router, extra_body=extra_body)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
         data: Any = asked_of(url, ("/v1/models",), self._access, "vLLM").get("data")
@@ -127,28 +115,15 @@ class VLLM(RemoteBackend):
             self._able = replace(super().capabilities, tools=True)
         return self._able
 
-    async def prepare(self) -> None:
-        """Find out whether ids are accepted, which routers in front of servers may refuse, and whether a stream arrives
-        in as few pieces as wanted."""
-        tokens = self._prompts.tokens
-        if tokens is None:
-            return
-        ids = tokens.words.encode(("a",), at_start=True)
+    async def _probe(self, ids: list[int]) -> None:
+        """Find out, too, whether a stream arrives in as few pieces as wanted."""
         try:
-            try:
-                self._sparse = await self._probed(ids, {"stream_interval": _PROBED})
-            except Fault as fault:
-                if fault.status not in (400, 422) or "stream_interval" not in fault.message:
-                    raise
-                await self._probed(ids, {})
+            self._sparse = await self._probed(ids, {"stream_interval": _PROBED})
         except Fault as fault:
-            if fault.status not in (400, 404, 405, 422):
-                return  # not about the ids: the first real request will tell
-            self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
-        except LmcError as error:
-            log("backend", f"{self.name}: whether it takes ids is not known: {error}")
-        else:
-            self._extra.setdefault("return_token_ids", True)
+            if fault.status not in (400, 422) or "stream_interval" not in fault.message:
+                raise
+            await self._probed(ids, {})
+        self._extra.setdefault("return_token_ids", True)
 
     async def _probed(self, ids: list[int], more: Body) -> bool:
         body = {"model": self.model, "prompt": ids, "max_tokens": _PROBED, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
