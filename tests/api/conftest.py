@@ -121,6 +121,18 @@ def litellm(opened, monkeypatch):
     return make
 
 
+@pytest.fixture(params=("openai", "responses", "litellm", "anthropic", "sglang", "vllm"))
+def anywhere(request):
+    """A backend of each API that has tools and images, and the paths and bodies that its server was asked for so far."""
+
+    def make(model: TextModel, **options):
+        how = {"api": "responses"} if request.param == "responses" else {}
+        backend, *_, server = request.getfixturevalue("openai" if how else request.param)(model, **how, **options)
+        return backend, lambda: [("", body) for body in server] if isinstance(server, list) else [(s.path, s.body) for s in server.seen]
+
+    return make
+
+
 @pytest.fixture
 def sglang(opened):
     return _remote(opened, "sglang")

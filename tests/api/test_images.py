@@ -10,7 +10,6 @@ import pytest
 
 import lmc
 from tests.api.http import Planted, Server
-from tests.api.test_tools import EVERYWHERE
 from tests.api.text_model import TextModel
 from tests.pictures import png
 
@@ -20,23 +19,6 @@ DARK, LIGHT, SMALL = png(0), png(200), png(100)
 
 def script(prompt: str) -> str:
     return "Dark." if "first" in prompt else "Light."
-
-
-@pytest.fixture(params=EVERYWHERE)
-def anywhere(request):
-    """A backend, and the messages of the requests that its server got."""
-
-    def make(model: TextModel, **options: Any):
-        responses = request.param == "responses"
-        backend, *_, server = request.getfixturevalue("openai" if responses else request.param)(model, **({"api": "responses"} if responses else {}), **options)
-
-        def messages():
-            bodies = server if isinstance(server, list) else [s.body for s in server.seen]
-            return [body.get("messages") or body.get("input") for body in bodies if body.get("messages") or isinstance(body.get("input"), list)]
-
-        return backend, messages
-
-    return make
 
 
 def parts(content: Any) -> list[str]:
@@ -76,13 +58,18 @@ def judge(s, first, second):
 
 
 def test_every_api_gets_pictures_in_order(anywhere):
-    backend, messages = anywhere(TextModel(script))
+    backend, asked = anywhere(TextModel(script))
+
+    def messages():
+        said = [body.get("messages") or body.get("input") for _, body in asked()]
+        return [m for m in said if isinstance(m, list)]
+
     for call in (judge.run, lmc.compile(judge)):
         before = len(messages())
         found, sure = call(DARK, "https://host/light.png", backend=backend).ret_value
         assert found == ["Dark.", "Light."] and sure in ("yes", "no")
-        for asked in messages()[before:]:
-            user = next(m for m in asked if m.get("role") == "user")
+        for said in messages()[before:]:
+            user = next(m for m in said if m.get("role") == "user")
             assert parts(user["content"]) == ["Compare: ", url(DARK), "with", "https://host/light.png"]
         assert len(messages()) >= before + 3
 
