@@ -20,11 +20,11 @@ class RunFailed(LmcError):
 
 
 @contextmanager
-def as_usage() -> Iterator[None]:
-    """Turn errors of a value typed on the command line into usage errors of the command."""
+def as_usage(*kinds: type[LmcError]) -> Iterator[None]:
+    """Turn errors of a value typed on the command line, and those of further kinds, into usage errors of the command."""
     try:
         yield
-    except (ParameterError, ConstraintError, JournalError) as error:
+    except (ParameterError, ConstraintError, JournalError, *kinds) as error:
         raise UsageError(error.message) from error
 
 

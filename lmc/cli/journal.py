@@ -129,7 +129,7 @@ def resolve(
     """Answer a question, or give the outcome of a call in doubt. The run continues when it is called again with its journal."""
     if sum(x is not None for x in (answer, result, error)) != 1:
         raise UsageError("give one of --answer (to a question), --result and --error (of a call in doubt); lmc journal retry, if it did not happen")
-    with as_usage(), _as_usage():
+    with as_usage(ArgumentError):
         opened = _open(path, key_file)
         if answer is not None:
             waiting = opened.answer(_parsed(opened, answer, item, effect), item, effect)
@@ -173,17 +173,6 @@ def compact(
 
 
 # -- input and output ----------------------------------------------------------------------------------
-
-
-class _as_usage:
-    """Turns errors of a typed answer into usage errors of the command."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
-        if isinstance(error, ArgumentError):
-            raise UsageError(error.message) from error
 
 
 def _open(path: Path, key_file: Path | None) -> Journal:

@@ -19,9 +19,10 @@ TokenBytes = Callable[[int, str], list[int]]
 """The bytes of a token by its id and its text."""
 
 
-def event(payload: Any) -> bytes:
-    """Encode one server-sent event."""
-    return f"data: {json.dumps(payload, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+def event(payload: Any, kind: str = "") -> bytes:
+    """Encode one server-sent event; `kind`: its name, if it has one."""
+    name = f"event: {kind}\n" if kind else ""
+    return f"{name}data: {json.dumps(payload, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 DONE = b"data: [DONE]\n\n"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lmc.serve.answering import Json
+from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
 
@@ -189,7 +189,7 @@ async def events(chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, No
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields}, ensure_ascii=False)}\n\n".encode()
+    return event({"type": kind, **fields}, kind)
 
 
 def _empty(chat: Json) -> Json:

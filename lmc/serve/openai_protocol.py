@@ -252,20 +252,11 @@ class Sampled(RequestBody):
         """Return the sampling parameters of each answer; `most` tokens if the request sets no limit."""
         if self.stream_options is not None and not self.stream:
             raise bad("stream_options needs stream=true", "stream_options")
-        given = {
+        given = {name: getattr(self, name) for name in _AS_THEY_ARE} | {
             "max_tokens": most if self.limit() is None else self.limit(),
-            "temperature": self.temperature,
-            "top_p": self.top_p,
             "stop": None if self.stop in ("", []) else self.stop,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
             "logit_bias": self.logit_bias or None,
             "top_k": -1 if self.top_k == 0 else self.top_k,  # vLLM's 0 and -1 both mean the whole vocabulary
-            "min_p": self.min_p,
-            "min_tokens": self.min_tokens,
-            "ignore_eos": self.ignore_eos,
-            "stop_token_ids": self.stop_token_ids,
-            "stop_regex": self.stop_regex,
             **more,
         }
         return sampling(SamplingParams(), given)
@@ -303,6 +294,7 @@ class Sampled(RequestBody):
         ]
 
 
+_AS_THEY_ARE = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "min_p", "min_tokens", "ignore_eos", "stop_token_ids", "stop_regex")
 _ANY_OBJECT = {"type": "object"}
 
 
@@ -356,12 +348,7 @@ class CompletionRequest(Sampled):
         if self.echo and self.stream:
             raise bad("echo and stream exclude each other", "echo")
         scored = self.logprobs is not None
-        more: dict[str, Any] = {"return_logprob": scored, "return_text_in_logprobs": scored}
-        if scored and self.logprobs:
-            more["top_logprobs_num"] = self.logprobs
-        if scored and self.echo:
-            more["logprob_start_len"] = 0
-        return self.params(most, **more)
+        return self.params(most, **_scoring(scored, self.logprobs), **({"logprob_start_len": 0} if scored and self.echo else {}))
 
 
 class ChatRequest(Sampled):
@@ -393,8 +380,9 @@ class ChatRequest(Sampled):
     def asked_params(self, most: int) -> SamplingParams:
         if self.top_logprobs and not self.logprobs:
             raise bad("top_logprobs needs logprobs=true", "top_logprobs")
-        scored = bool(self.logprobs)
-        more: dict[str, Any] = {"return_logprob": scored, "return_text_in_logprobs": scored}
-        if scored and self.top_logprobs:
-            more["top_logprobs_num"] = self.top_logprobs
-        return self.params(most, **more)
+        return self.params(most, **_scoring(bool(self.logprobs), self.top_logprobs))
+
+
+def _scoring(scored: bool, likeliest: int | None) -> dict[str, Any]:
+    """Return the parameters of log-probabilities: whether they are listed, and so many of the likeliest tokens."""
+    return {"return_logprob": scored, "return_text_in_logprobs": scored, **({"top_logprobs_num": likeliest} if scored and likeliest else {})}

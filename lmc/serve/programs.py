@@ -35,7 +35,7 @@ from lmc.frontend.interpreter import Function
 from lmc.images import SERVED_HOSTS
 from lmc.loading import program_of
 from lmc.result_files import record_of
-from lmc.serve.answering import Json
+from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import AHEAD
@@ -265,7 +265,7 @@ class Published(DescribedProgram):
             yield chunk
         if "error" in record:
             raise record["error"]
-        yield _event("done", record)
+        yield event(record, "done")
 
     def _whole(self, call: EndpointCall) -> Json:
         """Return the options of a run without an id."""
@@ -298,9 +298,9 @@ class _Variable:
         if output is not None:
             text += output.text[self.length :]
         if text:
-            yield _event("delta", {"variable": self.name, "delta": text})
+            yield event({"variable": self.name, "delta": text}, "delta")
         if output is not None:
-            yield _event("value", {"variable": self.name, "value": output.value})
+            yield event({"variable": self.name, "value": output.value}, "value")
 
 
 def _news(state: Any, seen: list[_Variable], notify: Any) -> Iterator[bytes]:
@@ -312,10 +312,6 @@ def _news(state: Any, seen: list[_Variable], notify: Any) -> Iterator[bytes]:
     for variable in seen:
         if not variable.over:
             yield from variable.news()
-
-
-def _event(kind: str, payload: Any) -> bytes:
-    return f"event: {kind}\ndata: {json.dumps(payload, ensure_ascii=False)}\n\n".encode()
 
 
 def _with_error_told(record: Json) -> Json:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from lmc.serve.answering import Json
+from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody
 
@@ -196,7 +195,7 @@ class ResponseBuilder:
     def _event(self, kind: str, **fields: Any) -> bytes:
         said = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return f"event: {kind}\ndata: {json.dumps(said, ensure_ascii=False)}\n\n".encode()
+        return event(said, kind)
 
     def _response(self, chat: Json, finish: str | None, usage: Json | None) -> Json:
         request = self._request

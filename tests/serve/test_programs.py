@@ -197,20 +197,6 @@ def test_a_stream_ends_with_its_programs_error():
     assert found[-1]["error"]["message"] == NOTHING_THERE
 
 
-@pytest.mark.parametrize("path", ["/programs/greet", "/programs/greet/stream"])
-def test_a_client_that_leaves_ends_the_run(path):
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock, PROGRAMS) as app:
-            call = ByHand(app, path, b'{"name": "x"}')
-            await until(lambda: mock._pending)
-            call.leave()
-            await call.task
-            await until(lambda: not mock._pending)
-
-    asyncio.run(work())
-
-
 def test_a_program_that_holds_its_thread_holds_nobody_else():
     entered, go = threading.Event(), threading.Event()
 
