@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.anthropic_bodies import EventAssembler, answer_of, cacheable, text_of, tools_of, turns, usage_of, with_marks
-from lmc.backend.api.backend import BEGIN, ApiBackend, OnRefusal, Terms
+from lmc.backend.api.backend import BEGIN, ApiBackend, ApiTerms, OnRefusal
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, rules_of
@@ -86,7 +86,7 @@ class Anthropic(ApiBackend):
         self._choosing_room = 16
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _wire_maker(client, patience.timeout, client_options)
-        super().__init__(f"Anthropic({model_name})", make, MESSAGES, Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN))
+        super().__init__(f"Anthropic({model_name})", make, MESSAGES, ApiTerms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN))
 
     has_batches = True
     key = "api_key=… or ANTHROPIC_API_KEY"

@@ -54,7 +54,7 @@ _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ApiTerms:
     """Options of every API backend, whatever its server.
 
     concurrency  most concurrent requests
@@ -84,7 +84,7 @@ class Terms:
 class ApiBackend(ABC):
     """The Backend protocol over a client. A subclass writes requests and reads answers."""
 
-    def __init__(self, name: str, wire: Callable[[], Wire], template: ChatTemplate, terms: Terms) -> None:
+    def __init__(self, name: str, wire: Callable[[], Wire], template: ChatTemplate, terms: ApiTerms) -> None:
         terms.check(name)
         self.name, self.chat_template, self._prices = name, template, terms.prices
         self.speculate, self.attempts, self.on_refusal = terms.speculate, terms.attempts, terms.on_refusal

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, Terms
+from lmc.backend.api.backend import ApiBackend, ApiTerms
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
@@ -82,7 +82,7 @@ class Completions(ApiBackend):
         name: str,
         model: str,
         wire: Callable[[], Wire],
-        terms: Terms,
+        terms: ApiTerms,
         *,
         chat: bool,
         template: ChatTemplate,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from lmc.backend.api.backend import BEGIN, OnRefusal, Terms
+from lmc.backend.api.backend import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
@@ -86,7 +86,7 @@ class LiteLLM(Completions):
         prices = prices and prices.with_cache(marks.read, marks.write, marks.write_hour) if marks else prices
         super().__init__(
             f"LiteLLM({model_name})", model_name, lambda: LiteLLMWire(litellm, fixed),
-            Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN), chat=True, template=MESSAGES, server="compatible",
+            ApiTerms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN), chat=True, template=MESSAGES, server="compatible",
             served_as="*", extra_body=extra_body, wait_for_cache=rules is not None, book=CacheBook(marks, cache) if marks else None,
         )  # fmt: skip
         self.cache_rules = rules

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
-from lmc.backend.api.backend import BEGIN, OnRefusal, Terms
+from lmc.backend.api.backend import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
@@ -102,7 +102,7 @@ class OpenAI(Completions):
         host = urlsplit(base_url).hostname if base_url else None
         server = server or ("openai" if host in (None, "api.openai.com") else "compatible")
         patience = patience or Patience(retries=retries, timeout=timeout)
-        terms = Terms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN if server == "openai" else None)
+        terms = ApiTerms(concurrency, patience, prices, speculate, attempts, on_refusal, BEGIN if server == "openai" else None)
         self.key = f"api_key=… or {'AZURE_OPENAI_API_KEY' if is_azure else 'OPENAI_API_KEY'}"
         make = _wire_maker(client, is_azure, base_url, patience.timeout, client_options, api)
         super().__init__(

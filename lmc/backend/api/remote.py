@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Terms
+from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import usage_of
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
@@ -189,7 +189,9 @@ class RemoteBackend(Listed):
     _access: Access
     _sees = True  # unless the server reports otherwise
 
-    def __init__(self, kind: str, model: str, urls: Sequence[str], access: Access, prompts: Prompts, terms: Terms, router: bool | None, **options: Any) -> None:
+    def __init__(
+        self, kind: str, model: str, urls: Sequence[str], access: Access, prompts: Prompts, terms: ApiTerms, router: bool | None, **options: Any
+    ) -> None:
         """Set up. `kind`: of the servers, as messages name it; `router`: whether one is in front; None: query."""
         backend: weakref.ref[RemoteBackend] = weakref.ref(self)  # its thread, which has the wires, ends when it is dropped
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Terms
+from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import Patience
@@ -107,7 +107,7 @@ class SGLang(RemoteBackend):
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
-        terms = Terms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        terms = ApiTerms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
         super().__init__("SGLang", model, urls, self._access, prompts, terms, router, served_as="*")
         self._warmup = CacheWarmup(_LONGEST_PREPARED)
 

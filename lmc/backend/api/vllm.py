@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import Terms
+from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
@@ -81,7 +81,7 @@ class VLLM(RemoteBackend):
         name = str(found["id"])
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         prompts.limit = found.get("max_model_len")
-        terms = Terms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        terms = ApiTerms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
         super().__init__("VLLM", name, urls, self._access, prompts, terms, router, extra_body=extra_body)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
