@@ -102,6 +102,12 @@ class ByHand:
         return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
+def metric(app: Any, name: str) -> float:
+    """A number of an application's metrics; 0 if it is not there."""
+    lines = app.state.metrics.text().decode().splitlines()
+    return next((float(line.split()[1]) for line in lines if line.startswith(name + " ")), 0.0)
+
+
 HOUR = 3600.0
 
 

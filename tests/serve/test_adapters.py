@@ -79,11 +79,3 @@ def test_another_name_is_not_found_and_says_which_there_are(engine):
             assert reply.json()["error"]["message"] == "there is no model 'sql'; this server has mock, all, some, rs"
 
     talk(work, engine)
-
-
-def test_a_backend_that_takes_any_name_lists_none():
-    async def work(client):
-        assert [m["id"] for m in (await client.get("/v1/models")).json()["data"]] == ["mock"]
-        assert (await client.post("/v1/completions", json={"prompt": "a", "model": "sql"})).status_code == 404
-
-    talk(work)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
-import time
 
 import pydantic
 import pytest
@@ -130,19 +128,6 @@ def test_the_official_clients_errors(client):
         wrong.models.list()
 
 
-def test_the_official_client_on_an_event_loop(url):
-    openai = pytest.importorskip("openai")
-
-    async def work():
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            asks = [client.completions.create(model="mock", prompt=f"p{i}", seed=1, max_tokens=20) for i in range(20)]
-            texts = [answer.choices[0].text for answer in await asyncio.gather(*asks)]
-            stream = await client.completions.create(model="mock", prompt="p3", seed=1, max_tokens=20, stream=True)
-            assert "".join([c.choices[0].text async for c in stream]) == texts[3]
-
-    asyncio.run(work())
-
-
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "text"])
 def test_our_own_client(url, chat):
     """A program over the server as over any API, with log-probabilities of an answer that is streamed."""
@@ -162,20 +147,6 @@ def test_our_own_client(url, chat):
         assert streamed.get_meta_info("a")["output_token_logprobs"] == tokens
     finally:
         backend.close()
-
-
-def test_a_stream_that_is_closed_early_is_cancelled(url):
-    openai = pytest.importorskip("openai")
-    mock = lmc.Mock(latency=30)
-    with on_a_port(mock) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        with client.chat.completions.create(model="mock", messages=MESSAGES, stream=True) as stream:
-            next(iter(stream))
-            assert mock._pending
-        for _ in range(1000):
-            if not mock._pending:
-                break
-            time.sleep(0.01)
-        assert not mock._pending
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -29,7 +29,8 @@ def test_keys():
             assert refused.status_code == 401
             assert refused.json()["error"]["code"] == "invalid_api_key"
             assert refused.headers["www-authenticate"] == "Bearer"
-        assert (await client.post(CHAT, json=HELLO, headers={"Authorization": "Bearer k2"})).status_code == 200
+        for given in ({"Authorization": "Bearer k2"}, {"x-api-key": "k2"}):  # the second as Anthropic's clients send it
+            assert (await client.post(CHAT, json=HELLO, headers=given)).status_code == 200
 
     talk(work, api_keys=keys)
 
@@ -70,17 +71,6 @@ def test_a_large_body_without_a_length_is_refused_when_it_is_too_much():
                 call.incoming.put_nowait({"type": "http.request", "body": b"x" * 60, "more_body": True})
             await call.task
             assert call.status == 413
-
-    asyncio.run(work())
-
-
-def test_a_body_that_does_not_arrive_is_given_up():
-    async def work():
-        async with running(body_timeout=0.05) as app:
-            call = ByHand(app, CHAT, None)
-            call.incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
-            await call.task
-            assert call.status == 408
 
     asyncio.run(work())
 

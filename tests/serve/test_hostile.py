@@ -250,21 +250,6 @@ def test_a_websocket_is_not_offered(url, caplog):
     assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
-def test_a_huge_body_is_refused_before_it_is_read(url):
-    with raw(url) as connection:
-        connection.sendall(head(CHAT, 1 << 40))
-        assert status_of(connection) == 413
-
-
-def test_a_huge_body_without_a_length_is_refused_on_the_way(url):
-    with raw(url) as connection:
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n\r\n")
-        with suppress(ConnectionError):
-            for _ in range(400):
-                connection.sendall(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
-        assert status_of(connection) in (413, None)
-
-
 def test_a_body_that_comes_byte_by_byte_is_read_or_given_up():
     body = json.dumps({"prompt": "x", "max_tokens": 2}).encode()
     with on_a_port(body_timeout=60.0) as url, raw(url) as connection:
@@ -483,18 +468,6 @@ def test_constraints_that_take_long_to_compile_keep_nobody_else_waiting(monkeypa
 
     with on_a_port() as url:
         assert asyncio.run(work(url)) == [str(i) for i in range(30)]
-
-
-def test_what_is_too_much_at_once_is_refused_and_nobody_else():
-    async def work(url):
-        async with httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None), timeout=60) as client:
-            return await asyncio.gather(*[client.post(COMPLETIONS, json={"prompt": "x"}) for _ in range(100)])
-
-    with on_a_port(lmc.Mock(latency=0.5), max_requests=20) as url:
-        statuses = [response.status_code for response in asyncio.run(work(url))]
-        assert set(statuses) == {200, 429}
-        assert statuses.count(200) >= 20
-        assert httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=20).status_code == 200
 
 
 def test_schemas_of_clients_leave_no_trace_in_the_process(recwarn):

@@ -335,16 +335,12 @@ def test_hosts_are_named_as_addresses_write_them():
     assert not any(is_named(f"http://{each}", hosts) for each in others)
 
 
-def test_an_endless_file_is_left_at_the_limit(monkeypatch):
+@pytest.mark.parametrize(("path", "why"), (("/endless", "too large"), ("/slow", "too slow")))
+def test_a_file_without_an_end_is_not_waited_for(monkeypatch, path, why):
     monkeypatch.setattr("lmc.serve.media.MOST_BYTES", 1 << 20)
+    if path == "/slow":
+        times = iter((0.0,))
+        monkeypatch.setattr("lmc.serve.media.time", SimpleNamespace(monotonic=lambda: next(times, 1e9)))
     with host() as (name, _):
-        answer = post(CHAT, asked(part(f"http://{name}/endless")), lmc.Mock(seeing), media_hosts=frozenset({name}))
-        assert answer.status_code == 400 and "too large" in answer.json()["error"]["message"]
-
-
-def test_a_host_that_sends_byte_by_byte_is_not_waited_for(monkeypatch):
-    times = iter((0.0,))
-    monkeypatch.setattr("lmc.serve.media.time", SimpleNamespace(monotonic=lambda: next(times, 1e9)))
-    with host() as (name, _):
-        answer = post(CHAT, asked(part(f"http://{name}/slow")), lmc.Mock(seeing), media_hosts=frozenset({name}))
-        assert answer.status_code == 400 and "too slow" in answer.json()["error"]["message"]
+        answer = post(CHAT, asked(part(f"http://{name}{path}")), lmc.Mock(seeing), media_hosts=frozenset({name}))
+        assert answer.status_code == 400 and why in answer.json()["error"]["message"]

@@ -12,7 +12,7 @@ import pytest
 
 import lmc
 from lmc.serve import spinning
-from tests.serve.serving import HOUR, ByHand, running, until
+from tests.serve.serving import HOUR, ByHand, metric, running, until
 
 pytestmark = pytest.mark.api
 
@@ -91,10 +91,6 @@ def fine(s, name: str):
 
 
 PROGRAMS = [spins, calls, spins_on_the_loop, stubborn, blocks, fine, closed]
-
-
-def metric(app, name):
-    return float(next(line.split()[1] for line in app.state.metrics.text().decode().splitlines() if line.startswith(name + " ")))
 
 
 def stands_still():
@@ -252,18 +248,3 @@ def test_the_end_of_an_abandoned_batch_is_not_interrupted(runs, monkeypatch, cap
 
     asyncio.run(work())
     assert not caplog.records
-
-
-def test_drain_ends_a_program_that_spins_with_a_503(runs):
-    async def work():
-        async with running(lmc.Mock(), PROGRAMS) as app:
-            call = ByHand(app, "/programs/spins", b"{}")
-            await until(BEGUN.is_set, 90)
-            app.state.entrance.close(0.01)
-            await call.task
-            assert (call.status, json.loads(call.text)["error"]["type"]) == (503, "overloaded_error")
-            await until(lambda: not still(runs[0]), 90)
-
-    asyncio.run(work())
-
-

@@ -89,16 +89,6 @@ def test_a_call_and_its_result():
     assert mock.call_log[1].tokens.count(chr(257)) == 4, "what a tool says is plain text"
 
 
-def test_a_call_in_a_stream():
-    mock = backend([CALLED])
-    chunks = [c for c in events(chat(mock, tools=[WEATHER], stream=True).text) if c != "[DONE]"]
-    deltas = [c["choices"][0]["delta"] for c in chunks]
-    assert "".join(d.get("content") or "" for d in deltas).strip() == "Let me see."
-    (calls,) = [d["tool_calls"] for d in deltas if "tool_calls" in d]
-    assert (calls[0]["index"], calls[0]["function"]["name"]) == (0, "weather")
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
-
-
 def test_what_is_no_call_is_content():
     for text in ("<tool_call>{nonsense}</tool_call>", '<tool_call>{"name": 3}</tool_call>', "a <tool_call"):
         for stream in (False, True):

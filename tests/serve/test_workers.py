@@ -24,7 +24,7 @@ from lmc.serve.keys import Key, KeyLimits
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests.backend import engine_fakes
-from tests.serve.serving import HOUR, ByHand, events, settings, until
+from tests.serve.serving import HOUR, ByHand, events, metric, settings, until
 from tests.serve.test_process import PROGRAM as SLOW
 from tests.serve.test_process import served, wait_until_it_ends
 
@@ -138,11 +138,6 @@ async def running(file: Path, backend: Any, count: int = 1, memory: int | None =
     app = create_app(backend, settings(**limits), [load_program(target) for target in targets], workers=options)
     async with app.router.lifespan_context(app):
         yield app
-
-
-def metric(app: Any, name: str) -> float:
-    lines = app.state.metrics.text().decode().splitlines()
-    return next((float(line.split()[1]) for line in lines if line.startswith(name + " ")), 0.0)
 
 
 def go(work: Any) -> None:
@@ -358,33 +353,19 @@ def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(fi
     go(work())
 
 
-def test_the_time_out_ends_a_program(file, tmp_path, time_limits):
+@pytest.mark.parametrize("path", ("", "/stream"), ids=("run", "stream"))
+def test_drain_and_the_time_out_end_a_program(file, tmp_path, time_limits, path):
     async def work():
-        async with running(file, lmc.Mock(), count=1, timeout=HOUR) as app:
-            marker = tmp_path / "begun"
-            call = ByHand(app, "/programs/wild", json.dumps({"how": "spin", "marker": str(marker)}).encode())
-            await until(lambda: begun(marker), 60)
-            time_limits.end()
-            await call.task
-            assert call.status == 504
-            await until(lambda: not is_there(begun(marker)), 60)
-            await until(lambda: metric(app, "lmc_workers") == 1, 60)
-
-    go(work())
-
-
-def test_drain_ends_a_program_with_a_503(file, tmp_path):
-    async def work():
-        async with running(file, lmc.Mock()) as app:
-            for path in ("", "/stream"):
-                marker = tmp_path / f"begun{path.strip('/')}"
+        async with running(file, lmc.Mock(), timeout=HOUR) as app:
+            for end, kind in ((app.state.entrance.over.set, "overloaded_error"), (time_limits.end, "timeout_error")):
+                marker = tmp_path / kind
                 call = ByHand(app, f"/programs/wild{path}", json.dumps({"how": "spin", "marker": str(marker)}).encode())
                 await until(lambda m=marker: begun(m), 60)
-                app.state.entrance.over.set()
+                end()
                 await call.task
                 app.state.entrance.over.clear()
                 error = events(call.text)[-1] if path else json.loads(call.text)
-                assert error["error"]["type"] == "overloaded_error"
+                assert error["error"]["type"] == kind
                 await until(lambda m=marker: not is_there(begun(m)), 60)
 
     go(work())
