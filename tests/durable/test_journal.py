@@ -16,9 +16,7 @@ from lmc.errors import InDoubtEffect
 from tests import searching
 from tests.backend.gated import Gated
 from tests.durable.journaled import CALLS, agent, ask_places, charge, cut, look_up, note, seen, ways
-from tests.durable.killing import ASYNC, PROGRAM, survives
 from tests.durable.resuming import lay
-from tests.searching import TIMES, apart
 from tests.waiting import until
 
 
@@ -126,13 +124,6 @@ def test_cut_behind_any_line_and_within(tmp_path: Path, monkeypatch: pytest.Monk
     _resumed_from(data, [0, *(size for end in ends for size in (end - 1, end, end + 1) if size <= len(data))], expected, tmp_path / "rest")
 
 
-@pytest.mark.search
-@pytest.mark.skipif(not TIMES, reason="a search: LMC_SEARCH=1")
-def test_cut_at_literally_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, data = _cheap_journal(tmp_path / "j", monkeypatch)
-    _resumed_from(data, [size for size in range(len(data) + 1) for _ in range(2)], expected, tmp_path / "rest")
-
-
 @lmc.function
 def part(s: Any, of: str) -> Any:
     s += of + lmc.gen("p", max_tokens=3)
@@ -175,19 +166,6 @@ def test_cut_behind_any_record(tmp_path: Path) -> None:
                 assert len(CALLS) + len(effects) == len(calls) and calls[len(effects) :] == CALLS
             except InDoubtEffect:
                 assert sum(e.outcome is None for e in effects) == 1 and not CALLS
-
-
-@apart
-def test_killed_processes(tmp_path: Path) -> None:
-    """kill -9 in the middle of a batch; the run that finishes it gives what an undisturbed one gives. Often, and of more programs: below."""
-    survives(tmp_path, 20, 1, seed=7)
-
-
-@pytest.mark.search
-@pytest.mark.skipif(not TIMES, reason="a search: LMC_SEARCH=1")
-def test_processes_killed_often(tmp_path: Path) -> None:
-    for n in range(searching.size(1, 1)):
-        survives(tmp_path / str(n), 200, 50, seed=n, source=(PROGRAM, ASYNC)[n % 2])
 
 
 THRESHOLDS: list[tuple[int, int, int]] = []
