@@ -81,41 +81,6 @@ def test_a_missing_file_says_so(tmp_path):
         gguf.read(tmp_path / "gone.gguf")
 
 
-# -- dequantization ----------------------------------------------------------------------------------------------------
-
-
-def half(number: float) -> bytes:
-    return struct.pack("<e", number)
-
-
-def check_block(write, kind: int, block: bytes, expected: list[float]) -> None:
-    file = gguf.read(write(writer.gguf({}, {"w": ((2, 32), kind, block * 2)})))
-    assert file.tensor("w").tolist() == [expected, expected]
-
-
-NIBBLES = bytes(i | ((15 - i) << 4) for i in range(16))  # low nibbles 0..15, high nibbles 15..0
-QUANTS = [*range(16), *range(15, -1, -1)]
-
-
-def test_q4_0(write):
-    check_block(write, writer.Q4_0, half(0.5) + NIBBLES, [0.5 * (q - 8) for q in QUANTS])
-
-
-def test_q4_1(write):
-    check_block(write, writer.Q4_1, half(0.25) + half(-3) + NIBBLES, [0.25 * q - 3 for q in QUANTS])
-
-
-def test_q8_0(write):
-    quants = list(range(-16, 16))
-    check_block(write, writer.Q8_0, half(2) + struct.pack("<32b", *quants), [2.0 * q for q in quants])
-
-
-def test_f16_and_bf16(write):
-    numbers = [i / 4 for i in range(32)]
-    check_block(write, writer.F16, struct.pack("<32e", *numbers), numbers)
-    check_block(write, writer.BF16, b"".join(struct.pack("<f", n)[2:] for n in numbers), numbers)
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
 def test_any_bytes_stand_for_what_ggml_says(kind, monkeypatch):
     reference = pytest.importorskip("gguf")

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import random
+import re
 
 import pytest
 
 import lmc
 from lmc.backend.api import tokens
-from lmc.backend.engine.models import frames
+from lmc.backend.engine.models import frames, gguf_keys
 from lmc.errors import BackendError, ModelLoadError
 from tests.fuzzing import bases
 from tests.fuzzing.__main__ import search
@@ -94,21 +95,20 @@ def test_a_number_of_a_gguf_that_cannot_be_names_the_field(tmp_path, key):
         load(path)
 
 
-@pytest.mark.parametrize("alignment", (0, -1, 2**63, "x", 0.5))
-def test_an_alignment_that_is_none(tmp_path, alignment):
-    model = a_gguf()
-    model.metadata["general.alignment"] = alignment
-    with pytest.raises(ModelLoadError, match=r"general\.alignment is .*; expected a whole number from 1"):
-        load(str(model.write(tmp_path)))
-
-
-@pytest.mark.parametrize("key", ("eos_token_id", "bos_token_id"))
-@pytest.mark.parametrize("value", (97, 2**31, -1, "x"))
-def test_ids_outside_the_vocabulary(tmp_path, key, value):
-    model = a_gguf()
-    model.metadata[f"tokenizer.ggml.{key}"] = value
-    with pytest.raises(ModelLoadError, match=rf"tokenizer\.ggml\.{key} is .*; expected a whole number from 0 to 96"):
-        load(str(model.write(tmp_path)))
+@pytest.mark.parametrize(
+    ("key", "values", "why"),
+    (
+        ("general.alignment", (0, -1, 2**63, "x", 0.5), "expected a whole number from 1"),
+        *((f"tokenizer.ggml.{key}", (97, 2**31, -1, "x"), "expected a whole number from 0 to 96") for key in ("eos_token_id", "bos_token_id")),
+        *((f"tokenizer.ggml.{key}", (97,), "expected a whole number from 0 to 96") for key in sorted(gguf_keys.TOKENIZER_IDS)),
+    ),
+)
+def test_a_number_of_the_file_or_its_vocabulary_that_cannot_be(tmp_path, key, values, why):
+    for value in values:
+        model = a_gguf()
+        model.metadata[key] = value
+        with pytest.raises(ModelLoadError, match=rf"{re.escape(key)} is .*; {why}"):
+            load(str(model.write(tmp_path)))
 
 
 SHAPES = {
@@ -154,6 +154,7 @@ CONFIGS = {
     "num_hidden_layers ": (9000, r"num_hidden_layers is 9000, and the weights have 26 tensors"),
     "max_position_embeddings": (2**32 - 1, r"max_position_embeddings is 4294967295"),
     "num_attention_heads": (0, r"num_attention_heads is 0"),
+    "num_attention_heads  ": (None, r"'num_attention_heads' is missing"),
     "num_attention_heads ": ("4", r"num_attention_heads is '4'; expected a whole number"),
     "num_key_value_heads": (True, r"num_key_value_heads is True"),
     "rms_norm_eps": (math.nan, r"rms_norm_eps is nan"),
@@ -183,16 +184,18 @@ def test_a_value_of_a_config_that_cannot_be_names_the_field(tmp_path, key):
 
 FILES = {
     "config.json": (b"[" * 100_000, r"config\.json: not valid JSON"),
+    "config.json ": (b"[]", r"config\.json: holds no JSON object"),
     "chat_template.jinja": (b"\xff\xfe", r"chat_template\.jinja: cannot be read"),
     "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected text"),
     "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is not a file of this directory"),
+    "model.safetensors.index.json ": (b"{}", r"index\.json: 'weight_map' is missing"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_none(tmp_path, name):
     model = a_folder()
-    model.texts[name], why = FILES[name]
+    model.texts[name.strip()], why = FILES[name]
     with pytest.raises(ModelLoadError, match=why):
         load(str(model.write(tmp_path)))
 

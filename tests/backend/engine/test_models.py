@@ -342,7 +342,6 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
     assert "this directory has no config.json; a model is a .gguf file, a directory with" in broken(
         "a", lambda p: (p / "config.json").unlink()
     )
-    assert "config.json: not valid JSON" in broken("b", lambda p: (p / "config.json").write_text("{"))
     assert "tokenizer.json is missing; write it" in broken("c", lambda p: (p / "tokenizer.json").unlink())
     weights = "model.safetensors"
     assert "the weights cannot be read" in broken("d", lambda p: (p / weights).unlink())
@@ -354,30 +353,6 @@ def test_damaged_directories_name_the_file_and_the_remedy(saved, tmp_path):
         (path / "config.json").write_text(json.dumps(raw | {"model_type": "mamba"}))
 
     assert "the weights lack 'backbone.embeddings.weight'" in broken("f", other_type)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ([], r"config\.json: holds no JSON object; download it again"),
-        ({"hidden_size": "x"}, r"config\.json: hidden_size is 'x'; expected a whole number from 1"),
-        ({"num_attention_heads": 0}, r"config\.json: num_attention_heads is 0; expected a whole number from 1"),
-        ({"num_attention_heads": None}, r"config\.json: 'num_attention_heads' is missing"),
-        ({"rope_parameters": "x"}, r"config\.json: rope_parameters is 'x'; expected an object"),
-        ({"eos_token_id": 5000}, "eos_token_id is 5000; expected ids in the model's vocabulary of 96"),
-        ({"vocab_size": 90}, r"tokenizer\.json: the token '\{' has the id 90, and the model has 90 tokens"),
-        ({"vocab_size": 99}, r"'model\.embed_tokens\.weight' is \[96, 64\], and the model's configuration says \[99, 64\]"),
-        ({"intermediate_size": 100}, r"'model\.layers\.\d\.mlp\.gate_proj\.weight' is \[112, 64\].* says \[100, 64\]"),
-        ({"head_dim": 16}, r"'model\.layers\.\d\.self_attn\.q_proj\.weight' is \[128, 64\].* says \[64, 64\]"),
-    ],
-)
-def test_a_config_that_cannot_be_names_the_file_and_the_value(saved, change, says):
-    folder, _ = saved("qwen3")
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "generation_config.json").unlink()
-    (folder / "config.json").write_text(json.dumps(change and raw | change))
-    with pytest.raises(ModelLoadError, match=says):
-        load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -403,13 +378,6 @@ def test_weights_of_another_model_name_the_tensor(saved, name, kind, says):
     with pytest.raises(ModelLoadError, match=says) as caught:
         load(str(folder))
     assert str(caught.value).startswith(str(folder))
-
-
-def test_an_index_without_places_is_named(saved):
-    folder, _ = saved("qwen3")
-    (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelLoadError, match=r"index\.json: 'weight_map' is missing"):
-        load(str(folder))
 
 
 def test_unknown_sources(monkeypatch, tmp_path):
@@ -734,8 +702,6 @@ def test_an_incomplete_gguf_names_what_is_missing(fresh_cache, tmp_path):
     path.write_bytes(writer.gguf({"general.architecture": "llama"}))
     with pytest.raises(ModelLoadError, match=r"m\.gguf: the tensor 'token_embd\.weight' is missing"):
         load(str(path))
-    path.write_bytes(
-        writer.gguf({"general.architecture": "bert"}, {"token_embd.weight": ((1, 1), writer.F32, b"\0" * 4)})
-    )
+    path.write_bytes(writer.gguf({"general.architecture": "bert"}, {"token_embd.weight": ((1, 1), writer.F32, b"\0" * 4)}))
     with pytest.raises(ModelLoadError, match=r"m\.gguf: architecture 'bert' is not supported; supported: llama"):
         load(str(path))
