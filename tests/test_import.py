@@ -13,7 +13,7 @@ import lmc
 from tests.searching import apart
 
 HEAVY = (
-    "torch", "transformers", "triton", "xgrammar", "networkx", "typer", "rich", "numpy", "lark", "interegular", "jinja2", "tqdm",
+    "torch", "transformers", "triton", "xgrammar", "networkx", "typer", "rich", "numpy", "lark", "jinja2", "tqdm",
     "asyncio", "ssl", "socket", "subprocess", "json", "logging",
 )
 

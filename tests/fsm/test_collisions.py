@@ -1,4 +1,4 @@
-"""Terminals of a Lark grammar that match one text, as interegular finds them, within bounds."""
+"""Terminals of a Lark grammar that match one text, within bounds."""
 
 import pytest
 
