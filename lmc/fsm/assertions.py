@@ -15,7 +15,7 @@ from typing import Literal
 
 from lmc.fsm.algebra import both, without
 from lmc.fsm.charset import MAX_CHAR, Ranges, complement, without_surrogates
-from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat, Union
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Repeat, Union, parts_of, rebuilt
 
 MOST = 64  # most marks of one pattern
 
@@ -83,16 +83,7 @@ class _Violations:
             return Concat((self._marks, node) if before else (node, self._marks))
         key = id(node), before
         if key not in self._known:
-            if isinstance(node, Concat):
-                found: Node = Concat(tuple([self._spread(part, before=before) for part in node.parts]))
-            elif isinstance(node, Union):
-                found = Union(tuple([self._spread(arm, before=before) for arm in node.arms]))
-            elif isinstance(node, Repeat):
-                found = Repeat(self._spread(node.body, before=before), node.low, node.high)
-            else:
-                assert isinstance(node, NodeGraph)
-                found = NodeGraph(tuple([(a, self._spread(body, before=before), b) for a, body, b in node.edges]), node.final)
-            self._known[key] = found
+            self._known[key] = rebuilt(node, [self._spread(part, before=before) for part in parts_of(node)])
         return self._known[key]
 
 

@@ -9,7 +9,6 @@ After SGLang (arXiv 2312.07104, figure 4). Unlike there, edges carry bytes: a ch
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from lmc.fsm.bytedfa import ByteDFA
 
@@ -46,24 +45,6 @@ class CompressedFSM:
     def forced(self) -> float:
         """Return the share of the automaton's states in which the next byte is forced."""
         return self.dfa.forced_share
-
-    @cached_property
-    def _ways(self) -> dict[int, dict[int, Edge]]:
-        ways: dict[int, dict[int, Edge]] = {state: {} for state in self.states}
-        for edge in self.edges:
-            for byte in edge.any_of or edge.chain[:1]:
-                ways[edge.source][byte] = edge
-        return ways
-
-    def accepts(self, text: bytes) -> bool:
-        """Walk edge by edge; the same answer as `dfa.accepts`."""
-        state, at = 0, 0
-        while at < len(text):
-            edge = self._ways[state].get(text[at])
-            if edge is None or not text.startswith(edge.chain, at):
-                return False
-            state, at = edge.target, at + (len(edge.chain) or 1)
-        return self.dfa.is_final(state)
 
 
 def compress(dfa: ByteDFA) -> CompressedFSM:

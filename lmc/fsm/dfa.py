@@ -17,7 +17,7 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.charset import Ranges, merged
 from lmc.fsm.counted import unrolled
 from lmc.fsm.minimise import DEAD, Table, minimal
-from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, parts_of
+from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Repeat, Union, nodes_of
 from lmc.fsm.utf8_lowering import lowered
 
 MAX_STATES = 50_000  # over characters
@@ -69,7 +69,7 @@ class Alphabet:
     @staticmethod
     def of_all(trees: Iterable[Node]) -> Alphabet:
         """Build from several trees together, which may name rules."""
-        found = list(dict.fromkeys(sets(trees)))
+        found = list(dict.fromkeys([node for node in nodes_of(trees) if isinstance(node, Chars)]))
         changes: dict[int, int] = defaultdict(int)  # at a character: the sets, as bits, that begin or have just ended
         for number, s in enumerate(found):
             for low, high in s.ranges:
@@ -88,21 +88,6 @@ class Alphabet:
                 members[bits.bit_length() - 1].append(name)
                 bits ^= 1 << bits.bit_length() - 1
         return Alphabet(tuple(segments), len(names), dict(zip(found, map(tuple, members))))
-
-
-def sets(trees: Iterable[Node]) -> Iterable[Chars]:
-    """Yield the sets of characters in trees; those of a shared part once. The trees must stay alive meanwhile."""
-    seen: set[int] = set()
-    todo = list(trees)
-    while todo:
-        tree = todo.pop()
-        if id(tree) in seen:
-            continue
-        seen.add(id(tree))
-        if isinstance(tree, Chars):
-            yield tree
-        else:
-            todo.extend(reversed(parts_of(tree)))
 
 
 # -- tree to NFA ---------------------------------------------------------------------------------------------------

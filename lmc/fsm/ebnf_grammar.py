@@ -12,8 +12,7 @@ from typing import NamedTuple
 from lmc.errors import ConstraintError
 from lmc.fsm import charset
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.json_text import one_of, repeat, seq, text
-from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Node, Ref
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Node, Ref, one_of, repeat, seq, text
 from lmc.fsm.regex import MAX_REPEAT
 
 _TOKENS = re.compile(

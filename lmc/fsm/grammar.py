@@ -6,20 +6,16 @@ rules ─► Grammar.tree() ─► dfa.build           the language is regular: 
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
 from lmc.fsm.json_styles import Style, is_mark, written
-from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, reached, rebuilt, trimmed
 
-_T = TypeVar("_T", bound=Hashable)
 MAX_NODES = 400_000  # of a tree that rules are written into
 _PASSES = 2  # over rules: the first one knows none of those that lead back to themselves
 _NO_NAMES: frozenset[str] = frozenset()
@@ -87,15 +83,7 @@ class Grammar:
                 if rule not in made:
                     made[rule] = expanded(self.rules[node.rule], rule[1])
                 return made[rule]
-            if isinstance(node, Concat):
-                return seq(*(expanded(p, left) for p in node.parts))
-            if isinstance(node, Union):
-                return one_of([expanded(a, left) for a in node.arms])
-            if isinstance(node, Repeat):
-                return repeat(expanded(node.body, left), node.low, node.high)
-            if isinstance(node, NodeGraph):
-                return NodeGraph(tuple((a, expanded(b, left), c) for a, b, c in node.edges), node.final)
-            return node
+            return node if isinstance(node, Counted) else rebuilt(node, [expanded(part, left) for part in parts_of(node)])
 
         for ref, left in self._inner(depth or 0):
             expanded(ref, left)
@@ -201,17 +189,6 @@ def cycles(ways: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
     return found
 
 
-def _reached(start: Iterable[_T], ways: Mapping[_T, Iterable[_T]]) -> set[_T]:
-    found = set(start)
-    todo = list(found)
-    while todo:
-        for to in ways.get(todo.pop(), ()):
-            if to not in found:
-                found.add(to)
-                todo.append(to)
-    return found
-
-
 class _Survey:
     """Properties of the parts of a grammar, found in one visit of each.
 
@@ -292,7 +269,7 @@ class _Survey:
             for a, body, b in node.edges:
                 if self._visit(body):
                     before.setdefault(b, []).append(a)
-            ends = _reached(node.final, before)
+            ends = reached(node.final, before)
         if 0 not in ends:
             return _NONE
         return least if least == _WHOLE and all(a in ends and b in ends for a, _, b in node.edges) else _SOME
@@ -336,7 +313,7 @@ class _Derives:
             states |= {a, b}
             if self(body):
                 before.setdefault(b, []).append(a)
-        ends = _reached(node.final, before)
+        ends = reached(node.final, before)
         self.whole &= states <= ends
         return 0 in ends
 
@@ -350,38 +327,14 @@ def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
         return node if node.rule in rules or is_mark(node) else NOTHING
     if id(node) in known:
         return known[id(node)]
-    if isinstance(node, NodeGraph):
-        found = _graph_within(node, rules, known)
-    else:
-        given = parts_of(node)
-        parts = [part if type(part) is Chars else _within(part, rules, known) for part in given]
-        if all(map(operator.is_, parts, given)):
-            found = node
-        elif isinstance(node, Repeat):
-            found = repeat(parts[0], node.low, node.high)
-        else:
-            found = seq(*parts) if isinstance(node, Concat) else one_of(parts)
+    given = parts_of(node)
+    parts = [part if type(part) is Chars else _within(part, rules, known) for part in given]
+    found = rebuilt(node, parts)
+    if isinstance(found, NodeGraph):
+        kept = trimmed([edge for edge in found.edges if edge[1] != NOTHING], found.final)
+        found = found if isinstance(kept, NodeGraph) and len(kept.edges) == len(found.edges) else kept
     known[id(node)] = found
     return found
-
-
-def _graph_within(node: NodeGraph, rules: frozenset[str], known: dict[int, Node]) -> Node:
-    edges = [(a, body, b) for a, n, b in node.edges if (body := _within(n, rules, known)) != NOTHING]
-    before: dict[int, list[int]] = {}
-    for a, _, b in edges:
-        before.setdefault(b, []).append(a)
-    alive, todo = set(node.final), list(node.final)
-    for state in todo:
-        for a in before.get(state, ()):
-            if a not in alive:
-                alive.add(a)
-                todo.append(a)
-    if 0 not in alive:
-        return NOTHING
-    kept = tuple((a, n, b) for a, n, b in edges if a in alive and b in alive)
-    if len(kept) == len(node.edges) and all(x[1] is y[1] for x, y in zip(kept, node.edges)):
-        return node
-    return NodeGraph(kept, node.final)
 
 
 class _EbnfWriter:

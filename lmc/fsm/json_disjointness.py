@@ -25,8 +25,8 @@ from lmc.fsm.json_shapes import (
     same,
     type_of,
 )
-from lmc.fsm.json_text import limited, one_of, repeat, text
-from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat
+from lmc.fsm.json_text import limited
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, Repeat, one_of, repeat, text
 
 _OBJECT = frozenset(("object",))
 _MOST_PAIRS = 20_000  # of shapes that are compared

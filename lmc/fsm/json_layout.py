@@ -16,8 +16,8 @@ from typing import Any
 
 from lmc.fsm.json_shapes import wrong
 from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
-from lmc.fsm.json_text import one_of, seq, string, text
-from lmc.fsm.nodes import EMPTY, Concat, Node, NodeGraph
+from lmc.fsm.json_text import string
+from lmc.fsm.nodes import EMPTY, Concat, Node, NodeGraph, one_of, seq, text
 from lmc.fsm.regex import parse
 
 WHITESPACE = ("model", "compact", "any")

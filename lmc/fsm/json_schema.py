@@ -43,22 +43,9 @@ from lmc.fsm.json_shapes import (
     type_of,
     wrong,
 )
-from lmc.fsm.json_text import (
-    ANY_TEXT,
-    Bounds,
-    free_string,
-    integer,
-    number,
-    one_of,
-    optional,
-    repeat,
-    seq,
-    string,
-    string_of,
-    text,
-)
+from lmc.fsm.json_text import ANY_TEXT, Bounds, free_string, integer, number, string, string_of
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, parts_of
+from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Node, NodeGraph, Ref, one_of, optional, parts_of, repeat, seq, text
 from lmc.fsm.regex import parse
 from lmc.tracebacks import warn
 

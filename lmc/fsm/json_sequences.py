@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_shapes import All, SchemaShape, counts_behind
-from lmc.fsm.json_text import one_of, seq
-from lmc.fsm.nodes import EMPTY, NOTHING, Node, NodeGraph
+from lmc.fsm.nodes import EMPTY, NOTHING, Node, NodeGraph, one_of, seq
 
 _MOST_COUNTED = 1024  # states of an array whose items are counted
 

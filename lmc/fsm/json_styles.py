@@ -13,8 +13,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmc.fsm.json_text import one_of, refers, repeat, seq, text
-from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import (
+    EMPTY,
+    Chars,
+    Concat,
+    Counted,
+    Node,
+    NodeGraph,
+    Ref,
+    one_of,
+    parts_of,
+    reached,
+    rebuilt,
+    refers,
+    repeat,
+    seq,
+    text,
+)
 
 ITEM, KEY, OPEN, CLOSE = Ref("\0item"), Ref("\0key"), Ref("\0open"), Ref("\0close")
 """Marks: the comma, the colon, and the padding inside non-empty brackets."""
@@ -150,13 +165,7 @@ def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> fr
     for name, named in ways.items():
         for other in named:
             before.setdefault(other, []).append(name)
-    found, todo = set(wanted), list(wanted)
-    while todo:
-        for name in before.get(todo.pop(), ()):
-            if name not in found:
-                found.add(name)
-                todo.append(name)
-    return frozenset(found)
+    return frozenset(reached(wanted, before))
 
 
 def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> tuple[Node, Mapping[str, Node]]:
@@ -197,16 +206,9 @@ class _StyleWriter:
     def _copied(self, node: Node, level: int | None) -> Node:
         if isinstance(node, Concat):
             return self._sequence(node, level)
-        if isinstance(node, Union):
-            return _same_or(node, arms := tuple([self._node(arm, level) for arm in node.arms]), node.arms) or Union(arms)
-        if isinstance(node, Repeat):
-            body = self._node(node.body, level)
-            return node if body is node.body else Repeat(body, node.low, node.high)
         if isinstance(node, Counted):  # a part of a string, where no mark is
             return node
-        assert isinstance(node, NodeGraph)
-        edges = tuple([(a, self._node(body, level), b) for a, body, b in node.edges])
-        return node if all(x[1] is y[1] for x, y in zip(edges, node.edges)) else NodeGraph(edges, node.final)
+        return rebuilt(node, [self._node(part, level) for part in parts_of(node)])
 
     def _sequence(self, node: Concat, level: int | None) -> Node:
         parts: list[Node] = []
@@ -216,7 +218,7 @@ class _StyleWriter:
                 parts.append(self._style.mark(part, level))
             else:
                 parts.append(self._node(part, level))
-        return _same_or(node, tuple(parts), node.parts) or seq(*parts)
+        return rebuilt(node, parts)
 
     def _ref(self, node: Ref, level: int | None) -> Node:
         if is_mark(node):
@@ -230,7 +232,3 @@ class _StyleWriter:
             self._rules[name] = EMPTY  # until it is made
             self._todo.append((name, node.rule, level))
         return Ref(name)
-
-
-def _same_or(node: Node, new: Sequence[Node], old: Sequence[Node]) -> Node | None:
-    return node if all(a is b for a, b in zip(new, old)) else None

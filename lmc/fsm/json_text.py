@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -19,48 +18,25 @@ from functools import lru_cache
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
 from lmc.fsm.counted import folded
-from lmc.fsm.nodes import ANY, EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import (
+    ANY,
+    NOTHING,
+    Chars,
+    Concat,
+    Counted,
+    Node,
+    NodeGraph,
+    Ref,
+    Repeat,
+    Union,
+    one_of,
+    parts_of,
+    rebuilt,
+    repeat,
+    seq,
+    text,
+)
 from lmc.fsm.regex import parse
-
-# -- building trees ------------------------------------------------------------------------------------------------
-
-
-def text(literal: str) -> Node:
-    return _literal(literal) if len(literal) == 1 else Concat(tuple(map(_literal, literal)))
-
-
-@lru_cache(4096)
-def _literal(char: str) -> Chars:
-    return Chars(((ord(char), ord(char)),))
-
-
-def seq(*parts: Node) -> Node:
-    kept: list[Node] = []
-    for part in parts:
-        if isinstance(part, Concat):
-            kept += part.parts
-        elif isinstance(part, Union) and not part.arms:
-            return NOTHING
-        else:
-            kept.append(part)
-    return kept[0] if len(kept) == 1 else Concat(tuple(kept))
-
-
-def one_of(arms: Sequence[Node]) -> Node:
-    named = {a if isinstance(a, Chars | Ref) else id(a): a for a in arms if a != NOTHING}  # trees by id: hashing one is slow
-    kept = tuple(named.values())
-    return kept[0] if len(kept) == 1 else Union(kept)
-
-
-def repeat(body: Node, low: int, high: int | None) -> Node:
-    if body == NOTHING or high == 0:
-        return EMPTY if low == 0 else NOTHING
-    return Repeat(body, low, high)
-
-
-def optional(body: Node) -> Node:
-    return repeat(body, 0, 1)
-
 
 # -- strings -------------------------------------------------------------------------------------------------------
 
@@ -106,12 +82,6 @@ def string_of(language: Node) -> Node:
 def _spelled(tree: Node) -> Node:
     if isinstance(tree, Chars):
         return _spelled_chars(tree.ranges)
-    if isinstance(tree, Concat):
-        return seq(*map(_spelled, tree.parts))
-    if isinstance(tree, Union):
-        return one_of([_spelled(arm) for arm in tree.arms])
-    if isinstance(tree, Repeat):
-        return repeat(_spelled(tree.body), tree.low, tree.high)
     if isinstance(tree, NodeGraph):
         if tree.but is None:
             return _spelled_edges(tree if tree.open else folded(tree))
@@ -122,7 +92,7 @@ def _spelled(tree: Node) -> Node:
         return NodeGraph(edges, tree.final, tree.but, among) if type(among) is Repeat and type(among.body) is Chars else NodeGraph(edges, tree.final)
     if isinstance(tree, Counted):
         return Counted(_spelled_edges(tree.graph), tree.low, tree.high)
-    raise TypeError(tree)
+    return rebuilt(tree, list(map(_spelled, parts_of(tree))))
 
 
 def _spelled_edges(graph: NodeGraph) -> NodeGraph:
@@ -403,20 +373,3 @@ def limited(tree: Node, low: int, high: int | None) -> Node | None:
     [i], rest = open_, sum(a for a, b in sizes if a == b)
     part = limited(tree.parts[i], max(low - rest, 0), None if high is None else high - rest)
     return None if part is None else seq(*tree.parts[:i], part, *tree.parts[i + 1 :])
-
-
-def refers(tree: Node) -> frozenset[str]:
-    """Return the rules that a tree names."""
-    names: set[str] = set()
-    seen: set[int] = set()
-    todo = [tree]
-    while todo:
-        node = todo.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Ref):
-            names.add(node.rule)
-        else:
-            todo += parts_of(node)
-    return frozenset(names)

@@ -14,8 +14,7 @@ from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.json_text import one_of, repeat, seq, text
-from lmc.fsm.nodes import EMPTY, Node, Ref
+from lmc.fsm.nodes import EMPTY, Node, Ref, one_of, repeat, seq, text
 from lmc.fsm.regex import parse_part
 
 _ESCAPED_STRING = r'"([^"\\\n]|\\.)*"'  # meaning of common.ESCAPED_STRING, which is defined with a look-behind

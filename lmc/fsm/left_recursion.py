@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from lmc.errors import ConstraintError, shown
 from lmc.fsm.counted import unrolled
 from lmc.fsm.grammar import cycles
-from lmc.fsm.json_text import one_of, repeat, seq
-from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import EMPTY, NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, one_of, parts_of, reached, repeat, seq, trimmed
 
 _MOST_EDGES = 200_000  # of the graphs of all such rules
 
@@ -39,7 +38,7 @@ def without_left_recursion(rules: Mapping[str, Node]) -> dict[str, Node]:
                 f"the rules that begin with each other, {shown(min(group))} and {len(group) - 1} more, need too large an automaton; use fewer"
             )
         for name, part in parts.items():
-            graph = _trimmed(edges, index[name])
+            graph = trimmed(edges, (index[name],))
             out[name] = one_of([graph, EMPTY]) if part.empty else graph
             out[_solid(name)] = graph
     return out
@@ -141,19 +140,6 @@ def _from(graph: NodeGraph, state: int) -> NodeGraph:
     )
 
 
-def _trimmed(edges: list[tuple[int, Node, int]], final: int) -> NodeGraph:
-    """Return the paths from 0 to one state."""
-    before: dict[int, list[int]] = {}
-    for a, _, b in edges:
-        before.setdefault(b, []).append(a)
-    alive, todo = {final}, [final]
-    while todo:
-        fresh = [a for a in before.get(todo.pop(), ()) if a not in alive]
-        alive.update(fresh)
-        todo += fresh
-    return NodeGraph(tuple(edge for edge in edges if edge[0] in alive and edge[2] in alive), frozenset((final,)))
-
-
 def _nullable(rules: Mapping[str, Node]) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     while True:
@@ -191,21 +177,15 @@ class _Look:
             return tree.low == 0 or self.may_be_empty(tree.body)
         if isinstance(tree, Counted):
             return tree.low == 0 and 0 in tree.graph.final
-        return not self._reached(tree).isdisjoint(tree.final)
+        return not self._at_once(tree).isdisjoint(tree.final)
 
-    def _reached(self, graph: NodeGraph) -> set[int]:
+    def _at_once(self, graph: NodeGraph) -> set[int]:
         """Return states of a graph reached before anything is read."""
         free: dict[int, list[int]] = {}
         for source, body, to in graph.edges:
             if self.may_be_empty(body):
                 free.setdefault(source, []).append(to)
-        seen, todo = {0}, [0]
-        for state in todo:
-            for to in free.get(state, ()):
-                if to not in seen:
-                    seen.add(to)
-                    todo.append(to)
-        return seen
+        return reached((0,), free)
 
     def begins(self, tree: Node) -> frozenset[str]:
         """Return rules that a text of the tree may begin with."""
@@ -216,8 +196,8 @@ class _Look:
     def _first(self, tree: Node) -> list[Node]:
         """Return the parts that a text may begin with."""
         if isinstance(tree, NodeGraph):
-            reached = self._reached(tree)
-            return [body for source, body, _ in tree.edges if source in reached]
+            at_once = self._at_once(tree)
+            return [body for source, body, _ in tree.edges if source in at_once]
         if not isinstance(tree, Concat):
             return list(parts_of(tree))
         solid = next((i for i, part in enumerate(tree.parts) if not self.may_be_empty(part)), len(tree.parts))

@@ -16,7 +16,8 @@ import numpy as np
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bytedfa import LONG
 from lmc.fsm.dfa import build
-from lmc.fsm.json_text import WITHIN_STRINGS, optional, seq, text
+from lmc.fsm.json_text import WITHIN_STRINGS
+from lmc.fsm.nodes import optional, seq, text
 from lmc.fsm.runs import Long, Tail, Texts, bits_of, tail_of
 from lmc.fsm.trie import ByteTrie
 

@@ -18,8 +18,8 @@ from lmc.fsm.ebnf_grammar import compile_ebnf
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import compile_schema
-from lmc.fsm.json_text import ANY_TEXT, one_of, repeat, seq, text
-from lmc.fsm.nodes import ANY, EMPTY, Chars, Concat, Node, NodeGraph, Ref, Repeat, Union
+from lmc.fsm.json_text import ANY_TEXT
+from lmc.fsm.nodes import ANY, EMPTY, Chars, Node, NodeGraph, Ref, one_of, parts_of, rebuilt, repeat, seq, text
 from lmc.fsm.regex import MAX_REPEAT, parse
 
 _FIELDS: Mapping[str, frozenset[str]] = {
@@ -265,15 +265,7 @@ def _renamed(node: Node, prefix: str) -> Node:
     """Return it with other names of the rules."""
     if isinstance(node, Ref):
         return Ref(prefix + node.rule)
-    if isinstance(node, Concat):
-        return Concat(tuple([_renamed(part, prefix) for part in node.parts]))
-    if isinstance(node, Union):
-        return Union(tuple([_renamed(arm, prefix) for arm in node.arms]))
-    if isinstance(node, Repeat):
-        return Repeat(_renamed(node.body, prefix), node.low, node.high)
-    if isinstance(node, NodeGraph):
-        return NodeGraph(tuple([(a, _renamed(body, prefix), b) for a, body, b in node.edges]), node.final)
-    return node
+    return rebuilt(node, [_renamed(part, prefix) for part in parts_of(node)])
 
 
 def _literal(value: Any, at: str) -> Node:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lmc.backend.engine.gguf_tokenizer import from_gguf
 from lmc.backend.engine.tokenizer import Tokenizer as Words
+from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 
 TEXT = [
@@ -78,3 +80,17 @@ def smollm2_words() -> Words:
 def small_words() -> Words:
     """The small vocabulary as a backend wants it."""
     return Words(trained(), eos_token_ids=(EOS,))
+
+
+def set_bits(row: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
+
+
+def legal(automaton: TokenAutomaton, state: int) -> list[int]:
+    """The tokens of a state's mask."""
+    return set_bits(automaton.mask(state))
+
+
+def stepped(automaton: TokenAutomaton, state: int) -> list[int]:
+    """The same by definition: the tokens, one by one, that lead somewhere."""
+    return [token for token in range(len(automaton.vocabulary.tokens)) if automaton.next(state, token) >= 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 
-import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -17,14 +16,13 @@ from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.counted import counted, folded
 from lmc.fsm.dfa import build
 from lmc.fsm.json_schema import compile_schema
-from lmc.fsm.json_text import repeat
 from lmc.fsm.lazy import LazyDFA
-from lmc.fsm.nodes import ANY, NOTHING, NodeGraph
+from lmc.fsm.nodes import ANY, NOTHING, NodeGraph, repeat
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import begun
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.patterns import regexes
-from tests.fsm.small_vocabulary import small
+from tests.fsm.small_vocabulary import legal, small, stepped
 from tests.fsm.test_lazy import check_same_language
 from tests.searching import search
 
@@ -110,8 +108,7 @@ def test_rows_are_the_tokens_that_can_be_stepped(low, high):
     ):
         state = made.dfa.step(made.start, text)
         if state >= 0:
-            legal = [t for t in range(len(vocabulary.tokens)) if made.next(state, t) >= 0]
-            assert np.flatnonzero(np.unpackbits(made.mask(state).view(np.uint8), bitorder="little")).tolist() == legal, text
+            assert legal(made, state) == stepped(made, state), text
 
 
 def test_counts_that_take_too_long_are_refused():

@@ -230,20 +230,6 @@ def test_order_before_orderId_is_not_certain():
     assert texts(f) == [b"_", b"order"]
 
 
-def test_a_quote_whose_usual_token_has_a_colon_is_not_certain():
-    for rest in ("(: 1)?", "(: [0-9]+)?"):
-        f = forced_tokens(f'"(yes|no)"{rest}')
-        quote = f.automaton.dfa.step(0, b'"yes')
-        assert b'":' in f.automaton.vocabulary.tokens and f.run(quote).tokens == ()
-
-
-def test_a_choice_forces_nothing_and_an_end_forces_all():
-    f = forced_tokens('(a|b)"}')
-    assert f.run(0) == forced.ForcedRun((), 0)
-    run = f.run(f.automaton.dfa.step(0, b"a"))
-    assert run.tokens == tuple(f.encode('"}')) and f.automaton.is_done(run.state)
-
-
 def test_nothing_is_forced_inside_a_character():
     f = forced_tokens("世a*")
     assert f.run(f.automaton.dfa.step(0, "世".encode()[:1])).tokens == ()

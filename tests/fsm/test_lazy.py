@@ -24,13 +24,13 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lark_grammar import compile_lark
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.regex import compile_regex, parse
-from lmc.fsm.sources import begun, lazily, machine_of
+from lmc.fsm.sources import begun, grammar_of, lazily, machine_of
 from lmc.fsm.terms import Terms
 from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from tests.fsm.patterns import regexes
 from tests.fsm.schemas import RECURSIVE, SCHEMAS
-from tests.fsm.small_vocabulary import small
+from tests.fsm.small_vocabulary import legal, small, stepped
 from tests.searching import search, size, some
 
 
@@ -255,19 +255,26 @@ def test_states_are_bounded(monkeypatch):
 
 # -- grammars --------------------------------------------------------------------------------------------------------
 
-LEFT_RECURSIVE = {
-    'start: sum\nsum: sum "+" product | product\nproduct: product "*" atom | atom\natom: "(" sum ")" | /[0-9]+/': (
+EBNF = [
+    ('root ::= "a" | b c\nb ::= [a-c\\-x]{2,3} # note\nc ::= "\\u00e9" [^a-z\\n]*', ["a", "aaé", "a-xé5"], ["b", "aé", "aaéz"]),
+    ('root ::= ("a" "b")+ | "c"? \n\n', ["ab", "abab", "c", ""], ["a", "cc"]),
+    ('root ::= item ("," item)*\nitem ::= [0-9]+ | "[" root "]"', ["1", "1,[2,[3]],4"], ["[", "1,"]),
+    ('root ::= [\\x41-\\x43\\]]{2,} "\\"\\\\"', ['AB"\\', 'CC]"\\'], ["AB", 'A"\\']),
+    ("root ::= expr\nexpr ::= expr \"+\" expr | [0-9]", ["1", "1+2+3"], ["1+", "+1"]),
+]  # fmt: skip
+BY_NOTATION = [
+    ("lark", 'start: sum\nsum: sum "+" product | product\nproduct: product "*" atom | atom\natom: "(" sum ")" | /[0-9]+/',
         ["1", "1+2*3", "(1+2)*(3)"], ["", "1+", "(1", "+1", "1**2"]),
-    'start: start start | "a"': (["a", "aaaa"], ["", "ab"]),
-    'start: x\nx: y "1" | "e"\ny: x "2" | z x "3"\nz: "q"?': (["e", "e21", "e31", "qe31", "qqe3131"], ["e2", "e1", "qe21"]),
-    'start: a\na: b? a "x" | "y"\nb: b "z" | "w"?': (["y", "yx", "wyx", "wzzyx", "zyx", "wwyxx"], ["wy", "x"]),
-}  # fmt: skip
+    ("lark", 'start: start start | "a"', ["a", "aaaa"], ["", "ab"]),
+    ("lark", 'start: x\nx: y "1" | "e"\ny: x "2" | z x "3"\nz: "q"?', ["e", "e21", "e31", "qe31", "qqe3131"], ["e2", "e1", "qe21"]),
+    ("lark", 'start: a\na: b? a "x" | "y"\nb: b "z" | "w"?', ["y", "yx", "wyx", "wzzyx", "zyx", "wwyxx"], ["wy", "x"]),
+    *(("ebnf", *example) for example in EBNF),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("source", LEFT_RECURSIVE)
-def test_left_recursion(source):
-    good, bad = LEFT_RECURSIVE[source]
-    made = lazily(compile_lark(source))
+@pytest.mark.parametrize(("kind", "source", "good", "bad"), BY_NOTATION)
+def test_grammars_of_each_notation(kind, source, good, bad):
+    made = lazily(grammar_of(kind, source))
     assert [t for t in good if not made.accepts(t.encode())] == []
     assert [t for t in bad if made.accepts(t.encode())] == []
 
@@ -298,29 +305,6 @@ def test_an_ambiguous_grammar_is_followed_in_time_that_grows_slowly():
 @pytest.fixture(scope="module")
 def vocabulary():
     return small()[0]
-
-
-ROWS = [("lark", JSON), ("regex", r"(a|b)*a(a|b){12}"), ("regex", "[a-zé世]{1,200}"), ("regex", r'\{"order(Id|Name)": "\w+"\}'),
-        ("json_schema", '{"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#"}}}'), ("json_schema", "{}")]  # fmt: skip
-
-
-@pytest.mark.parametrize(("kind", "source"), ROWS, ids=[source[:20] for _, source in ROWS])
-def test_rows_are_the_tokens_that_can_be_stepped(kind, source, vocabulary):
-    """However rows are put together from those of rules (`LazyDFA.split`) and shared by states that are alike."""
-    from lmc.fsm.sources import grammar_of
-
-    made = lazily(grammar_of(kind, source))
-    automaton = TokenAutomaton(made, vocabulary)
-    rng = random.Random(source)
-    for _ in range(size(6, 12)):
-        state = 0
-        for _ in range(14):
-            legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
-            flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
-            assert np.flatnonzero(flags).tolist() == legal
-            if automaton.is_done(state):
-                break
-            state = automaton.next(state, rng.choice([t for t in legal if t not in vocabulary.eos]))
 
 
 @pytest.fixture(scope="module")
@@ -355,22 +339,23 @@ RUNS = [("regex", f"({'|'.join(WORDS)})(, ?({'|'.join(WORDS[5:])}))*"), ("regex"
                         '"additionalProperties": {"type": "string"}}')]  # fmt: skip
 
 
-@some("kind, source", RUNS, 4, ids=lambda x: x[:60])
-def test_rows_of_runs_are_the_tokens_that_can_be_stepped(kind, source, rough):
-    """However runs of characters, counted or not, and what follows them are put together."""
-    from lmc.fsm.sources import grammar_of
+ROWS = [("lark", JSON), ("regex", r"(a|b)*a(a|b){12}"), ("regex", "[a-zé世]{1,200}"), ("regex", r'\{"order(Id|Name)": "\w+"\}'),
+        ("json_schema", '{"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#"}}}'), ("json_schema", "{}")]  # fmt: skip
 
-    automaton = TokenAutomaton(lazily(grammar_of(kind, source)), rough)
+
+@some("which, kind, source", [*(("vocabulary", *row) for row in ROWS), *(("rough", *row) for row in RUNS)], 8, ids=lambda x: x[:60])
+def test_rows_are_the_tokens_that_can_be_stepped(which, kind, source, request):
+    """However rows are put together from those of rules (`LazyDFA.split`), from runs of characters, counted or not, and what follows them."""
+    automaton = TokenAutomaton(lazily(grammar_of(kind, source)), request.getfixturevalue(which))
     rng = random.Random(source)
-    for _ in range(size(3, 6)):
+    for _ in range(size(4, 9)):
         state = 0
-        for _ in range(10):
-            legal = [t for t in range(len(rough.tokens)) if automaton.next(state, t) >= 0]
-            flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
-            assert np.flatnonzero(flags).tolist() == legal
+        for _ in range(12):
+            tokens = legal(automaton, state)
+            assert tokens == stepped(automaton, state)
             if automaton.is_done(state):
                 break
-            state = automaton.next(state, rng.choice([t for t in legal if t not in rough.eos]))
+            state = automaton.next(state, rng.choice([t for t in tokens if t not in automaton.vocabulary.eos]))
 
 
 def test_a_bounded_string_needs_no_state_for_each_turn_of_a_long_token(rough):
@@ -415,9 +400,9 @@ def test_behind_what_is_searched_for_is_a_string_of_any_characters(keywords, low
     string = made.string(state)
     assert string is not None and (string.low, string.high) == (low, high)
     states = made.states
-    flags = np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")
+    found = legal(automaton, state)
     assert made.states < states + 5
-    assert np.flatnonzero(flags).tolist() == [t for t in range(len(rough.tokens)) if automaton.next(state, t) >= 0]
+    assert found == stepped(automaton, state)
 
 
 def test_characters_that_only_count_need_no_states_within_them(rough):
@@ -433,8 +418,7 @@ def test_characters_that_only_count_need_no_states_within_them(rough):
         at = other.dfa.after(at, ord("-"))
         here = made.step(begin, b"-" * count)
         assert [made.step(here, text) >= 0 for text in (b'"', b'a"', b'ab"')] == [other.dfa.step(at, text) >= 0 for text in (b'"', b'a"', b'ab"')]
-    flags = np.unpackbits(automaton.mask(begin).view(np.uint8), bitorder="little")
-    assert np.flatnonzero(flags).tolist() == [t for t in range(len(rough.tokens)) if other.next(other.dfa.step(0, b'"'), t) >= 0]
+    assert legal(automaton, begin) == [t for t in range(len(rough.tokens)) if other.next(other.dfa.step(0, b'"'), t) >= 0]
 
 
 SEARCHED = ["a+", "a*", "^a*b{2,4}", "(ab|a)+$", "^$|^a+", "a?b?$", "^(a|b*)", "(a*b)*", "a{2,}(b|a+)", "(?:)", "^a{0,2}$|ba+", "^a|b|ab$|^c$|(c|^ba)"]
@@ -516,22 +500,6 @@ def test_small_regular_languages_have_whole_automata():
 
 # -- EBNF ------------------------------------------------------------------------------------------------------------
 
-EBNF = [
-    ('root ::= "a" | b c\nb ::= [a-c\\-x]{2,3} # note\nc ::= "\\u00e9" [^a-z\\n]*', ["a", "aaé", "a-xé5"], ["b", "aé", "aaéz"]),
-    ('root ::= ("a" "b")+ | "c"? \n\n', ["ab", "abab", "c", ""], ["a", "cc"]),
-    ('root ::= item ("," item)*\nitem ::= [0-9]+ | "[" root "]"', ["1", "1,[2,[3]],4"], ["[", "1,"]),
-    ('root ::= [\\x41-\\x43\\]]{2,} "\\"\\\\"', ['AB"\\', 'CC]"\\'], ["AB", 'A"\\']),
-    ("root ::= expr\nexpr ::= expr \"+\" expr | [0-9]", ["1", "1+2+3"], ["1+", "+1"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("source", "good", "bad"), EBNF)
-def test_ebnf(source, good, bad):
-    made = lazily(compile_ebnf(source))
-    assert [t for t in good if not made.accepts(t.encode())] == []
-    assert [t for t in bad if made.accepts(t.encode())] == []
-
-
 @pytest.mark.model
 @pytest.mark.parametrize(("source", "good", "bad"), EBNF)
 def test_ebnf_is_what_xgrammar_reads(source, good, bad):
@@ -579,8 +547,6 @@ def test_the_language_of_python_is_that_of_the_machine():
 @some("name", [*SCHEMAS, *RECURSIVE], 12)
 def test_marks_read_where_they_are_reached_are_those_of_a_grammar_written_out(name):
     """White space of each style and level; and each step that is nearest to the end leads nearer."""
-    from lmc.fsm.sources import grammar_of
-
     schema, texts, _ = SCHEMAS.get(name) or RECURSIVE[name]
     grammar = grammar_of("json_schema", json.dumps(schema))
     read, written = lazily(grammar), lazily(grammar.written)
@@ -631,9 +597,9 @@ def test_a_mask_makes_no_state_within_a_name_that_nothing_else_goes_on_with():
     for text, most in ((b'{"', 9), (b'{"name": 1, "o', 7)):
         state = automaton.dfa.step(0, text)
         made = automaton.dfa.lazy._made
-        legal = np.flatnonzero(np.unpackbits(automaton.mask(state).view(np.uint8), bitorder="little")).tolist()
+        found = legal(automaton, state)
         assert automaton.dfa.lazy._made - made <= most
-        assert legal == [t for t in range(len(vocabulary.tokens)) if automaton.next(state, t) >= 0]
+        assert found == stepped(automaton, state)
 
 
 def test_a_list_of_words_makes_no_states_within_them(rough):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from benchmarks.xgrammar_oracle import Oracle
 from lmc.errors import ConstraintError
 from lmc.fsm import vocabulary as vocabulary_module
 from lmc.fsm.arrays import LONG, ArrayDFA, LazyArrays
@@ -29,8 +28,8 @@ from lmc.fsm.strings import StringRun
 from lmc.fsm.tokens import FEW, FEW_REFUSED, TokenAutomaton
 from lmc.fsm.trie import ByteTrie
 from lmc.fsm.vocabulary import Vocabulary
-from tests.fsm.patterns import ASCII, CHARACTER, HAND_WRITTEN, JUDGE, regexes
-from tests.fsm.small_vocabulary import EOS, SPECIAL, small, smollm2
+from tests.fsm.patterns import CHARACTER, HAND_WRITTEN, JUDGE, regexes
+from tests.fsm.small_vocabulary import EOS, SPECIAL, legal, set_bits, small, stepped
 from tests.searching import search, some
 
 
@@ -39,7 +38,14 @@ def automaton(pattern: str, vocabulary: Vocabulary | None = None) -> TokenAutoma
 
 
 def allowed(row: np.ndarray) -> set[int]:
-    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+    return set(set_bits(row))
+
+
+def walked(a: TokenAutomaton, state: int) -> list[int]:
+    """The legal tokens as a walk of the whole trie finds them."""
+    v = a.vocabulary
+    long = [i for i in v.long_ids if a.dfa.step(state, v.tokens[i]) >= 0]
+    return sorted({*set_bits(v.bits(v.trie.walk(a.dfa, state))), *long, *(v.eos if a.is_final(state) else ())})
 
 
 def brute_force(a: TokenAutomaton, state: int) -> dict[int, int]:
@@ -206,48 +212,6 @@ def test_many_threads_build_each_row_once(monkeypatch):
     assert len(built) == a.rows_built <= len(a.known)
 
 
-# -- against another implementation, on a real vocabulary -----------------------------------------------------------
-
-
-def check_against_xgrammar(compiler, pattern: str, walks: int) -> None:
-    """Masks are equal but for tokens that xgrammar's mask allows and its matcher then refuses (`at` in `a*\\Wa`)."""
-    vocabulary, _ = smollm2()
-    rng, a = random.Random(pattern), automaton(pattern, vocabulary)
-    for _ in range(walks):
-        matcher, state = compiler.regex(pattern), a.start
-        for _ in range(12):
-            mine, theirs = a.mask(state), matcher.bits
-            extra = allowed(theirs & ~mine)
-            assert not any(matcher._matcher.accept_token(token) for token in extra)
-            assert not (mine & ~theirs).any()
-            ways = sorted(allowed(mine) - {vocabulary.eos[0]})
-            if not ways:
-                break
-            token = rng.choice(ways)
-            matcher.accept(token)
-            state = a.next(state, token)
-
-
-@pytest.fixture(scope="module")
-def xgrammar_compiler():
-    vocabulary, _ = smollm2()
-    return Oracle(vocabulary.tokens, vocabulary.eos[0], vocabulary.size)
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("pattern", ASCII)
-def test_masks_are_xgrammars(xgrammar_compiler, pattern):
-    """On random reachable states; every text is followed by both."""
-    check_against_xgrammar(xgrammar_compiler, pattern, walks=2)
-
-
-@pytest.mark.model
-@search(130, 400)  # with those above, more than 200 in the tier
-@given(regexes)
-def test_masks_of_any_regex_are_xgrammars(xgrammar_compiler, pattern):
-    check_against_xgrammar(xgrammar_compiler, pattern, walks=1)
-
-
 RUNS = [
     {"type": "string"},
     {"type": "string", "minLength": 3, "maxLength": 200},
@@ -288,14 +252,12 @@ def test_what_is_found_by_runs_is_what_a_walk_of_the_whole_trie_finds(schema, fe
         if (state := made.dfa.step(made.start, begin)) < 0:
             continue
         for _ in range(15):
-            legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(made.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
-            legal[[i for i in vocabulary.long_ids if made.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
-            legal[0] = made.is_final(state)
-            assert np.array_equal(np.unpackbits(made.mask(state).view(np.uint8), bitorder="little").astype(bool), legal)
+            found = walked(made, state)
+            assert legal(made, state) == found
             looked += any(find(made.dfa.representative(state)) is not None for find in (made.dfa.loop, made.dfa.turns))
             if made.is_done(state):
                 break
-            state = made.next(state, int(rng.choice(np.flatnonzero(legal[1:]) + 1)))
+            state = made.next(state, rng.choice([i for i in found if i]))
             if state < 0:
                 break
     assert looked >= 2
@@ -308,13 +270,13 @@ def test_a_key_that_may_be_any_is_found_by_a_run_beside_the_names(monkeypatch):
     schema = {"type": "object", "properties": {name: {"type": "integer"} for name in names}, "additionalProperties": {"type": "string"}}
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
-    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(made.dfa, key)).view(np.uint8), bitorder="little").astype(bool)
+    found = walked(made, key)
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
     monkeypatch.setattr(vocabulary_module, "_FEW_TEXTS", 1)
     for walk in ("walk", "from_all"):
         monkeypatch.setattr(ByteTrie, walk, None)
-    assert np.array_equal(np.unpackbits(made.mask(key).view(np.uint8), bitorder="little").astype(bool), legal)
+    assert legal(made, key) == found
     assert made.dfa.states < 80
 
 
@@ -391,7 +353,7 @@ def test_half_a_character_behind_a_full_count_may_be_one_that_is_not_counted(reg
     assert automaton.dfa.turns(0) is not None or regex[0] == "x"
     for text in (b"", b"c", b"c" * 16):
         if (state := automaton.dfa.step(0, text)) >= 0:
-            assert allowed(automaton.mask(state)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(state, i) >= 0}
+            assert legal(automaton, state) == stepped(automaton, state)
 
 
 def test_a_state_that_only_a_long_count_tells_apart_needs_no_states_for_its_row():
@@ -455,8 +417,7 @@ def test_a_row_of_a_whole_automaton_is_one_walk(monkeypatch):
     listed, real = list[int](), ByteTrie.from_all
     monkeypatch.setattr(ByteTrie, "from_all", lambda self, dfa, nodes, states: listed.append(len(nodes)) or real(self, dfa, nodes, states))
     inside = automaton.dfa.step(0, b'"a')
-    legal = [t for t in range(len(vocabulary.tokens)) if automaton.next(inside, t) >= 0]
-    assert np.flatnonzero(np.unpackbits(automaton.mask(inside).view(np.uint8), bitorder="little")).tolist() == legal
+    assert legal(automaton, inside) == stepped(automaton, inside)
     assert sum(listed) < 200
 
 
@@ -472,23 +433,6 @@ def test_a_walk_steps_each_node(pattern):
     assert np.array_equal(behind, expected)
 
 
-@some(("begin", "others"), itertools.product(['{"', '{"name00": 1, "', '{"name00": 1, "na'], [False, True]), 5)
-def test_optional_names_are_followed_without_a_state_for_each_letter(begin, others):
-    vocabulary, _ = small()
-    names = [f"{word}{i:02}" for i, word in enumerate(["name", "order", "n", "address", "orderId"] * 6)]
-    schema = json.dumps(
-        {"type": "object", "properties": {name: {"type": "integer" if name[0] == "n" else "string"} for name in names}, "additionalProperties": others}
-    )
-    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
-    key = made.dfa.step(made.start, begin.encode())
-    before = made.dfa.states
-    row = made.row(key)
-    assert made.dfa.states - before < (30 if others else 10)
-    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, walked.dfa.step(0, begin.encode()))).view(np.uint8), bitorder="little").astype(bool)
-    legal[[i for i in vocabulary.long_ids if walked.dfa.step(walked.dfa.step(0, begin.encode()), vocabulary.tokens[i]) >= 0]] = True
-    assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
-
-
 def test_tokens_of_objects_of_several_kinds_are_those_of_each():
     """Beside a key that may be any but those of a pattern, all kinds were looked at together wherever some name goes on."""
     vocabulary, _ = small()
@@ -498,7 +442,7 @@ def test_tokens_of_objects_of_several_kinds_are_those_of_each():
     others = {"patternProperties": {"^/": {"type": "null"}}, "additionalProperties": {"type": "null"}}
     kinds.append({"properties": dict.fromkeys(names, text), **others})
     schema = json.dumps({"anyOf": [{"type": "object", **kind} for kind in kinds]})
-    walked, *several = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(9))
+    other, *several = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(9))
     spent: set[int] = set()
     for made in several:
         key = made.dfa.step(made.start, b'{"')
@@ -508,10 +452,8 @@ def test_tokens_of_objects_of_several_kinds_are_those_of_each():
         assert made.row(key) is row
     assert len(spent) == 1, "work depends on where in memory the terms are"
     assert max(spent) < 400
-    state = walked.dfa.step(0, b'{"')
-    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
-    legal[[i for i in vocabulary.long_ids if walked.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
-    assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
+    state = other.dfa.step(0, b'{"')
+    assert set_bits(row.bits) == walked(other, state) != []
 
 
 @pytest.mark.parametrize(
@@ -530,11 +472,10 @@ def test_where_any_characters_may_follow_only_tokens_with_a_quote_are_followed(b
     """All levels of the vocabulary were looked at wherever a key or a string is in several languages at once, and letters of names had states."""
     vocabulary = pieces_of_names()
     schema = json.dumps({"type": "object", "properties": {name: {"type": "string"} for name in NAMES[:4]}, **rules})
-    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
+    made, other = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
     state = made.dfa.step(made.start, begin.encode())
     if state >= 0:
-        row, at = made.mask(state), walked.dfa.step(walked.start, begin.encode())
-        assert allowed(row) == {i for i, text in enumerate(vocabulary.tokens) if text and walked.dfa.step(at, text) >= 0}
+        assert legal(made, state) == stepped(other, other.dfa.step(other.start, begin.encode()))
 
 
 def test_keys_that_a_pattern_does_not_match_have_no_states_of_their_own():
@@ -577,7 +518,7 @@ def test_the_turns_of_a_key_that_is_no_name_have_no_states_of_their_own(addition
     assert allowed(row) == {i for i in range(len(vocabulary.tokens)) if made.next(before, i) >= 0}
     long = TokenAutomaton(begun("json_schema", schema), vocabulary)
     state = long.dfa.step(long.start, key + b"x" * 210)  # of 45 more characters some tokens are too long
-    assert allowed(long.mask(state)) == {i for i in range(len(vocabulary.tokens)) if long.next(state, i) >= 0}
+    assert legal(long, state) == stepped(long, state)
 
 
 def test_repeats_that_tokens_do_not_read_to_their_ends_are_one_state():
@@ -617,19 +558,20 @@ def pieces_of_names() -> Vocabulary:
     return Vocabulary([b"</s>", *(p.encode() for p in pieces), b"order" * 4, b'orderId": "abcdefgh', *(bytes([i]) for i in range(256))], [0])
 
 
-@pytest.mark.parametrize("others", [True, {"type": "integer"}, {"type": "string", "maxLength": 3}], ids=str)
+@pytest.mark.parametrize("others", [False, True, {"type": "integer"}, {"type": "string", "maxLength": 3}], ids=str)
 @some("begin", ['{"', '{"na', '{"zz": 1, "', '{"zz":1,"id', '{"id": "x", "order'], 2)
-def test_only_behind_names_is_another_legal_than_behind_other_keys(begin, others):
+def test_names_are_followed_without_a_state_for_each_letter(begin, others):
+    """Where other keys may stand beside them, another token is legal only behind a name."""
     vocabulary = pieces_of_names()
     schema = json.dumps({"type": "object", "properties": {name: {"type": "string"} for name in NAMES}, "additionalProperties": others})
-    made, walked = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
-    if (key := made.dfa.step(made.start, begin.encode())) < 0:
-        begin = begin.replace(": 1", ': "x"').replace(":1", ':"x"')
-        key = made.dfa.step(made.start, begin.encode())
-    row, state = made.row(key), walked.dfa.step(0, begin.encode())
-    legal = np.unpackbits(vocabulary.bits(vocabulary.trie.walk(walked.dfa, state)).view(np.uint8), bitorder="little").astype(bool)
-    legal[[i for i in vocabulary.long_ids if walked.dfa.step(state, vocabulary.tokens[i]) >= 0]] = True
-    assert legal.any() and np.array_equal(np.unpackbits(row.bits.view(np.uint8), bitorder="little").astype(bool), legal)
+    made, other = (TokenAutomaton(begun("json_schema", schema), vocabulary) for _ in range(2))
+    if made.dfa.step(made.start, begin.encode()) < 0:
+        begin = begin.replace("zz", "id").replace(": 1", ': "x"').replace(":1", ':"x"')
+    key = made.dfa.step(made.start, begin.encode())
+    before = made.dfa.states
+    row = made.row(key)
+    assert made.dfa.states - before < 120  # 12 names of up to 7 letters, and what follows them
+    assert set_bits(row.bits) == walked(other, other.dfa.step(0, begin.encode())) != []
 
 
 def test_deep_levels_of_few_nodes_are_not_computed_with_arrays(monkeypatch):
@@ -653,7 +595,7 @@ def test_tokens_that_leave_a_run_by_many_bytes_are_listed_up_to_a_number_in_all(
     automaton = TokenAutomaton(begun("json_schema", '{"type": "string", "pattern": "[e-z][a-z]?[a-z]"}'), vocabulary)
     for text in (b'"', b'"A', b'"A\xc3'):
         state = automaton.dfa.step(automaton.start, text)
-        assert allowed(automaton.mask(state)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(state, i) >= 0}
+        assert legal(automaton, state) == stepped(automaton, state)
         running = vocabulary._run_at(automaton.dfa, 0, state)
         if running is not None:
             counts, (few, others) = running[0].run.leaving, running[0]._leaving(automaton.dfa)
@@ -669,7 +611,7 @@ def test_a_run_that_most_tokens_leave_is_looked_at_level_by_level(monkeypatch):
     for regex, is_run in (("[^aeiou]*[aeiou].*", False), ("[^k]*k.*", True)):
         automaton = TokenAutomaton(begun("regex", regex), vocabulary)
         assert automaton.dfa.loop(0) is not None and (vocabulary._run_at(automaton.dfa, 0, 0) is not None) == is_run
-        assert allowed(automaton.mask(0)) == {i for i in range(len(vocabulary.tokens)) if automaton.next(0, i) >= 0}
+        assert legal(automaton, 0) == stepped(automaton, 0)
 
 
 @pytest.mark.parametrize("kind", range(len(WITHIN_STRINGS)))
@@ -705,7 +647,7 @@ def test_a_key_of_a_pattern_beside_one_that_may_be_any_is_no_name(monkeypatch):
     schema = {"anyOf": [some, {"type": "object", "patternProperties": {"^[ac-h]{1,3}$": {"type": "integer"}}, "additionalProperties": False}]}
     made = TokenAutomaton(begun("json_schema", json.dumps(schema)), vocabulary)
     key = made.dfa.step(made.start, b'{"')
-    assert allowed(made.mask(key)) == {i for i in range(len(vocabulary.tokens)) if made.next(key, i) >= 0}
+    assert legal(made, key) == stepped(made, key)
     assert [made.next(key, len(words.tokens) + i) >= 0 for i in range(4)] == [True, False, True, True]
 
 
