@@ -6,8 +6,9 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from lmc.backend.base import Backend
 
 _CACHE = Path("~/.cache/lmc")
-UNFINISHED = ".part-"
-"""Prefix of the name of a file in the cache directory that is being written."""
+_UNFINISHED = ".part-", ".tmp"
+"""Prefixes of names of files in the cache directory that are being written: by lmc, and by safetensors."""
+_ABANDONED = 3600.0
+"""Seconds without a change after which the writer of such a file counts as dead; one that works touches it all the time."""
 CHANNELS = ("ahead", "backend", "engine", "passes", "prefix", "schedule", "spec")
 PASSES = (
     "aggressive", "batch-forks", "canonicalize", "cse", "dce", "lower-chat", "lower-constraint", "plan-cache", "plan-prefix", "plan-speculation"
@@ -266,10 +269,16 @@ def cache_dir() -> Path:
 
 
 def cache_folder(name: str, otherwise: str) -> Path | None:
-    """Return a folder of the cache directory; None, after one log line that says what happens `otherwise`, when there can be none."""
+    """Return a folder of the cache directory; None, after one log line that says what happens `otherwise`, when there can be none.
+
+    What killed writers have left there is removed."""
     try:
         folder = cache_dir() / name
         folder.mkdir(exist_ok=True)
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError, PermissionError):  # another process removed it, or its writer has finished; it is another user's
+                if path.name.startswith(_UNFINISHED) and time.time() - path.stat().st_mtime > _ABANDONED:
+                    path.unlink()
     except OSError as error:
         import logging
 
@@ -282,7 +291,7 @@ def cache_folder(name: str, otherwise: str) -> Path | None:
 def replacing(path: Path) -> Iterator[str]:
     """Yield the name of an empty file beside `path`, which replaces it when the block ends: readers see the old file,
     none, or the whole new one. Its permissions are the process's default (umask), whatever the block has done."""
-    name = os.fspath(path.parent / f"{UNFINISHED}{uuid4().hex}")
+    name = os.fspath(path.parent / f"{_UNFINISHED[0]}{uuid4().hex}")
     with open(name, "xb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from lmc.config import (
     PASSES,
     Settings,
     cache_dir,
+    cache_folder,
     config,
     default_backend,
     from_environment,
@@ -168,3 +171,14 @@ def test_only_backends_can_be_the_default() -> None:
         set_default_backend(3)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="takes a backend such as"):
         set_default_backend(Mock)  # type: ignore[arg-type]
+
+
+def test_what_killed_writers_left_in_the_cache_goes_and_a_writer_at_work_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lmc.config.cache_dir", lambda: tmp_path)
+    folder, now = tmp_path / "things", time.time()
+    folder.mkdir()
+    for name, age in ((".part-old", 4000), (".tmpOld", 4000), (".part-new", 60), (".tmpNew", 60), ("other", 9999)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (now - age, now - age))
+    assert cache_folder("things", "nothing is kept") == folder
+    assert {p.name for p in folder.iterdir()} == {".part-new", ".tmpNew", "other"}

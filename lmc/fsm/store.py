@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 import unicodedata
 import zlib
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmc.config import UNFINISHED, cache_folder, replacing
+from lmc.config import cache_folder, replacing
 from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.tokens import AutomatonTables
 from lmc.fsm.vocabulary import Vocabulary
@@ -32,7 +31,6 @@ log = logging.getLogger("lmc.fsm")
 
 LIMIT = 256 << 20  # bytes of all files together
 _SUFFIX = ".safetensors"
-_ABANDONED = 3600.0  # seconds after which its writer counts as dead
 
 
 def default_store() -> Store | None:
@@ -97,9 +95,7 @@ class Store:
                 stat = path.stat()
             except FileNotFoundError:
                 continue  # another process was faster
-            if path.name.startswith(UNFINISHED) and time.time() - stat.st_mtime > _ABANDONED:
-                path.unlink(missing_ok=True)
-            elif path.name.endswith(_SUFFIX):
+            if path.name.endswith(_SUFFIX):
                 found.append((stat.st_mtime, stat.st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):

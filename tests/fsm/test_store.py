@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -143,15 +142,6 @@ def test_one_that_is_larger_than_the_folder_may_be_stays_alone(tmp_path):
     saved(tmp_path, "abc")
     store = saved(tmp_path, NAMES, limit=10)
     assert len(files(tmp_path)) == 1 and store.load(NAMES, small()[0]) is not None
-
-
-def test_what_killed_writers_left_is_cleared_away(tmp_path):
-    old, new = tmp_path / ".part-old", tmp_path / ".part-new"
-    for path in (old, new):
-        path.write_bytes(b"x")
-    os.utime(old, (time.time() - 7200,) * 2)
-    saved(tmp_path, "abc")
-    assert not old.exists() and new.exists()
 
 
 def test_without_a_cache_directory_there_is_one_log_line(tmp_path, caplog):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
-import os
 import re
 import shutil
 import sys
-import time
 import warnings
 from dataclasses import replace
 
@@ -514,18 +512,6 @@ def test_flipped_bits_are_noticed(small, fresh_cache, tmp_path, caplog):
             assert place.load() is None
         assert "its checksum does not fit its content" in caplog.text
     place.path.write_bytes(whole)
-    assert place.load() is not None
-
-
-def test_what_a_killed_writer_left_goes_and_a_writer_at_work_stays(small, fresh_cache, tmp_path):
-    place, content = entry(small.config, tmp_path)
-    place.store(content)
-    now = time.time()
-    for name, age in ((".part-old", 4000), (".tmpOld", 4000), (".part-new", 60), (".tmpNew", 60), ("other", 9999)):
-        (fresh_cache / name).write_bytes(b"half")
-        os.utime(fresh_cache / name, (now - age, now - age))
-    entry(small.config, tmp_path)
-    assert {p.name for p in fresh_cache.iterdir()} == {place.path.name, ".part-new", ".tmpNew", "other"}
     assert place.load() is not None
 
 

@@ -2,8 +2,7 @@
 
 The file holds the weights in the layout that the model runs and, in its header, config, tokenizer and chat template.
 Its name identifies the source (path, layout) and its state (size, time, first and last bytes, format version): a
-changed source is another file, and the outdated one is removed. Leftovers of a killed writer are removed by the next
-load that finds them older than an hour.
+changed source is another file, and the outdated one is removed.
 
 A checksum guards the copy against the disk: CRC-32 of every tensor, 0.1 s for 330 MB (a cryptographic digest takes
 0.2–0.4 s without adding protection: an attacker who can write here can write a digest too).
@@ -14,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.engine.models.config import ModelConfig, RopeScaling
-from lmc.config import UNFINISHED, cache_folder, replacing
+from lmc.config import cache_folder, replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +29,6 @@ log = logging.getLogger("lmc.models")
 
 FORMAT = 3  # change it whenever the content's meaning changes
 _PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
-_UNFINISHED = (UNFINISHED, ".tmp")  # name prefixes of files being written: by us, and by safetensors
-_ABANDONED = 3600.0  # seconds without a change after which the writer counts as dead
 
 
 @dataclass(frozen=True)
@@ -132,7 +128,6 @@ def entry(source: Path, layout: str) -> CacheEntry | None:
     folder = cache_folder("models", "every load converts the model again")
     if folder is None:
         return None
-    _remove_abandoned(folder)
     stat, place = source.stat(), source.resolve()
     family = f"{source.stem}-{layout}-{_digest(str(place).encode())}-"
     with source.open("rb") as file:
@@ -141,21 +136,6 @@ def entry(source: Path, layout: str) -> CacheEntry | None:
         last = file.read()
     state = _digest(f"{FORMAT} {stat.st_size} {stat.st_mtime_ns}".encode(), first, last)
     return CacheEntry(folder / f"{family}{state}.safetensors", source, family)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove leftovers of killed writers. A working writer touches its file all the time, so it is never removed."""
-    for path in folder.iterdir():
-        if not path.name.startswith(_UNFINISHED):
-            continue
-        try:
-            if time.time() - path.stat().st_mtime > _ABANDONED:
-                path.unlink()
-                log.info("%s: removed; a conversion was interrupted there", path)
-        except FileNotFoundError:
-            pass  # another process removed it, or its writer has finished
-        except OSError as error:
-            log.warning("%s: the rest of an interrupted conversion cannot be removed (%s)", path, error)
 
 
 def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
