@@ -7,11 +7,14 @@ import asyncio
 import configparser
 import contextlib
 import decimal
+import functools
 import graphlib
 import hmac
 import importlib
 import io
 import json
+import queue
+import random
 import string
 import subprocess
 import sys
@@ -267,21 +270,32 @@ def test_what_a_program_makes_of_the_library_is_made_again(program: Any, tmp_pat
 
 
 def finish(x: Any) -> None:
-    CALLS.append(("finish",))
     x.set() if isinstance(x, threading.Event | asyncio.Event) else x.prepare()
 
 
 @lmc.function
-def hands_out(s: Any, make: Any) -> Any:
+def hands_out(s: Any, call: Any, make: Any) -> Any:
     made = make()
     s += "q" + lmc.gen("a", max_tokens=2)
-    finish(made)
+    call(made)
     return s["a"]
 
 
+def draws(numbers: random.Random) -> float:
+    return numbers.random()
+
+
+def puts(items: queue.Queue[str]) -> None:
+    items.put("more")
+
+
+HANDED = [(finish, threading.Event), (finish, asyncio.Event), (finish, graphlib.TopologicalSorter),
+          (draws, functools.partial(random.Random, 5)), (puts, queue.Queue), (puts, queue.SimpleQueue)]  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
-@pytest.mark.parametrize("make", [threading.Event, asyncio.Event, graphlib.TopologicalSorter])
-def test_what_a_tool_does_to_such_an_object_ends_in_an_error_on_resuming(make: Any, tmp_path: Path) -> None:
-    hands_out.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
+@pytest.mark.parametrize(("call", "make"), HANDED)
+def test_what_a_tool_does_to_such_an_object_ends_in_an_error_on_resuming(call: Any, make: Any, tmp_path: Path) -> None:
+    hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
     with pytest.raises(JournalError, match="cannot be resumed"):
-        hands_out.run(make, backend=lmc.Mock(), journal=tmp_path / "j")
+        hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")

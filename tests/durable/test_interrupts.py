@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 import lmc
 from lmc.errors import ArgumentError, JournalError, ProgramError
-from tests.durable.resuming import lay, prefixes
 
 CALLS: list[str] = []
 
@@ -77,26 +76,6 @@ def test_a_run_ends_at_a_question_and_goes_on_with_the_answer(way: int, tmp_path
     assert state.ret_value[:2] == ("sent draft", "yes") and state.ret_value[3] == "sent mail"
     assert CALLS == ["draft", "mail"] and len(mock.call_log) == 1
     assert journal.runs()[0].status == "finished" and not journal.waiting()
-
-
-def test_it_is_resumed_behind_every_record(tmp_path: Path) -> None:
-    journal = lmc.Journal(tmp_path / "whole")
-    with pytest.raises(lmc.Interrupted):
-        mail.run("x", backend=lmc.Mock(), seed=1, journal=journal)
-    journal.answer("yes")
-    expected = mail.run("x", backend=lmc.Mock(), seed=1, journal=journal).ret_value
-    for data in prefixes(journal.path):
-        cut = lmc.Journal(tmp_path / "cut")
-        lay(cut.path, data)
-        for _ in range(9):
-            try:
-                state = lmc.compile(mail)("x", backend=lmc.Mock(), journal=cut)
-                break
-            except lmc.Interrupted:
-                cut.answer("yes")
-            except lmc.InDoubtEffect:
-                cut.retry()
-        assert state.ret_value == expected
 
 
 def test_a_program_that_swallows_it_goes_no_further(tmp_path: Path) -> None:

@@ -102,28 +102,6 @@ def test_every_cut_is_read_as_that_behind_the_last_whole_line(tmp_path: Path, mo
             assert found.records == at_line.records
 
 
-def _resumed_from(data: bytes, sizes: list[int], expected: Any, path: Path) -> None:
-    """Runs that are resumed from a journal of each size give what is expected, and call nothing that has a result."""
-    program = lmc.compile(cheap)
-    ways = [program, cheap.run]
-    for n, size in enumerate(sizes):
-        lay(path, data[:size])
-        effects = list(records.read(path).runs[0].effects.values()) if data.count(b"\n", 0, size) > 1 else []
-        CALLS.clear()
-        try:
-            assert seen(ways[n % 2]("é", backend=lmc.Mock(), seed=1, journal=path)) == expected
-        except InDoubtEffect:
-            assert [e.name for e in effects if e.outcome is None] == ["charge"] and not CALLS
-        else:
-            assert [c[0] for c in CALLS] == ["charge", "again"][sum(e.outcome is not None for e in effects) :]
-
-
-def test_cut_behind_any_line_and_within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, data = _cheap_journal(tmp_path / "j", monkeypatch)
-    ends = [n + 1 for n, byte in enumerate(data) if byte == ord("\n")]
-    _resumed_from(data, [0, *(size for end in ends for size in (end - 1, end, end + 1) if size <= len(data))], expected, tmp_path / "rest")
-
-
 @lmc.function
 def part(s: Any, of: str) -> Any:
     s += of + lmc.gen("p", max_tokens=3)

@@ -956,33 +956,6 @@ def test_methods_that_leave_something_outside_are_recorded_as_a_whole(tmp_path: 
     assert [e.name for e in records.read(tmp_path / "0").runs[0].effects.values()] == ["Tools.search", "Tools.again", "Tools.search"]
 
 
-def draws(numbers: random.Random) -> float:
-    return numbers.random()
-
-
-def puts(items: queue.Queue[str]) -> None:
-    items.put("more")
-
-
-@lmc.function
-def hands_out(s: Any, call: Any, make: Any) -> Any:
-    made = make()
-    s += "q" + lmc.gen("a", max_tokens=2)
-    call(made)
-    return s["a"]
-
-
-HANDED = [(draws, functools.partial(random.Random, 5)), (puts, queue.Queue), (puts, queue.SimpleQueue)]
-
-
-@pytest.mark.parametrize(("call", "make"), HANDED)
-def test_what_a_tool_does_to_such_an_object_ends_in_an_error_on_resuming(call: Any, make: Any, tmp_path: Path) -> None:
-    with pytest.warns(lmc.JournalWarning, match="cannot hold what it did to a"):
-        hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
-    with pytest.raises(JournalError, match="cannot be resumed"):
-        hands_out.run(call, make, backend=lmc.Mock(), journal=tmp_path / "j")
-
-
 def test_what_a_tool_writes_to_an_outside_object_is_its_effect(tmp_path: Path) -> None:
     out = io.StringIO()
 
