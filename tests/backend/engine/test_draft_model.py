@@ -17,8 +17,8 @@ from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
 from lmc.segments import Gen, SamplingParams, Text
-from tests.backend.engine.test_ahead import WORDS, gen, random_ask, seen_of
-from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, automata, next_token, run_cancelling, stepped
+from tests.backend.engine.test_ahead import WORDS, Traffic, gen
+from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, next_token, stepped
 from tests.searching import size
 
 pytestmark = pytest.mark.model
@@ -110,32 +110,18 @@ def test_behind_a_wrong_guess_it_goes_on_from_what_was_said(runs):
 
 
 @pytest.mark.search
-def test_random_answers_are_those_without_it(monkeypatch):
-    """In pools that are too small, its own too; constrained, cancelled, preempted, in two namespaces, by a model that is often wrong."""
-
-    def answers(runs, model) -> list[object]:
-        engine, core = stepped(
-            slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts="off" if model is None else most,
-            draft_model=model,
-        )  # fmt: skip
-        handles = run_cancelling(engine, core, chains, cancelled)
-        counted.append((core.counters().preemptions, core.counters().accepted_tokens))
-        engine.flush_cache()
-        engine.check()
-        assert model is None or (model._pool.free_count == model._slots and not model._known), "nothing is kept of what has ended"
-        return [seen_of(r) for handle, when in zip(handles, cancelled, strict=True) if when is None for r in handle.results]
-
-    counted: list[tuple[int, int]] = []
+def test_random_answers_are_those_without_it():
+    """In pools that are too small, its own too; by a model that is often wrong."""
+    preempted = accepted = 0
     for seed in range(size(8, 300)):
-        rng = Random(seed)
-        chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.choice([rng.randint(1, 7), rng.randint(9, 12)]))]
-        cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
-        slots, chunk, max_batch = rng.choice([145, 160, 800]), rng.choice([6, 12, 64]), rng.choice([2, 7, 32])
-        expected, most = answers(Copies, None), rng.choice([1, 2, 5, 16, "auto"])
+        traffic = Traffic(seed)
+        expected, rng = traffic.said(Copies), traffic.rng
+        most = rng.choice([1, 2, 5, 16, "auto"])
         for runs in (Copies, CopiesAhead):
             model = small_of(rng.choice([30, 90, 150, 1000]), rng.choice([0.0, 0.2, 1.0]), rng.choice([20, 1000]), rng.choice([1, 5, 64]))
-            assert answers(runs, model) == expected, (seed, runs, most)
-    preempted, accepted = map(sum, zip(*counted, strict=True))
+            assert traffic.said(runs, drafts=most, draft_model=model) == expected, (seed, runs, most)
+            assert model._pool.free_count == model._slots and not model._known, "nothing is kept of what has ended"
+        preempted, accepted = preempted + traffic.preempted, accepted + traffic.accepted
     assert preempted > 0 and accepted > 100
 
 
@@ -257,18 +243,21 @@ def expected(pair):
 
 
 @pytest.mark.parametrize(
-    ("same_model", "ahead", "drafts"), [(False, False, 1), (False, True, 6), (False, False, "auto"), (True, False, 6), (True, True, "auto")]
+    ("model", "ahead", "drafts"),
+    [("small", False, 1), ("small", True, 6), ("small", False, "auto"), ("same", False, 6), ("same", True, "auto"),
+     ("none", False, 3), ("none", True, 3), ("none", False, 12), ("none", True, "auto")],
 )
-def test_answers_are_the_same(k, pair, expected, same_model, ahead, drafts):
-    """Sampled, penalised, constrained, scored, stopped; by a model that knows nothing, and by one that knows all."""
-    with lmc.Engine(pair[0], max_tokens=4096, drafts=drafts, draft_model=pair[0 if same_model else 1], **OPTIONS) as engine:
+def test_answers_are_the_same(k, pair, expected, model, ahead, drafts):
+    """Sampled, penalised, constrained, scored, stopped; waited for, and as a device does it, with the references for kernels; by a model that knows
+    nothing, by one that knows all, and by none."""
+    with lmc.Engine(pair[0], max_tokens=4096, drafts=drafts, draft_model={"small": pair[1], "same": pair[0], "none": None}[model], **OPTIONS) as engine:
         if ahead:
             engine._core._runner = ahead_runner(engine._core._runner, k.slow)
         same(said(engine), expected)
         counters = engine.counters()
         if drafts != "auto":
             assert counters.accepted_tokens > 100
-            if same_model:
+            if model == "same":
                 assert counters.accepted_tokens > 0.85 * counters.drafted_tokens, "it draws as the answer does, at every temperature"
 
 

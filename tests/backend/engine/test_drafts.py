@@ -20,7 +20,7 @@ from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN
 from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Gen, Text
-from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, answers, gen, random_ask, seen_of
+from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, Traffic, answers, gen, seen_of
 from tests.backend.engine_fakes import Copies, CopiesAhead, FakeAheadRunner, FakeRunner, automata, backend, run_cancelling, stepped
 from tests.searching import apart, size, some
 
@@ -63,30 +63,14 @@ def test_what_is_cached_behind_an_answer_is_what_is_without_drafts(runs, name):
 
 @apart
 def test_random_answers_are_those_without_drafts(monkeypatch):
-    """In pools that are too small for all of them, some of them under constraints, some cancelled, in two namespaces; forks and batches."""
-
-    def said(runs, drafts) -> list[object]:
-        engine, core = stepped(slots, chunk=chunk, max_batch=max_batch, compiler=automata(WORDS), runs=runs, max_context=140, drafts=drafts)
-        handles = run_cancelling(engine, core, chains, cancelled)
-        counted.append((core.counters().preemptions, core.counters().accepted_tokens))
-        assert core.counters().accepted_tokens <= core.counters().drafted_tokens
-        kept = [handle for handle, when in zip(handles, cancelled, strict=True) if when is None]
-        stats = engine.stats()
-        assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
-        return [seen_of(r) for handle in kept for r in handle.results]
-
-    counted: list[tuple[int, int]] = []
+    preempted = accepted = 0
     for seed in range(size(0, 400)) or (3, 5, 8, 11):  # some of these are preempted
-        rng = Random(seed)
-        chains = [[random_ask(rng) for _ in range(rng.randint(1, 3))] for _ in range(rng.choice([rng.randint(1, 7), rng.randint(9, 16)]))]
-        cancelled = [rng.randint(1, 40) if rng.random() < 0.15 else None for _ in chains]
-        slots, chunk, max_batch = rng.choice([145, 160, 800]), rng.choice([6, 12, 64]), rng.choice([2, 7, 32])
-        monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", rng.choice([0.0, 0.3, 1.0]))
-        expected = said(Copies, "off")
-        drafts = rng.choice([1, 2, 5, 16, "auto"])
+        traffic = Traffic(seed)
+        monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", traffic.rng.choice([0.0, 0.3, 1.0]))
+        expected, drafts = traffic.said(Copies), traffic.rng.choice([1, 2, 5, 16, "auto"])
         for runs in RUNS:
-            assert said(runs, drafts) == expected, (seed, runs, drafts)
-    preempted, accepted = map(sum, zip(*counted, strict=True))
+            assert traffic.said(runs, drafts=drafts) == expected, (seed, runs, drafts)
+        preempted, accepted = preempted + traffic.preempted, accepted + traffic.accepted
     assert preempted > 0 and accepted > 100
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmc.segments import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine.test_device_automata import CONSTRAINTS, ahead_runner, folder, k
+from tests.backend.engine.test_device_automata import CONSTRAINTS, folder, k
 from tests.searching import TIMES
 
 pytestmark = pytest.mark.model
@@ -47,22 +47,6 @@ def same(found, expected) -> None:
             if mine is not None:  # to what a product of more rows rounds otherwise
                 assert [t[1:] for t in mine] == [t[1:] for t in their]
                 assert [t[0] for t in mine] == pytest.approx([t[0] for t in their], abs=2e-3)
-
-
-@pytest.mark.parametrize("drafts", [3, 12, "auto"])
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_small_random_model_says_the_same(k, folder, ahead, drafts):
-    """Waited for, and as a device does it, with the references for kernels."""
-    import lmc
-
-    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=4096, canonical=False, drafts="off") as engine:
-        expected = said(engine)
-        if ahead:
-            engine._core._runner = ahead_runner(engine._core._runner, k.slow)
-        engine.drafts = drafts
-        same(said(engine), expected)
-        if drafts != "auto":
-            assert engine.counters().accepted_tokens > 100
 
 
 @pytest.mark.parametrize("temperature", [0.8, 0.0][: None if TIMES else 1])

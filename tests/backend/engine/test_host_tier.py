@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -14,12 +13,12 @@ from hypothesis.stateful import rule
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy, host_size
 from lmc.backend.engine.runs import Runs
-from lmc.errors import ParameterError, PromptTooLongError
+from lmc.errors import ParameterError
 from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
 from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
-from tests.searching import TIMES, apart, examples, size, some
+from tests.searching import apart, examples, size, some
 
 
 def gen(n: int) -> Gen:
@@ -342,59 +341,6 @@ def test_it_belongs_to_runs(policy):
     assert host_size(None, policy) == host_size(0, policy) == 0
     with pytest.raises(ParameterError, match="host_memory needs"):
         host_size(1 << 30, policy)
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.search
-@pytest.mark.parametrize("seed", range(size(1, 40)))
-def test_talks_at_random(seed, ahead):
-    """Many that go on late, end, or are cancelled, in a pool with room for three of them, while copies take their time and fail. The fake model
-    looks at what every slot that it reads holds."""
-    rng, clock = Random(seed), Clock()
-    engine, core = stepped(300, host=900, max_context=150, chunk=40, max_batch=6, now=clock, **({"runs": FakeAheadRunner} if ahead else {}))
-    mover, talks = mover_of(core), list[tuple[ProgramRun | None, Any]]()
-    for step in range(400 if TIMES else 150):
-        match rng.choices(["begin", "go on", "end", "cancel", "late", "fail", "flush", "time"], [20, 60, 8, 4, 6, 3, 0.3, 8])[0]:
-            case "begin":
-                run = ProgramRun("talk") if rng.random() < 0.7 else None
-                text = rng.choice("xyz") * rng.randint(10, 25) + f"{step}" + "o" * rng.randint(0, 40)
-                talks.append((run, engine.submit(None, [Text((text,)), gen(3)], Hints(run=run))))
-            case "go on" if talks:
-                i = rng.randrange(len(talks))
-                run, handle = talks[i]
-                try:
-                    talks[i] = run, engine.submit(handle, [Text(("more " * rng.randint(1, 2),)), gen(3)], Hints(run=run))
-                except PromptTooLongError:
-                    pass
-            case "end" if talks:
-                run, _ = talks.pop(rng.randrange(len(talks)))
-                if run is not None:
-                    run.end()
-            case "cancel" if talks:
-                run, handle = talks.pop(rng.randrange(len(talks)))
-                handle.cancel()
-                if run is not None:
-                    run.end()
-            case "late":
-                mover.late = rng.randint(0, 6)
-            case "fail":
-                mover.fail = RuntimeError("no copy") if rng.random() < 0.3 else None
-            case "flush":
-                engine.flush_cache()
-            case _:
-                clock.now += rng.choice([0.1, 3.0])
-        for _ in range(rng.choice([0, 1, 3, 12])):
-            core.turn()
-        engine.check()
-    for run, _ in talks:
-        if run is not None:
-            run.end()
-    drain(core)
-    engine.check()
-    stats = engine.stats()
-    assert stats["running"] == stats["waiting"] == stats["open_runs"] == 0
-    assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
-    assert stats["host_hits"] > 0 and stats["parked_leases"] > 0
 
 
 class AnythingWithAHost(AnythingTalked):
