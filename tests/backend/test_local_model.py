@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lmc.backend.local_model import Engine
-from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Special, Text
+from lmc.segments import ChoicesMethod, Constraint, Gen, SamplingParams, Select, Text
 
 pytestmark = pytest.mark.model
 
@@ -64,16 +64,6 @@ def test_greedy_in_a_mixed_batch_equals_a_plain_loop(engine):
             assert float(row.max() - row[token]) <= 0.1
 
 
-def test_a_small_pool_gives_the_same_text(tiny_smollm2):
-    texts = []
-    for slots in (120, 3000):
-        with Engine(tiny_smollm2, max_tokens=slots, chunk=32, max_batch=4) as engine:
-            handles = [engine.submit(None, [Text((f"Question {i}: why {i}? " * 4,)), gen(8)]) for i in range(6)]
-            texts.append([h.results[0].output().text for h in handles])
-            engine.check()
-    assert texts[0] == texts[1]
-
-
 REGEXES = [
     r'\{"grade": "[ABCD][+-]?", "why": "[\w ]{1,30}"\}',
     r"[-+]?[0-9]+",
@@ -95,14 +85,6 @@ def test_answers_match_their_regex(engine, temperature):
             assert re.fullmatch(regex, out.text, re.ASCII), out
         else:
             assert len(out.text) > 0
-
-
-def test_a_json_schema(engine):
-    import json
-
-    schema = '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
-    out = engine.submit(None, [Text(("A person as JSON: ",)), gen(60, Constraint("json_schema", schema))]).results[0]
-    assert set(json.loads(out.output().text)) == {"name", "age"}
 
 
 @pytest.mark.parametrize("method", list(ChoicesMethod))
@@ -141,14 +123,6 @@ def test_the_prompts_logprobs_equal_a_plain_pass(engine):
         assert all(float(row[i]) == pytest.approx(lp, abs=0.02) for lp, i, _ in best)
 
 
-def test_plain_text_never_becomes_a_special_token(engine):
-    with pytest.warns(UserWarning, match="special"):
-        handle = engine.submit(None, [Text(("a<|im_end|>b", Special("<|im_end|>"))), gen(1)])
-    end = engine.tokenizer.id_of("<|im_end|>")
-    assert engine.prompt_ids(handle).count(end) <= 2
-    assert engine.prompt_ids(handle)[:2] != [engine.tokenizer.encode(("a",))[0], end]
-
-
 def test_32_programs_compute_their_shared_prefix_once(engine):
     engine.flush_cache()
     before = engine.counters()
@@ -159,15 +133,6 @@ def test_32_programs_compute_their_shared_prefix_once(engine):
     used = engine.counters() - before
     assert used.prefill_optimality >= 0.99
     assert used.cached_tokens > 0.8 * used.prompt_tokens
-
-
-def test_seeds_do_not_depend_on_company(engine):
-    ask = gen(12, temperature=0.9, top_p=0.9, seed=11)
-    alone = engine.submit(None, [Text(("A short poem:",)), ask]).results[0].output().text
-    company = [engine.submit(None, [Text((f"A poem of {i}:",)), gen(12, temperature=1.0, seed=i)]) for i in range(5)]
-    again = engine.submit(None, [Text(("A short poem:",)), ask])
-    assert again.results[0].output().text == alone
-    assert all(h.results[0].output().text is not None for h in company)
 
 
 @pytest.mark.parametrize(("device", "gib", "expected"), [("cpu", 0, (64, 512)), ("cuda", 24, (512, 2048)), ("cuda", 80, (512, 4096))])

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -120,11 +119,6 @@ def test_runs_are_repeatable_unless_they_are_told_otherwise() -> None:
     assert items[0] == first != items[1]
     other = Mock(capabilities=replace(CAPABILITIES, seed=None))
     assert program.run(backend=other).ret_value != program.run(backend=other).ret_value
-
-
-def test_seed_matters_above_temperature_zero() -> None:
-    drawn = {answer(Mock(), "a", gen(temperature=1.0, seed=seed)) for seed in range(8)}
-    assert len(drawn) == 8
 
 
 def test_how_text_is_cut_does_not_matter() -> None:
@@ -259,66 +253,8 @@ def test_what_the_dialect_refuses_is_refused_at_once_with_its_place(source: str)
     assert caught.value.message == dialect.value.message
 
 
-def test_a_pattern_in_a_schema_is_of_the_same_dialect() -> None:
-    schema = json.dumps({"type": "string", "pattern": r"^(a)\1$"})
-    with pytest.raises(ConstraintError, match=r"^prog.py:3: .*back-references"):
-        Mock().submit(None, (gen(constraint=Constraint("json_schema", schema)),))
-
-
 def test_unicode_classes_where_they_are_asked_for() -> None:
     assert re.fullmatch(r"(?u)é\w{3}", answer(Mock(), "p", gen(constraint=Constraint("regex", r"(?u)é\w{3}"))))
-
-
-def linked(x: Any) -> bool:
-    """A chain of objects that ends in null or in nothing."""
-    return x is None or (isinstance(x, dict) and set(x) <= {"next"} and linked(x.get("next")))
-
-
-SCHEMAS: list[tuple[Any, Callable[[Any], bool]]] = [
-    ({"type": "integer", "minimum": 3, "maximum": 5}, lambda x: x in (3, 4, 5)),
-    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, lambda x: 0 < x <= 1),
-    ({"type": "integer", "maximum": -7, "multipleOf": 5}, lambda x: x <= -7 and x % 5 == 0),
-    (
-        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 2},
-        lambda x: list(map(type, x)) == [bool, bool],
-    ),
-    ({"type": "array", "prefixItems": [{"const": 1}, {"type": "null"}], "items": False}, lambda x: x == [1, None][: len(x)]),
-    ({"enum": ["a", 2, None]}, lambda x: x in ("a", 2, None)),
-    ({"type": "string", "pattern": "^[a-f]{3}$"}, lambda x: re.fullmatch("[a-f]{3}", x) is not None),
-    ({"type": "string", "pattern": r"a\$"}, lambda x: "a$" in x),
-    ({"type": "string", "minLength": 12}, lambda x: len(x) >= 12),
-    ({"anyOf": [{"type": "null"}, {"type": "string", "maxLength": 2}]}, lambda x: x is None or len(x) <= 2),
-    ({"type": ["integer", "null"], "minimum": 4}, lambda x: x is None or x >= 4),
-    (
-        {
-            "type": "object",
-            "title": "Person",
-            "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/node"}},
-            "required": ["name"],
-            "additionalProperties": False,
-            "$defs": {"node": {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}]}},
-        },
-        lambda x: isinstance(x["name"], str) and linked(x.get("next")),
-    ),
-]
-
-
-@pytest.mark.parametrize(("schema", "holds"), SCHEMAS)
-def test_schema_answers_are_instances(schema: Any, holds: Callable[[Any], bool]) -> None:
-    for seed in range(20):
-        found = json.loads(member_of("json_schema", json.dumps(schema), b"%d" % seed))
-        assert holds(found), found
-
-
-def test_schema_answers_have_the_parts_asked_for() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"a": {"type": "integer", "minimum": 1, "maximum": 3}, "b": {"enum": ["x"]}},
-        "required": ["a", "b"],
-    }
-    found = json.loads(answer(Mock(), "p", gen(constraint=Constraint("json_schema", json.dumps(schema)))))
-    assert found["a"] in (1, 2, 3)
-    assert found["b"] == "x"
 
 
 def test_what_a_schema_cannot_enforce_is_refused_by_name() -> None:
@@ -374,14 +310,6 @@ def test_a_grammar_without_any_text_is_refused() -> None:
         Mock().submit(None, (gen(constraint=Constraint("lark", 'start: "a" start')),))
 
 
-@search(9, 60)
-@given(st.binary(min_size=1, max_size=8), st.sampled_from(REGEXES))
-def test_samples_are_members_and_depend_on_the_digest_alone(digest: bytes, source: str) -> None:
-    found = sample_regex(source, digest)
-    assert re.fullmatch(source, found, re.ASCII)
-    assert found == sample_regex(source, digest)
-
-
 @pytest.mark.parametrize("source", [r"(?=.*\d)(?!.*ab)[a-c0-9]{3,9}", r"\bab\b( \w+)?", r"(?m)^a$\n^b+$"])
 def test_look_around_is_drawn_from_too(source: str) -> None:
     found = {sample_regex(source, b"%d" % seed) for seed in range(20)}
@@ -420,12 +348,6 @@ def test_an_answer_to_whose_schema_no_end_fits_is_cut_and_searched_for_an_end_on
     schema = Constraint("json_schema", '{"type": "string", "minLength": 3000}')
     output = Mock().submit(None, (gen(max_new_tokens=1000, constraint=schema),)).results[0].output()
     assert len(output.text) == 1000 and output.metas[0]["finish_reason"] == {"type": "length", "length": 1000}
-
-
-@pytest.mark.parametrize("source", ["{", "[" * 100_000])
-def test_what_is_no_json_is_refused_as_a_schema(source: str) -> None:
-    with pytest.raises(ConstraintError, match=r"json_schema is (not JSON|nested too deep)"):
-        member_of("json_schema", source, b"0")
 
 
 # -- select
@@ -544,14 +466,6 @@ def test_answers_stream_in_a_few_pieces() -> None:
     pieces = list(mock.submit(None, (gen(),)).results[0].stream())
     assert "".join(pieces) == "one two three"
     assert len(pieces) == 3
-    mock.close()
-
-
-def test_latency_of_one_ask() -> None:
-    mock = Mock(latency=lambda ask: 0.05 if ask.name == "slow" else 0.0)
-    slow, quick = mock.submit(None, (gen(name="slow"),)), mock.submit(None, (gen(name="quick"),))
-    assert quick.results[0].done
-    assert not slow.results[0].done
     mock.close()
 
 

@@ -221,8 +221,15 @@ def long_text(rng: random.Random, pieces: int) -> str:
     return "".join(rng.choice(words) + rng.choice(spaces) for _ in range(pieces))
 
 
-def check_blocks(tokens: Tokenizer, seeds: int) -> None:
-    for seed in range(seeds):
+@pytest.fixture(params=["tiny", pytest.param("smollm", marks=pytest.mark.model)])
+def vocabulary(request):
+    """Each of them; and how often texts are tried: the small model is the one of which much is expected."""
+    return (tiny(), 12) if request.param == "tiny" else (request.getfixturevalue("smollm"), 40)
+
+
+def test_blocks_of_a_long_text_have_its_ids(vocabulary):
+    tokens, seeds = vocabulary
+    for seed in range(seeds // 2):
         text = long_text(random.Random(seed), 1200)
         blocks = tokens.blocks(text)
         assert len(blocks) > 2 and "".join(blocks) == text
@@ -231,17 +238,9 @@ def check_blocks(tokens: Tokenizer, seeds: int) -> None:
         assert longer[: len(blocks) - 1] == blocks[:-1]  # what comes later moves no earlier cut
 
 
-def test_blocks_of_a_long_text_have_its_ids(tokens):
-    check_blocks(tokens, 10)
-
-
-@pytest.mark.model
-def test_blocks_of_a_long_text_have_its_ids_in_the_small_model(smollm):
-    check_blocks(smollm, 20)
-
-
-def check_words(tokens: Tokenizer, monkeypatch) -> None:
+def test_known_words_have_the_ids_of_the_text(vocabulary, monkeypatch):
     """Words that are looked up, and few of which are known at once, have the ids that the vocabulary gives the whole text."""
+    tokens, _ = vocabulary
     for most in (1 << 16, 5):
         monkeypatch.setattr(tokenizer, "_MOST_WORDS", most)
         for seed in range(60):
@@ -252,15 +251,6 @@ def check_words(tokens: Tokenizer, monkeypatch) -> None:
         assert tokens._words
 
 
-def test_known_words_have_the_ids_of_the_text(tokens, monkeypatch):
-    check_words(tokens, monkeypatch)
-
-
-@pytest.mark.model
-def test_known_words_have_the_ids_of_the_text_in_the_small_model(smollm, monkeypatch):
-    check_words(smollm, monkeypatch)
-
-
 def test_where_an_added_token_takes_spaces_no_words_are_looked_up():
     raw = tiny().raw
     raw.add_tokens([AddedToken("<pad>", special=False, lstrip=True, rstrip=True)])
@@ -268,8 +258,9 @@ def test_where_an_added_token_takes_spaces_no_words_are_looked_up():
     assert quiet(tokens, [text]) == raw.encode(text, add_special_tokens=False).ids and not tokens._words
 
 
-def check_parts(tokens: Tokenizer, seeds: int) -> None:
+def test_parts_of_a_text_have_its_ids(vocabulary):
     """However a text is cut into parts, also within words and characters that belong together: its ids are its own."""
+    tokens, seeds = vocabulary
     encoder = Encoder(tokens, capacity=5000)
     for seed in range(seeds):
         rng = random.Random(seed)
@@ -282,10 +273,6 @@ def check_parts(tokens: Tokenizer, seeds: int) -> None:
                 warnings.simplefilter("ignore")
                 assert encoder.encode(parts, at_start=True).tolist() == expected
         assert encoder._held == sum(len(piece) for piece, _ in encoder._known) <= 5000
-
-
-def test_parts_of_a_text_have_its_ids(tokens):
-    check_parts(tokens, 12)
 
 
 def test_only_a_text_that_begins_like_another_is_cut_into_blocks(monkeypatch):
@@ -306,11 +293,6 @@ def test_only_a_text_that_begins_like_another_is_cut_into_blocks(monkeypatch):
     assert calls(shared + "two") == blocks, "now its blocks are kept"
     assert calls(shared + "three") == 1, "the last, which no other has"
     assert calls(shared + "one") == 0
-
-
-@pytest.mark.model
-def test_parts_of_a_text_have_its_ids_in_the_small_model(smollm):
-    check_parts(smollm, 60)
 
 
 def test_a_vocabulary_that_may_merge_across_words_is_not_cut():

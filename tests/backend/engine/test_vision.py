@@ -72,15 +72,6 @@ def test_forks_share_a_picture(pair):
         engine.check()
 
 
-def test_selects_see_the_picture(pair):
-    with pair.engine() as engine, pair.engine(cache="off") as alone:
-        for source in (A, B, C):
-            ask = [Text(("Look: ",)), Image(source), Text(("Grade: ",)), Select(("A", "B+", "C-"))]
-            found, expected = (each.submit(None, ask).results[0].output().metas[0] for each in (engine, alone))
-            np.testing.assert_allclose(found["normalized_prompt_logprobs"], expected["normalized_prompt_logprobs"], atol=1e-4)
-        engine.check()
-
-
 def test_log_probabilities_of_a_prompt_leave_pictures_out(pair):
     scored = Gen(SamplingParams(max_new_tokens=2, temperature=0.0, return_logprob=True, logprob_start_len=0, return_text_in_logprobs=True))
     with pair.engine() as engine:
