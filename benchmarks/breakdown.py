@@ -146,6 +146,10 @@ class _Flight:
     def over(self) -> bool:
         return self._flight.over
 
+    @property
+    def seconds(self) -> float:
+        return self._flight.seconds
+
     def result(self) -> Any:
         with self._clocks.part("device"):
             found = self._flight.result()

@@ -89,6 +89,7 @@ class LocalBackend:
             adapters=self._adapters,
         )  # fmt: skip
         self._recorded: Callable[[str], str | None] | None = None
+        self._scripts: dict[bytes, np.ndarray | None] = {}  # by prompts
         self._trial: LocalHandle | None = None  # of an engine whose last pass failed
         self._lock = threading.Lock()  # states of steps and their pending lists, groups
         self._groups: weakref.WeakValueDictionary[tuple[int, ...], Group] = weakref.WeakValueDictionary()
@@ -268,7 +269,7 @@ class LocalBackend:
 
         A constrained gen's text must be one that its constraint allows.
         """
-        self._recorded = answers
+        self._recorded, self._scripts = answers, {}
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's current state."""
@@ -415,10 +416,14 @@ class LocalBackend:
         return self._builder.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(feeder(ref), hearer(ref)), answered)
 
     def _script(self, req: Request) -> np.ndarray | None:
-        text = None if self._recorded is None else self._recorded(self._words.decode(self._builder.results.spelled(req.prompt), with_specials=True))
-        if text is None:
+        """Return the tokens recorded for its prompt. Looked up once: it takes as long as what else the host does for a request."""
+        if self._recorded is None:
             return None
-        return np.array([*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]], np.int32)
+        if (prompt := req.prompt.tobytes()) not in self._scripts:
+            text = self._recorded(self._words.decode(self._builder.results.spelled(req.prompt), with_specials=True))
+            ids = None if text is None else [*self._words.encode((text,), at_start=False), self._words.eos_token_ids[0]]
+            self._scripts[prompt] = None if ids is None else np.array(ids, np.int32)
+        return self._scripts[prompt]
 
     @staticmethod
     def _tag(req: Request, step: Step) -> None:

@@ -254,10 +254,12 @@ class FakeAheadRunner(FakeRunner):
         self.launched = 0
         self._prepared: ModelPass | None = None
         self._early: ModelPass | None = None
-        self.begun = self.continued = 0  # passes that began before they were planned, and of these, those that were planned as they began
+        # passes that began before they were planned; of these, those that were foreseen, and those that were planned as they began
+        self.begun = self.foreseen = self.continued = 0
+        self._foreseen = False
 
     def prepare(self, work: ModelPass) -> bool:
-        assert self.flying == 1
+        self._foreseen = self.flying == 1
         assert all(PENDING not in span.ids for span in work.spans)
         self._prepared = work
         return True
@@ -266,6 +268,7 @@ class FakeAheadRunner(FakeRunner):
         assert self._prepared is not None and not self.flying
         self._early, self._prepared = self._prepared, None
         self.begun += 1
+        self.foreseen += self._foreseen
         self._write(self._early)
 
     def known(self, req: Request, ids: np.ndarray, at: int) -> np.ndarray:
@@ -320,17 +323,17 @@ class CopiesAhead(Copies, FakeAheadRunner): ...
 
 
 class FakeFlight:
-    over = True
+    over, seconds = True, 0.0
 
     def __init__(self, runner: FakeAheadRunner, output: PassOutput) -> None:
         self._runner, self._output = runner, output
 
-    def result(self) -> tuple[PassOutput, float]:
+    def result(self) -> PassOutput:
         self._runner.flying -= 1
         if self._runner.fail_result is not None:
             error, self._runner.fail_result = self._runner.fail_result, None
             raise error
-        return self._output, 0.0
+        return self._output
 
 
 class FakeMover:

@@ -34,7 +34,7 @@ from lmc.backend.engine.kernels.pieces import Partials, Widened
 from lmc.backend.engine.kv_fp8 import Fp8Rows
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs
-from lmc.backend.engine.model_runner import ModelRunner, adapters_of, positions_of, read, tokens_of, wanted_rows
+from lmc.backend.engine.model_runner import ModelRunner, adapters_of, index_of, positions_of, read, tokens_of, wanted_rows
 from lmc.backend.engine.models.fp8 import Fp8
 from lmc.backend.engine.models.fused import Attention, FusedLlama, Inputs
 from lmc.backend.engine.models.llama import LlamaModel
@@ -128,7 +128,8 @@ class CudaRunner(ModelRunner):
         self._graphs: dict[tuple[int, bool, bool], _Captured] = {}
         self._memory = torch.cuda.graph_pool_handle()
         self._staged = torch.cuda.Event()
-        self._begun = torch.cuda.Event(enable_timing=True)  # when the device reads the staged data
+        self._stream = torch.cuda.current_stream(model.device)  # found once: the device may wait for who records an event
+        self._begun = self._mark()  # when the device reads the staged data
         self._sampled = torch.zeros(_MOST_SAMPLES, dtype=torch.int32, device=model.device)  # by the pass launched last
         self._places: dict[Request, int] = {}  # index in it
         self._prepared: _Prepared | None = None
@@ -171,9 +172,9 @@ class CudaRunner(ModelRunner):
     @torch.inference_mode()
     def launch(self, work: ModelPass) -> Flight:
         """Launch a pass, see AheadRunner. Its scores come with it."""
-        wanted, index = wanted_rows(work)
-        self._begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        wanted = wanted_rows(work)
         logits = self.logits(work, wanted)
+        index = index_of(wanted)
         scores = self._scores(logits, work, index)
         draws, n = work.draws, len(work.samples)
         self._places = {req: i for i, (_, req) in enumerate(work.samples)}
@@ -181,32 +182,29 @@ class CudaRunner(ModelRunner):
         if draws:
             drawn = self._sampler.sample_ahead(logits, [index[row] for row, _ in draws], [req for _, req in draws])
             self._sampled[:n] = drawn.tokens[:n].clamp_min(0)  # any embedding will do
-        flight = CudaFlight(drawn and drawn.leave(), scores and scores.leave(), self._begun, ended)
-        ended.record()
-        return flight
+        left = drawn and drawn.leave(), scores and scores.leave()
+        return CudaFlight(*left, self._begun, self._mark())
 
     @torch.inference_mode()
     def prepare(self, work: ModelPass) -> bool:
         """Stage a pass, see EagerRunner: what it is staged over has been read when the device comes to it."""
-        wanted, _ = wanted_rows(work)
-        layout = _arranged(work, wanted, [], self._tiled.many)
-        bucket = next((b for b in self.buckets if b >= work.rows), None)
-        if bucket is None or self._seen(layout.spans) is not None:
+        layout = _arranged(work, wanted_rows(work), [], self._tiled.many)
+        if work.rows > self.buckets[-1] or self._seen(layout.spans) is not None:
             return False
+        bucket = self._bucket(work.rows)
         plan = self._plan(layout, len(layout.spans), bucket)
         if not self._fits_graph(plan, bucket):
             return False
         captured, last = self._put(work.rows, layout, plan, bucket)
         self._stage.send(last)
-        self._staged.record()
+        self._staged.record(self._stream)
         self._prepared = _Prepared(work, captured)
         return True
 
     @torch.inference_mode()
     def begin(self) -> None:
         assert self._prepared is not None
-        self._prepared.begun = torch.cuda.Event(enable_timing=True)
-        self._prepared.begun.record()
+        self._prepared.begun = self._mark()
         self._prepared.captured.graph.replay()
 
     def run(self, work: ModelPass) -> PassOutput:
@@ -223,11 +221,20 @@ class CudaRunner(ModelRunner):
         layout = _arranged(work, wanted, self._groups(work), self._tiled.many)
         seen = self._seen(layout.spans)
         if rows <= self.buckets[-1] and seen is None:
-            bucket = next(b for b in self.buckets if b >= rows)
+            bucket = self._bucket(rows)
             plan = self._plan(layout, len(layout.spans), bucket)
             if self._fits_graph(plan, bucket):
                 return self._replay(work.rows, layout, plan, bucket)
         return self._launch(work.rows, layout, rows, seen)
+
+    def _bucket(self, rows: int) -> int:
+        return self.buckets[bisect_left(self.buckets, rows)]
+
+    def _mark(self) -> torch.cuda.Event:
+        """Return an event behind what has been launched."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._stream)
+        return event
 
     def _fits_graph(self, plan: Plan, rows: int) -> bool:
         fits = len(plan.indices) <= _MOST_INDICES and plan.wide.size <= self._stage.capacity("wide") and plan.indptr[-1] <= self._partials.capacity
@@ -242,7 +249,7 @@ class CudaRunner(ModelRunner):
     def _replay(self, known: int, layout: _SpanLayout, plan: Plan, rows: int) -> Tensor:
         captured, last = self._put(known, layout, plan, rows)
         self._send(self._stage, last)
-        self._staged.record()
+        self._staged.record(self._stream)
         captured.graph.replay()
         return self._fused.logits(captured.hidden(len(layout.wanted)))
 
@@ -289,7 +296,7 @@ class CudaRunner(ModelRunner):
 
     def _send(self, stage: StagingBuffer, last: int) -> None:
         """Send the staged data: the pass begins here, until now the device had nothing of it to do."""
-        self._begun.record()
+        self._begun = self._mark()
         stage.send(last)
 
     def _partials_of(self, rows: int, least: int = 0) -> Partials:
@@ -301,16 +308,20 @@ class CudaRunner(ModelRunner):
         (kernels/embedding.py). Attention masks by a row's index in its context, which behind pictures is not its position."""
         spans = layout.spans
         ids, positions, in_context, slots = (stage.array(name, rows) for name in ("ids", "positions", "in_context", "slots"))
-        if self._eyes is None:
-            np.concatenate([s.ids for s in spans], out=ids[:known])
+        if len(spans) == 1 and self._eyes is None:  # as when the device waits
+            (one,) = spans
+            ids[:known], slots[:known] = one.ids, one.slots[one.position :]
+            in_context[:known] = positions[:known] = np.arange(one.position, one.position + known)
         else:
-            ids[:known] = tokens_of(spans)
-        np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
-        ends = np.cumsum(layout.lengths)
+            if self._eyes is None:
+                np.concatenate([s.ids for s in spans], out=ids[:known])
+            else:
+                ids[:known] = tokens_of(spans)
+            np.concatenate([s.slots[s.position :] for s in spans], out=slots[:known], casting="same_kind")
+            in_context[:known] = np.arange(known) + np.repeat(layout.contexts - layout.lengths.cumsum(), layout.lengths)
+            positions[:known] = in_context[:known] if self._eyes is None else positions_of(spans)
         if (places := self._places) and len(pending := (ids[:known] == PENDING).nonzero()[0]):
-            ids[pending] = [-1 - places[spans[i].request] for i in ends.searchsorted(pending, side="right").tolist()]
-        in_context[:known] = np.arange(known) + np.repeat(layout.contexts - ends, layout.lengths)
-        positions[:known] = in_context[:known] if self._eyes is None else positions_of(spans)
+            ids[pending] = [-1 - places[spans[i].request] for i in layout.lengths.cumsum().searchsorted(pending, side="right").tolist()]
         ids[known:], positions[known:], in_context[known:], slots[known:] = 0, 0, 0, self._pool.scratch
         if layout.adapters is not None:
             adapters = stage.array("adapters", rows)
@@ -389,10 +400,14 @@ class CudaFlight:
     def over(self) -> bool:
         return self.ended.query()
 
-    def result(self) -> tuple[PassOutput, float]:
+    @property
+    def seconds(self) -> float:
+        return self.begun.elapsed_time(self.ended) / 1e3
+
+    def result(self) -> PassOutput:
         self.ended.synchronize()
         tokens, told = ([], []) if self.drawn is None else self.drawn.read()
-        return PassOutput(tokens, told, *read(self.scores)), self.begun.elapsed_time(self.ended) / 1e3
+        return PassOutput(tokens, told, *read(self.scores))
 
 
 def buckets_of(model: LlamaModel, kv: KVPool, chunk: int) -> Sequence[int]:

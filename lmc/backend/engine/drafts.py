@@ -102,6 +102,14 @@ class _Offer(NamedTuple):
     place: Match | None = None
 
 
+class _Begun(NamedTuple):
+    """A lone answer's draft in a pass that has begun. is_proposed: it has been proposed already."""
+
+    request: Request
+    draft: np.ndarray
+    is_proposed: bool
+
+
 class Drafts:
     """The drafts of one engine. For its thread.
 
@@ -126,7 +134,7 @@ class Drafts:
         self._every: dict[str, Odds] = {}
         self._unasked = 0  # times that the smaller model was not, since it would not have paid
         self._budget = DraftBudget()
-        self._foreseen: dict[Request, np.ndarray] = {}  # drafts of the pass that has begun
+        self._begun: _Begun | None = None
         self._unlearned: list[tuple[Odds | None, Odds, int, Sequence[int], int, bool]] = []
 
     # -- text so far -----------------------------------------------------------------------------------------
@@ -278,13 +286,15 @@ class Drafts:
         """Return drafts for the next pass, of so many rows in all; its other rows are those of `decoding`."""
         if not self._most or len(decoding) > MOST_DRAFTING:
             return {}
-        self._budget.begin(decoding, self.costs.plain)
-        foreseen, self._foreseen = self._foreseen, {}
+        begun, self._begun = self._begun, None
+        if begun is None or not begun.is_proposed:
+            self._budget.begin(decoding, self.costs.plain)
+        if begun is not None and [begun.request] == list(decoding) and len(begun.draft) <= rows:
+            if not begun.is_proposed:
+                self._budget.left -= self.costs.of([len(begun.draft)], [False])
+            return {begun.request: begun.draft} if len(begun.draft) else {}
         if rows <= 0:
             return {}
-        if foreseen and foreseen.keys() == set(decoding):
-            self._budget.left -= self.costs.of([*map(len, foreseen.values())], [False])
-            return foreseen
         found: dict[Request, np.ndarray | None] = {}  # None: the smaller model is asked
         offers: list[_Offer] = []
         for req in decoding:
@@ -348,9 +358,9 @@ class Drafts:
         """Return what drafts of these places may cost: those that are less sure than occurrences, no more than drafts have gained."""
         return self._budget.gained if any(place is not None and place.source in (REPLACED, RESUMED) for place in places) else self._budget.left
 
-    def expect(self, drafts: dict[Request, np.ndarray]) -> None:
-        """Propose these drafts for the next pass, which has begun."""
-        self._foreseen = drafts
+    def expect(self, req: Request, draft: np.ndarray, *, is_proposed: bool) -> None:
+        """Propose this draft of a lone answer, which may be empty, for the next pass: it has begun. is_proposed: by `propose`."""
+        self._begun = _Begun(req, draft, is_proposed)
 
     def _guessable(self, req: Request) -> int:
         """Return how many tokens the smaller model may draft."""

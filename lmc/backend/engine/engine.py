@@ -106,7 +106,7 @@ class EngineCore:
         self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
-        self._completed: tuple[ModelPass, float, float] | None = None  # the last pass, until it is recorded
+        self._completed: tuple[ModelPass, Flight, float] | None = None  # the last pass, and its end, until it is recorded
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
@@ -446,7 +446,7 @@ class EngineCore:
         self._keep_turn()
         self._posted = 0
         if self._flying is not None and (self.scheduler.may_preempt or not self._can_go_on(self._flying[0])):
-            self._complete_pass(self._foresee)  # requests in flight cannot be preempted
+            self._complete_pass(waits=True)  # requests in flight cannot be preempted
         try:
             work, flight = self._begin()
         finally:
@@ -480,8 +480,12 @@ class EngineCore:
         self.delivery.emit_deltas()
         self.scheduler.drafts.learn()
         if self._completed is not None:
-            done, self._completed = self._completed, None
-            self._record(*done)
+            (work, flight, ended), self._completed = self._completed, None
+            seconds = flight.seconds
+            self._device_seconds += seconds
+            if work.rows >= self._full // 2:
+                self._row_seconds = seconds / work.rows
+            self._record(work, seconds, ended)
 
     def _begin(self) -> tuple[ModelPass | None, Flight | None]:
         """Begin the next pass, if there is one; return its flight, if the device is asynchronous."""
@@ -522,37 +526,48 @@ class EngineCore:
             return True
         return self.scheduler.has_prompts(self._full // 2)
 
+    @property
+    def _eager(self) -> EagerRunner | None:
+        """Return the runner, if the next pass can be begun before it is planned."""
+        return cast(EagerRunner, self._runner) if getattr(self._runner, "prepare", None) is not None and not self.scheduler.may_preempt else None
+
     def _foresee(self, flying: ModelPass) -> Foreseen | None:
         """Prepare the pass that follows the one in flight if its drafts are right; return it if that is likely."""
-        prepare: Callable[[ModelPass], bool] | None = getattr(self._runner, "prepare", None)
-        if prepare is None or self.scheduler.may_preempt:
-            return None
-        foreseen = self.scheduler.foresee(flying)
-        return foreseen if foreseen is not None and prepare(foreseen.work) else None
+        runner = self._eager
+        foreseen = None if runner is None else self.scheduler.foresee(flying)
+        return foreseen if runner is not None and foreseen is not None and runner.prepare(foreseen.work) else None
 
     def _begin_foreseen(self, foreseen: Foreseen) -> None:
         """Begin the pass that is planned next: its tokens are known, and the device waits while those are delivered."""
         cast(EagerRunner, self._runner).begin()
-        self.scheduler.drafts.expect({req: draft.ids for req, draft in foreseen.work.drafts.items()})
+        for req, draft in foreseen.work.drafts.items():
+            self.scheduler.drafts.expect(req, draft.ids, is_proposed=False)
 
-    def _complete_pass(self, foresee: Callable[[ModelPass], Foreseen | None] = lambda _: None) -> None:
-        """Deliver the pass in flight, if there is one. foresee: what the next one will be, which is then begun before."""
+    def _begin_following(self) -> None:
+        """Begin the pass that is planned next, if it is of a lone answer alone: the device waits while the rest is planned."""
+        runner = None if self.delivery.unreported else self._eager
+        following = None if runner is None else self.scheduler.following()
+        if runner is not None and following is not None and runner.prepare(following):
+            runner.begin()
+
+    def _complete_pass(self, *, waits: bool = False) -> None:
+        """Deliver the pass in flight, if there is one. waits: the device has nothing to do behind it, so that the next one begins as soon as it can."""
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
         began = time.perf_counter()
-        foreseen = foresee(work)
-        output, seconds = self._rest(lambda: self._compute(flight.result))
-        if foreseen is not None and output.tokens == foreseen.tokens:
+        foreseen = self._foresee(work) if waits else None
+        output = self._rest(lambda: self._compute(flight.result))
+        right = foreseen is not None and output.tokens == foreseen.tokens
+        if foreseen is not None and right:
             self._begin_foreseen(foreseen)
         ended = time.perf_counter()
         self._blocked += ended - began
-        self._device_seconds += seconds
-        self._completed = work, seconds, ended
-        if work.rows >= self._full // 2:
-            self._row_seconds = seconds / work.rows
+        self._completed = work, flight, ended
         self.failure = ""
         self.delivery.deliver(work, output)
+        if waits and not right:
+            self._begin_following()
 
     def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
         """Record the last pass, which has ended on the device, for the pace of the next ones, and for a trace if one is

@@ -29,8 +29,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, work: ModelPass) -> PassOutput:
-        wanted, index = wanted_rows(work)
-        logits = self.logits(work, wanted)
+        wanted = wanted_rows(work)
+        logits, index = self.logits(work, wanted), index_of(wanted)
         scores = self._scores(logits, work, index)
         draws = work.draws
         tokens, told = self._sampler.sample(logits, [index[row] for row, _ in draws], [req for _, req in draws])
@@ -131,10 +131,14 @@ def mutual_of(rows: Rows) -> tuple[tuple[int, int], ...]:
     return tuple((at.start, at.end) for at, *_ in found if at.picture.shown.mutual)
 
 
-def wanted_rows(work: ModelPass) -> tuple[list[int], dict[int, int]]:
-    """Return the rows whose logits are wanted, in order, and the index of each among them."""
-    wanted = sorted({*work.drawn_rows, *(s.row for s in work.scores)})
-    return wanted, {row: i for i, row in enumerate(wanted)}
+def wanted_rows(work: ModelPass) -> list[int]:
+    """Return the rows whose logits are wanted, in order."""
+    return sorted({*work.drawn_rows, *(s.row for s in work.scores)})
+
+
+def index_of(wanted: Sequence[int]) -> dict[int, int]:
+    """Return the index of each row among those wanted."""
+    return {row: i for i, row in enumerate(wanted)}
 
 
 def read(scores: Logprobs | None) -> tuple[list[float], list[Top]]:

@@ -37,8 +37,13 @@ class Flight(Protocol):
         """Return whether it has ended; without waiting."""
         ...
 
-    def result(self) -> tuple[PassOutput, float]:
-        """Wait for it; return its output, and the seconds that it took."""
+    @property
+    def seconds(self) -> float:
+        """Return what it took; it has ended."""
+        ...
+
+    def result(self) -> PassOutput:
+        """Wait for it; return its output."""
         ...
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.kv_copy import KVMover
 
 _FOR_THE_FIRST = 4  # 1/n of the contested rows of a pass goes to the first prompt
+_NO_IDS = np.empty(0, np.int32)
 _GROWS = 0.02  # seconds after which an idle engine looks whether the host tier has more room
 
 
@@ -217,13 +218,34 @@ class Scheduler:
         tokens, ids = found
         if not req.answer.goes_on(tokens):
             return None
-        rows, at = 1 + len(ids), req.length + len(tokens) - 2
+        following = self._of_one(req, np.array(tokens[-1:], np.int32), req.length + len(tokens) - 2, ids)
+        return None if following is None else Foreseen(tokens, following)
+
+    def following(self) -> ModelPass | None:
+        """Return the pass that `schedule` will plan, if it is of a lone answer whose tokens are known; what that proposes as its draft is proposed again."""
+        if self.waiting or len(self.running) != 1:
+            return None
+        (req,) = self.running
+        if req.kind is not RequestKind.GENERATE or req.in_head or req.in_flight or req.ending is not None or req.is_scored or req.arriving is not None:
+            return None
+        n, at, draft = req.extend_len, req.device_len, _NO_IDS
+        if not 0 < n <= FREE_ROWS:
+            return None
+        if self.drafts.setting != "off":
+            draft = self.drafts.propose([req], self._spare_rows([n], [])).get(req, _NO_IDS)
+            self.drafts.expect(req, draft, is_proposed=True)
+        return self._of_one(req, req.ids[at : at + n], at, draft)
+
+    def _of_one(self, req: Request, known: np.ndarray, at: int, draft: np.ndarray) -> ModelPass | None:
+        """Return a pass of one answer's `known` tokens, of which the first has index `at`, and its draft; None if that needs slots of others."""
+        n, rows = len(known), len(known) + len(draft)
         if rows > self.pool.free_count or rows - req.reserved > self.reservations.unreserved:
             return None
-        following = ModelPass(samples=[(0, req)], checked=len(ids), drafts={req: Draft(ids, 1, at + 1, 0)})
-        following.add(Rows(req, np.append(np.int32(tokens[-1]), ids), at, np.append(req.slots[:at], self.pool.next(rows)), None, req.is_far))
-        following.complete()
-        return Foreseen(tokens, following)
+        work = ModelPass(samples=[(n - 1, req)], checked=len(draft), drafts={req: Draft(draft, n, at + n, 0)} if len(draft) else {})
+        slots = np.concatenate((req.slots[:at], self.pool.next(rows)))
+        work.add(Rows(req, np.concatenate((known, draft)), at, slots, None, req.is_far))
+        work.complete()
+        return work
 
     def _spare_rows(self, known: list[int], others: list[Request]) -> int:
         """Return the rows of the next pass that are nearly free: none if prompts wait for them."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 16  # int32: parts begin where vectors may be loaded
+_CHUNK = 1 << 12  # int32 that are sent more, at most, than are used
 
 
 class StagingBuffer:
@@ -26,6 +27,7 @@ class StagingBuffer:
         self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=True)
         self._array = self._host.numpy()
         self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
+        self._copied: dict[int, tuple[Tensor, Tensor]] = {}  # by chunks: the device may wait while they are sliced
 
     def capacity(self, name: str) -> int:
         return self._places[name][1]
@@ -50,5 +52,8 @@ class StagingBuffer:
     def send(self, last: int) -> None:
         """Send to the device, `last` of the last part, in stream order; the host side may be written again once the
         device has come this far."""
-        n = self._used + last
-        self._device[:n].copy_(self._host[:n], non_blocking=True)
+        chunks = -(-(self._used + last) // _CHUNK)
+        if chunks not in self._copied:
+            self._copied[chunks] = self._device[: chunks * _CHUNK], self._host[: chunks * _CHUNK]
+        device, host = self._copied[chunks]
+        device.copy_(host, non_blocking=True)

@@ -265,18 +265,18 @@ def answers_of(engine) -> list[str]:
 
 def ahead_runner(waits, kernels):
     """A runner with the model of another one, on a CPU as if that worked by itself."""
-    from lmc.backend.engine.model_runner import ModelRunner, read, wanted_rows
+    from lmc.backend.engine.model_runner import ModelRunner, index_of, read, wanted_rows
     from lmc.backend.engine.sampler import Sampler
 
     class Flight:
-        over = True
+        over, seconds = True, 0.0
 
         def __init__(self, drawn, scores) -> None:
             self.drawn, self.scores = drawn, scores
 
         def result(self):
             tokens, told = ([], []) if self.drawn is None else self.drawn.read()
-            return PassOutput(tokens, told, *read(self.scores)), 0.0
+            return PassOutput(tokens, told, *read(self.scores))
 
     class Ahead(ModelRunner):
         """Takes tokens that are not known yet from the pass before."""
@@ -289,8 +289,8 @@ def ahead_runner(waits, kernels):
         def launch(self, work):
             self.launched += 1
             work.spans = [span._replace(ids=self.known(span)) for span in work.spans]
-            wanted, index = wanted_rows(work)
-            logits = self.logits(work, wanted)
+            wanted = wanted_rows(work)
+            logits, index = self.logits(work, wanted), index_of(wanted)
             scores = self._scores(logits, work, index)
             drawn = None
             if work.samples:

@@ -110,7 +110,7 @@ def test_a_pass_behind_a_draft_that_was_right_begins_before_it_is_planned():
         engine.check()
         assert handle.results[0].output().text == text[3 : text.index("XYZ") if name == "stopped" else None]
         assert core.runner.begun == core.runner.continued
-        begun[name] = core.runner.begun
+        begun[name] = core.runner.foreseen
     assert begun.pop("by a regex") == begun.pop("scored") == begun.pop("bound") == 0
     assert begun.pop("stopped") == 3, "none behind the draft in which it stops"
     assert set(begun.values()) == {5}, "behind the first token in its own place, and four drafts of five"
@@ -131,6 +131,33 @@ def test_no_pass_is_foreseen_for_a_runner_that_cannot_begin_one(monkeypatch):
         assert handle.results[0].output().text == text[3:]
         assert (len(foreseen) > 3) == (core.runner.begun > 0) == (prepare is not None)
         foreseen.clear()
+
+
+@pytest.mark.parametrize("drafts", ["off", 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"temperature": 0.9, "seed": 4}, {"stop_regex": ("no",)}, {"constraint": r"[ab]{2,9} the cat[sd]{1,2}, (yes|no) END[a-e]*"},
+        {"constraint": "[^a-z]+", "presence_penalty": 0.5}, {"return_logprob": True},
+    ],
+)  # fmt: skip
+def test_the_next_pass_of_a_lone_answer_that_was_waited_for_begins_before_it_is_planned(options, drafts):
+    """With all of its forced tokens, and the draft that is proposed for it; not where tokens are scored. Of several answers none does."""
+    text, said, following = "0123456789QRS!", dict[Any, list[Any]](), dict[int, int]()
+    for runs in (CopiesAhead, Copies):
+        for answers_beside in (0, 1):
+            engine, core = stepped(1024, runs=runs, compiler=automata(WORDS), drafts=drafts)
+            handles = [engine.submit(None, [Text((f"{text}{i}\n{text[:3]}",)), gen(40, **options)]) for i in range(1 + answers_beside)]
+            drain(core)
+            engine.check()
+            said[runs, answers_beside] = [seen_of(handle.results[0]) for handle in handles]
+            if runs is CopiesAhead:
+                assert core.runner.begun == core.runner.continued
+                following[answers_beside] = core.runner.begun - core.runner.foreseen
+    waits = drafts != "off" or "presence_penalty" in options
+    assert (following[0] > 0) == (waits and "return_logprob" not in options)
+    assert following[1] <= following[0], "once the other has ended"
+    assert all(said[CopiesAhead, n] == said[Copies, n] for n in (0, 1))
 
 
 def test_a_pass_that_cannot_begin_early_fails_its_answer_and_nothing_else(monkeypatch):
@@ -157,18 +184,18 @@ def test_a_pass_that_cannot_begin_early_fails_its_answer_and_nothing_else(monkey
 @pytest.mark.parametrize("in_vain", [False, True])
 def test_passes_that_began_early_change_no_answer(in_vain, monkeypatch):
     """Of answers that are alone, one after the other, in pools that are too small for what they draft, some of them cancelled; in vain, too."""
-    foresee = Scheduler.foresee
+    of_one = Scheduler._of_one
 
-    def elsewhere(self, work):
+    def elsewhere(self, *args):
         """In other free slots than those that the plan takes."""
-        if (found := foresee(self, work)) is not None:
-            (rows,) = found.work.spans
+        if (found := of_one(self, *args)) is not None:
+            (rows,) = found.spans
             n = len(rows.ids)
-            found.work.spans[0] = rows._replace(slots=np.append(rows.slots[:-n], self.pool.free_slots()[:n]))
+            found.spans[0] = rows._replace(slots=np.append(rows.slots[:-n], self.pool.free_slots()[:n]))
         return found
 
     if in_vain:
-        monkeypatch.setattr(Scheduler, "foresee", elsewhere)
+        monkeypatch.setattr(Scheduler, "_of_one", elsewhere)
 
     def said(runs, drafts) -> list[object]:
         engine, core = stepped(slots, chunk=16, compiler=automata(WORDS), runs=runs, max_context=120, drafts=drafts)

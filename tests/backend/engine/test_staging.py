@@ -24,7 +24,7 @@ def test_a_graph_is_captured_over_the_stage_once_the_pass_before_has_what_was_st
     runner = object.__new__(CudaRunner)
     vars(runner).update(
         _graphs={}, _staged=SimpleNamespace(synchronize=step("wait"), record=step("record")),
-        _stage=SimpleNamespace(send=step("send")), _begun=SimpleNamespace(record=step("begins")), _fused=SimpleNamespace(logits=step("logits")),
+        _stage=SimpleNamespace(send=step("send")), _mark=step("begins"), _fused=SimpleNamespace(logits=step("logits")), _stream=None,
     )  # fmt: skip
     captured = SimpleNamespace(graph=SimpleNamespace(replay=step("replay")), hidden=lambda wanted: torch.zeros(wanted, 4))
     monkeypatch.setattr(runner, "_capture", lambda rows, wide, adapted: done.append("capture") or captured)
@@ -54,10 +54,10 @@ def test_a_prepared_pass_is_sent_at_once_and_replayed_when_it_begins(begins, sam
     vars(runner).update(
         buckets=(8,), _tiled=SimpleNamespace(many=16), _staged=SimpleNamespace(record=step("record")), _stage=SimpleNamespace(send=step("send")),
         _fused=SimpleNamespace(logits=lambda hidden: hidden), _seen=step("seen"), _plan=step("plan"), _fits_graph=lambda *_: True,
-        _put=step("put", (captured, 5)), _groups=lambda _: [], _replay=step("launch", "launched"), _begun=None,
+        _put=step("put", (captured, 5)), _groups=lambda _: [], _replay=step("launch", "launched"), _begun=None, _stream=None,
     )  # fmt: skip
     monkeypatch.setattr(cuda_runner, "_arranged", lambda *_: SimpleNamespace(spans=[]))
-    monkeypatch.setattr(cuda_runner, "wanted_rows", lambda _: ([0, 1, 2], {}))
+    monkeypatch.setattr(cuda_runner, "wanted_rows", lambda _: [0, 1, 2])
     begun = SimpleNamespace(record=step("begins"))
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: begun)
     assert runner.prepare(SimpleNamespace(rows=3, computes=lambda _: same))

@@ -15,7 +15,7 @@ Where a row's bits must not depend on the rest of the pass, all tiles are wide, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -50,8 +50,7 @@ class Shared(NamedTuple):
     slots: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """Input of the kernels; int32.
 
     narrow, wide                [n, PIECE]: the pieces of each kind, share by share; the n-th partial
@@ -143,7 +142,7 @@ class Tiler:
             found = self._cut(narrow, wide, len(narrow), rows, _NO_SLOTS, None)
         indices = np.empty(blocks * BLOCK, np.int32)
         indices[:own], indices[own:] = slots, slots[-1]
-        return replace(found, indices=indices)
+        return found._replace(indices=indices)
 
     def has_narrow(self, rows: int, blocks: int) -> bool:
         """Return whether a single span of few rows has narrow tiles. Each of these reads all of its blocks of slots, which takes less than a kernel for

@@ -115,7 +115,11 @@ class WatchedPass:
     def over(self) -> bool:
         return self._flight.over
 
-    def result(self) -> tuple[PassOutput, float]:
+    @property
+    def seconds(self) -> float:
+        return self._flight.seconds
+
+    def result(self) -> PassOutput:
         self._crew.waits()
         while not self.ended.query():
             self._crew.check()
