@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmc.backend.families import HERMES, Family, family_of
 from lmc.chat import ChatTemplate, conversation
-from lmc.constraints import make_constraint
 from lmc.errors import ProgramError, UnsupportedOpError
 from lmc.fsm.recognise import allows
-from lmc.segments import Constraint, Gen, Mark, Part, plain
+from lmc.segments import Gen, Mark, Part, plain
 from lmc.tools import call_of, with_calls
 
 if TYPE_CHECKING:
@@ -62,7 +61,8 @@ class Spoken(NamedTuple):
     def constrained(self, ask: Gen) -> Gen:
         """Return the request with its calls constrained to names and schemas of the tools. Text outside of calls stays
         free."""
-        return replace(ask, constraint=_calls_of(self.family, json.dumps(self.tools)), tools="") if self.tools else ask
+        tools = [(tool["name"], tool["parameters"]) for tool in self.tools]
+        return replace(ask, constraint=self.family.offered(tools), tools="") if tools else ask
 
     def heard(self, output: Output) -> Output:
         """Return the output with its calls besides its text, as APIs do."""
@@ -195,11 +195,3 @@ For each call, answer with a JSON object with its name and arguments within tags
 <tool_call>
 {{"name": <name>, "arguments": <arguments>}}
 </tool_call>"""
-
-
-def _calls_of(family: Family, tools: str) -> Constraint:
-    """Return a grammar of free text in which everything that begins like a call is one of these tools, with arguments
-    of its schema."""
-    tags = [family.tag(tool["name"], tool["parameters"]) for tool in json.loads(tools)]
-    form = {"type": "triggered_tags", "triggers": [family.trigger], "tags": tags}
-    return make_constraint("structural_tag", {"type": "structural_tag", "format": form})

@@ -16,6 +16,9 @@ from lmc import json_data
 from lmc.constraints import make_constraint
 from lmc.segments import Constraint
 
+Tools = Sequence[tuple[str, dict[str, Any] | None]]
+"""Names of tools, each with the schema of its arguments."""
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
@@ -76,13 +79,25 @@ class Family:
         """Return the text after which free text becomes a call."""
         return {"hermes": "<tool_call>", "llama3": '{"name": ', "mistral": '[{"name": '}[self.name]
 
-    def required(self, tools: Sequence[tuple[str, dict[str, Any] | None]]) -> Constraint:
-        """Return the constraint on an answer that must be a call of one of `tools` (name, schema of its arguments)."""
-        tags = [self.tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
-        form = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
-        return make_constraint("structural_tag", {"type": "structural_tag", "format": form})
+    def required(self, tools: Tools) -> Constraint:
+        """Return the constraint on an answer that must be a call of one of `tools`."""
+        tags = self._tags(tools)
+        return _of_format(tags[0] if len(tags) == 1 else {"type": "or", "elements": tags})
 
-    def tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    def offered(self, tools: Tools) -> Constraint:
+        """Return the constraint on free text in which everything that begins like a call is one of `tools`."""
+        return _of_format({"type": "triggered_tags", "triggers": [self.trigger], "tags": self._tags(tools)})
+
+    def instead(self, schema: Any, tools: Tools) -> Constraint:
+        """Return the constraint on an answer that matches a schema, or calls `tools` in place of that."""
+        separator = {"hermes": "\n", "llama3": "; ", "mistral": "\n"}[self.name]
+        calls = {"type": "tags_with_separator", "tags": self._tags(tools), "separator": separator, "at_least_one": True}
+        return _of_format({"type": "or", "elements": [{"type": "json_schema", "json_schema": schema}, calls]})
+
+    def _tags(self, tools: Tools) -> list[dict[str, Any]]:
+        return [self._tag(name, schema if schema is not None else {"type": "object"}) for name, schema in tools]
+
+    def _tag(self, name: str, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the tag of a tool call, with arguments of its schema."""
         head = f'{{"name": {json.dumps(name)}, "{self.key}": '
         begin, end = {"hermes": ("<tool_call>\n", "\n</tool_call>"), "llama3": ("", ""), "mistral": ("[", "]")}[self.name]
@@ -105,6 +120,10 @@ def family_of(template: str) -> Family | None:
     if '"parameters": ' in template and '{"name": function name' in template:
         return LLAMA3
     return None
+
+
+def _of_format(form: dict[str, Any]) -> Constraint:
+    return make_constraint("structural_tag", {"type": "structural_tag", "format": form})
 
 
 def _call(text: str, key: str) -> WrittenCall | None:

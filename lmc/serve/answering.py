@@ -83,9 +83,33 @@ def scored_of(output: Output, scored: Scored | None = None) -> Scored:
 # -- chat --------------------------------------------------------------------------------------------------------------
 
 
-def chat_choice(index: int, output: Output, family: Family | None, token_bytes: TokenBytes | None) -> Json:
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Reads calls of tools from answers.
+
+    family  how the model writes them; None if an API gives them besides the text
+    most    of one answer, the first of them; None: any number
+    """
+
+    family: Family | None
+    most: int | None = None
+
+    def split(self, text: str, output: Output) -> tuple[str, list[Json]]:
+        """Return content and calls of a complete answer."""
+        if self.family is None:
+            given = output.metas[0].get("tool_calls") or ()
+            return text, [_tool_call(call["id"], call["name"], _arguments(call["arguments"])) for call in given[: self.most]]
+        content, calls = self.family.split(text)
+        return content, [_tool_call(f"call_{secrets.token_hex(8)}", call.name, call.arguments) for call in calls[: self.most]]
+
+    def settled(self, text: str) -> int:
+        """Return how much of a growing answer is certainly content."""
+        return len(text) if self.family is None else self.family.settled(text)
+
+
+def chat_choice(index: int, output: Output, reader: CallReader, token_bytes: TokenBytes | None) -> Json:
     """Build a choice; `token_bytes`: for log-probabilities; None if not requested."""
-    content, calls = _split(output.text, output, family)
+    content, calls = reader.split(output.text, output)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
     finish = finish_of(output.metas[0])
     if calls:
@@ -93,14 +117,6 @@ def chat_choice(index: int, output: Output, family: Family | None, token_bytes: 
         finish = {"finish_reason": "tool_calls"}
     logprobs = None if token_bytes is None else chat_logprobs(scored_of(output), token_bytes)
     return {"index": index, "message": message, "logprobs": logprobs, **finish}
-
-
-def _split(text: str, output: Output, family: Family | None) -> tuple[str, list[Json]]:
-    """Return content and calls of a complete answer: those given by an API, or parsed from the text."""
-    if family is None:
-        return text, [_tool_call(call["id"], call["name"], _arguments(call["arguments"])) for call in output.metas[0].get("tool_calls") or ()]
-    content, calls = family.split(text)
-    return content, [_tool_call(f"call_{secrets.token_hex(8)}", call.name, call.arguments) for call in calls]
 
 
 def _arguments(given: Any) -> str:
@@ -115,8 +131,8 @@ class ChatDeltas:
     """One answer as the deltas of a stream. What may become a tool call is held until the answer is complete, and the
     log-probabilities of its tokens with it."""
 
-    def __init__(self, index: int, family: Family | None, token_bytes: TokenBytes | None) -> None:
-        self._index, self._family, self._token_bytes = index, family, token_bytes
+    def __init__(self, index: int, reader: CallReader, token_bytes: TokenBytes | None) -> None:
+        self._index, self._reader, self._token_bytes = index, reader, token_bytes
         self._text, self._sent, self._scored = "", 0, UNSCORED
 
     def opening(self) -> Json:
@@ -127,11 +143,11 @@ class ChatDeltas:
         self._scored = Scored.joined((self._scored, grown.scored))
         if grown.output is not None:
             return self._end(grown.output)
-        return self._upto(len(self._text) if self._family is None else self._family.settled(self._text))
+        return self._upto(self._reader.settled(self._text))
 
     def _end(self, output: Output) -> list[Json]:
         self._scored = scored_of(output, self._scored)
-        content, calls = _split(self._text, output, self._family)
+        content, calls = self._reader.split(self._text, output)
         chunks = self._upto(len(content))
         self._sent = len(self._text)
         finish = finish_of(output.metas[0])

@@ -17,7 +17,7 @@ from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import ChatTemplate, conversation
 from lmc.errors import ArgumentError, ParameterError
-from lmc.segments import Image, Part, mark
+from lmc.segments import Constraint, Image, Part, mark
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
 from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
@@ -131,16 +131,26 @@ class _Marked:
         return (mark(role, "end"), *self._template.end(role))
 
 
-def tools_called(request: ChatRequest) -> list[tuple[str, dict[str, Any] | None]]:
-    """Return the tools of which the answer must call one: name and schema; none if it is free to answer."""
+def with_calls(request: ChatRequest, family: Family, text: Constraint | None) -> Constraint | None:
+    """Return the constraint on an answer that may call the request's tools. `text`: the one on it if it calls none.
+
+    Tools constrain what is free of another constraint only if one of them is strict, or must be called. A schema is
+    that of the text, so a call may be in its place; any other constraint is on the whole answer.
+    """
     tools = [(tool.function.name, tool.function.parameters) for tool in request.tools or ()]
+    schema = None if text is None or text.kind != "json_schema" else json_data.loads(text.source)
+    if request.tool_choice in (None, "auto"):
+        if text is None:
+            return family.offered(tools) if any(tool.function.strict for tool in request.tools or ()) else None
+        return text if schema is None else family.instead(schema, tools)
+    if text is not None and schema is None:
+        raise bad("tool_choice and a constraint exclude each other", "tool_choice")
     if isinstance(request.tool_choice, ToolChoice):
         wanted = request.tool_choice.function.name
-        found = [tool for tool in tools if tool[0] == wanted]
-        if not found:
+        tools = [tool for tool in tools if tool[0] == wanted]
+        if not tools:
             raise bad(f"tool_choice: there is no tool {wanted!r}", "tool_choice")
-        return found
-    return tools if request.tool_choice == "required" else []
+    return family.required(tools)
 
 
 def _in_pieces(request: ChatRequest, backend: Backend, hosts: Collection[str]) -> tuple[Part | Image, ...]:

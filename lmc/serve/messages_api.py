@@ -83,7 +83,8 @@ def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
         names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
-        chat["tool_choice"] = _choice(request.tool_choice or {"type": "auto"})
+        choice = request.tool_choice or {"type": "auto"}
+        chat |= {"tool_choice": _choice(choice), "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     if request.output_config is not None and (form := request.output_config.format) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     return chat, names

@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from lmc.backend.base import Backend
-from lmc.backend.families import Family
 from lmc.errors import ConstraintError, LmcError, PromptTooLongError
 from lmc.segments import Constraint, Image, Part, SamplingParams, Special, plain
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
+    CallReader,
     ChatDeltas,
     CompletionPieces,
     Json,
@@ -32,7 +32,7 @@ from lmc.serve.answering import (
     usage_of,
 )
 from lmc.serve.asking import Ask, RequestedAnswers
-from lmc.serve.conversation import ChatPrompt, prompt_of, tools_called
+from lmc.serve.conversation import ChatPrompt, prompt_of, with_calls
 from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
@@ -154,10 +154,8 @@ class OpenAIApi:
         params, (field, constraint) = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
         asked = await self._prompt_of(request)
         family = asked.family
-        if family is not None and (called := tools_called(request)):
-            if constraint is not None:
-                raise bad("tool_choice and a constraint exclude each other", "tool_choice")
-            constraint = family.required(called)
+        if family is not None:
+            constraint = await self._in_pool(with_calls, request, family, constraint)
         ask = Ask(
             asked.parts,
             params,
@@ -172,13 +170,14 @@ class OpenAIApi:
         arrived = time.perf_counter()
         generation = await self._begin([ask], {PromptTooLongError: "messages", ConstraintError: field or "tools"})
         token_bytes = self._token_bytes if request.logprobs else None
+        reader = CallReader(family, 1 if request.parallel_tool_calls is False else None)
         if request.stream:
-            return Chunks(self._chunks(stamp, request, generation, family, token_bytes, arrived), generation.cancel)
+            return Chunks(self._chunks(stamp, request, generation, reader, token_bytes, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        made = [chat_choice(i, output, family, token_bytes) for i, output in enumerate(outputs)]
+        made = [chat_choice(i, output, reader, token_bytes) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
 
     async def _prompt_of(self, request: ChatRequest) -> ChatPrompt:
@@ -205,12 +204,12 @@ class OpenAIApi:
         stamp: Stamp,
         request: ChatRequest,
         generation: RequestedAnswers,
-        family: Family | None,
+        reader: CallReader,
         token_bytes: TokenBytes | None,
         arrived: float,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks. The last has no choices, and the usage."""
-        answers = [ChatDeltas(i, family, token_bytes) for i in range(request.choices)]
+        answers = [ChatDeltas(i, reader, token_bytes) for i in range(request.choices)]
         for answer in answers:
             yield stamp.chunk([answer.opening()], **request.unknown_usage)
         async for grown in generation.follow():

@@ -246,6 +246,13 @@ def test_tools_of_a_message(anthropic, stream):
         assert asked.messages.create(messages=given, **how).content[0].text == "Cold."
 
 
+def test_a_message_may_be_limited_to_one_call():
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    body = {"model": "mock", "max_tokens": 200, "messages": [{"role": "user", "content": "Weather?"}], "tools": [THEIRS], "tool_choice": choice}
+    found = post("/v1/messages", body, backend([f"{CALLED}\n{CALLED}"])).json()
+    assert [block["type"] for block in found["content"]] == ["text", "tool_use"]
+
+
 COUNTED = (
     {},
     {"system": "Be kind.", "messages": [{"role": "user", "content": [{"type": "text", "text": "Où ça ?"}]}, {"role": "assistant", "content": "x"}] * 2},

@@ -89,6 +89,17 @@ def test_tools_reach_the_api_and_its_calls_come_back(stream: bool) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+def test_a_schema_beside_tools_reaches_the_api_and_calls_may_be_limited_to_one() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {}, "required": [], "additionalProperties": False}}}
+    body = {"messages": SYSTEM_AND_USER, "tools": [TOOL], "response_format": form, "parallel_tool_calls": False}
+    with Server(answered("tool_calls", content=None, tool_calls=[CALL, {**CALL, "id": "call_8"}])) as api:
+        found = ask(api, "/v1/chat/completions", body=body)
+        (seen,) = api.seen
+    assert found.status_code == 200, found.text
+    assert [call["id"] for call in found.json()["choices"][0]["message"]["tool_calls"]] == ["call_7"]
+    assert seen.body["tools"] and seen.body["response_format"]["json_schema"]["schema"] == form["json_schema"]["schema"]
+
+
 def test_results_of_tools_reach_the_api() -> None:
     talked = [
         *SYSTEM_AND_USER,

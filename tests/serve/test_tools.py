@@ -112,6 +112,51 @@ def test_tool_choice():
     assert "no tool 'x'" in unknown.json()["error"]["message"]
 
 
+ONE = CALLED.partition("\n")[2]
+PERSON = {
+    "type": "json_schema",
+    "json_schema": {"name": "p", "schema": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text, said, calls", [('{"name": "Ada"}', '{"name": "Ada"}', 0), (ONE, "", 1), (f"{ONE}\n{ONE}", "", 2)])
+def test_beside_a_schema_a_call_may_be_in_place_of_the_text(text, said, calls, stream):
+    """The schema was on the whole answer, so that no agent with an output type called a tool."""
+    answer = chat(backend([text]), tools=[WEATHER], response_format=PERSON, stream=stream)
+    chunks = [c["choices"][0]["delta"] for c in events(answer.text)[:-1]] if stream else [answer.json()["choices"][0]["message"]]
+    assert "".join(c.get("content") or "" for c in chunks) == said
+    assert [call["function"]["arguments"] for c in chunks for call in c.get("tool_calls") or ()] == ['{"city": "Oslo"}'] * calls
+
+
+@pytest.mark.parametrize("fields", [{"response_format": PERSON}, {"tools": [{**WEATHER, "function": {**WEATHER["function"], "strict": True}}]}])
+def test_what_is_neither_of_the_schema_nor_a_call_is_not_allowed(fields):
+    wrong = '<tool_call>\n{"name": "weather", "arguments": {"city": 3}}\n</tool_call>'
+    answer = chat(backend([wrong]), **{"tools": [WEATHER], **fields})
+    assert answer.status_code == 500 and "does not allow" in answer.json()["error"]["message"]
+
+
+def test_a_strict_tool_leaves_text_free():
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    for text, calls in (("Good day.", 0), (CALLED, 1)):
+        message = chat(backend([text]), tools=[strict]).json()["choices"][0]["message"]
+        assert (message["content"], len(message.get("tool_calls") or ())) == (text.partition("\n")[0], calls)
+
+
+def test_a_schema_beside_a_call_that_is_required_has_no_effect():
+    answer = chat(backend([ONE]), tools=[WEATHER], tool_choice="required", response_format=PERSON).json()
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    refused = chat(backend([ONE]), tools=[WEATHER], tool_choice="required", regex="a")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_parallel_calls_an_answer_has_one(stream):
+    answer = chat(backend([f"{CALLED}\n{ONE}"]), tools=[WEATHER], parallel_tool_calls=False, stream=stream)
+    chunks = [c["choices"][0]["delta"] for c in events(answer.text)[:-1]] if stream else [answer.json()["choices"][0]["message"]]
+    assert len([call for c in chunks for call in c.get("tool_calls") or ()]) == 1
+
+
 def test_what_a_required_call_must_match():
     for family in (HERMES, LLAMA3, MISTRAL):
         tag = json.loads(family.required([("weather", None), ("f", {"type": "object"})]).source)
