@@ -213,8 +213,10 @@ def of_validation(error: ValidationError, known: tuple[str, ...], given: Any) ->
             (e for e in errors if _place(e, given)[0][: len(field)] == field), key=lambda e: (not e["type"].endswith("_type"), len(_place(e, given)[0]))
         )
     where = ".".join(map(str, _place(first, given)[0])) or None
-    if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
-        return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
+    if first["type"] == "extra_forbidden":
+        if len(first["loc"]) == 1:
+            return bad(f"unknown parameter {where!r}{suggestion(str(where), known)}", where, "unknown_parameter")
+        return bad(f"{where}: unknown parameter; leave it out (GET /openapi.json lists those that there are)", where, "unknown_parameter")
     return bad(f"{where}: {first['msg']}" if where else first["msg"], where, "unsupported" if first["type"] in ("unsupported", "unsupported_field") else None)
 
 

@@ -138,7 +138,8 @@ class OpenAIApi:
             return EndpointReply({"input_tokens": await self._counted(await self._in_pool(_chat_of, chat), call)})
 
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
-        raise ApiError(501, "this server has no embeddings: its model generates text; ask a server of an embedding model", code="unsupported")
+        why = "this server has no embeddings: its model generates text; ask a server of an embedding model"
+        raise ApiError(501, why, code="unsupported", headers={"X-Should-Retry": "false"})  # which the official clients would do after a 5xx
 
     async def _converted(self, as_chat: Callable[[Any], tuple[Json, dict[str, str]]], request: Any, call: EndpointCall) -> Json | Chunks:
         """Answer another API's request as a chat completion; errors name its own fields."""

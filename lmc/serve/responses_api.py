@@ -10,7 +10,7 @@ from pydantic import Field
 
 from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody
+from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody, Stored
 
 
 class Reasoning(RequestBody):
@@ -53,8 +53,8 @@ class ResponsesRequest(RequestBody):
     top_logprobs: Annotated[Literal[0] | None, ONLY] = None
     background: Annotated[Literal[False] | None, ONLY] = None
     max_tool_calls: int | None = None
-    previous_response_id: Annotated[None, ONLY] = None  # nothing is stored
-    conversation: Annotated[None, ONLY] = None
+    previous_response_id: Stored = None
+    conversation: Stored = None
     prompt: Absent = None
     context_management: Absent = None
     moderation: Absent = None

@@ -225,6 +225,7 @@ BAD = {
     "no messages": ({}, "messages", "required"),
     "empty messages": ({"messages": []}, "messages", "at least 1"),
     "unknown field": ({**HELLO, "temprature": 1}, "temprature", "did you mean 'temperature'"),
+    "unknown field within": ({"messages": [{"role": "user", "content": "", "reasoning": "x"}]}, "messages.0.reasoning", "unknown parameter; leave it out"),
     "unknown role": ({"messages": [{"role": "king", "content": ""}]}, "messages.0.role", "system"),
     "no content": ({"messages": [{"role": "user"}]}, "messages", "content"),
     "audio": (

@@ -161,6 +161,7 @@ def test_what_a_response_cannot_have_is_refused(field, value):
 def test_an_error_of_a_response_names_its_own_field(given, param):
     error = post(RESPONSES, given).json()["error"]
     assert (error["code"] == "unsupported") == ("not supported" in error["message"])
+    assert (param in ("previous_response_id", "conversation")) == ("send the earlier items" in error["message"])
     assert error["param"] == param and (param == "text.format" or error["message"].startswith(f"{param}: "))
 
 
@@ -461,6 +462,7 @@ def test_an_unknown_field_with_the_name_of_a_type_is_an_error_and_no_endless_sea
 def test_embeddings_are_a_clear_501():
     answer = post("/v1/embeddings", {"model": "mock", "input": "x"})
     assert answer.status_code == 501 and "embedding" in answer.json()["error"]["message"]
+    assert answer.headers["x-should-retry"] == "false", "the official clients ask again after a 5xx otherwise"
 
 
 def test_errors_of_messages_are_described_as_they_are():
