@@ -87,6 +87,7 @@ def __getattr__(name: str) -> Any:
         import_module("lmc.tracebacks").hide_in_constructor(value)
     if name in _CALLED:
         value = import_module("lmc.tracebacks").users_frames(value)
+        value.__module__ = "lmc"  # pickled by that name
     globals()[name] = value
     return value
 
@@ -155,7 +156,7 @@ def _small_model() -> Any:
 
 
 class _CallableModule(ModuleType):
-    """`lmc.config` is the module of the settings and, called, changes them."""
+    """`lmc.config` is the module of the settings and, called, changes them. It is pickled by its name."""
 
     def __call__(self, **changes: Unpack[_config.Changes]) -> _config.Settings:
         try:
@@ -163,6 +164,9 @@ class _CallableModule(ModuleType):
         except Exception as error:
             import_module("lmc.tracebacks").hide(error)
             raise
+
+    def __reduce__(self) -> str:
+        return "config"
 
 
 sys.modules["lmc.config"].__class__ = _CallableModule

@@ -7,7 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,17 @@ class LmcError(Exception):
             return self.message
         excerpt = self.loc.excerpt()
         return f"{self.loc}: {self.message}" + (f"\n{excerpt}" if excerpt else "")
+
+    def __reduce__(self) -> Any:
+        """Pickle what it holds, not what it was made of: subclasses take other arguments than their message."""
+        _, args, *state = cast("tuple[Any, ...]", super().__reduce__())
+        return _unmade, (type(self), args), *state
+
+
+def _unmade(cls: type[LmcError], args: tuple[Any, ...]) -> LmcError:
+    error = cls.__new__(cls)
+    error.args = args
+    return error
 
 
 def message_of(error: BaseException) -> str:

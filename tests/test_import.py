@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pickle
 import subprocess
 import sys
 import zipfile
@@ -51,6 +52,14 @@ def test_import_brings_little_and_nothing_heavy():
     assert sorted(m for m in new if m.startswith("lmc")) == ["lmc", "lmc.config", "lmc.errors", "lmc.version"]
     assert sorted({m.split(".")[0] for m in new} & {*HEAVY}) == []
     assert len(new) < 80
+
+
+def test_public_names_go_to_other_processes():
+    """A pool's initializer, for one: `ProcessPoolExecutor(initializer=lmc.set_default_backend, initargs=("mock",))`."""
+    for name in lmc.__all__:
+        value = getattr(lmc, name)
+        again = pickle.loads(pickle.dumps(value))
+        assert again is value or again == value or name == "global_config", name
 
 
 RUNS = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import pickle
 import signal
 import threading
 import traceback
@@ -255,3 +256,22 @@ def test_of_a_long_line_the_part_around_the_column_is_shown(tmp_path):
     (tmp_path / "a.py").write_text(line + "\n")
     shown, caret = Loc(str(tmp_path / "a.py"), 1, line.index("here")).excerpt().split("\n")
     assert shown[caret.index("^") :].startswith("here + ") and len(shown) < 200
+
+
+def _kinds(cls: type[lmc.LmcError]) -> list[type[lmc.LmcError]]:
+    return [cls, *(kind for sub in cls.__subclasses__() for kind in _kinds(sub))]
+
+
+MADE_OF: dict[type[lmc.LmcError], dict[str, Any]] = {
+    lmc.MissingPackageError: {"message": "no x", "name": "x"}, lmc.UnsupportedOpError: {"op": "gen", "target": "mock", "hint": "none"},
+    lmc.Interrupted: {"question": "yes?", "schema": "{}", "item": 2, "number": 1, "journal": "runs"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _kinds(lmc.LmcError) if kind.__module__ == "lmc.errors"])
+def test_errors_come_back_from_other_processes_as_they_are(kind):
+    error = kind(**MADE_OF.get(kind, {"message": "what, where"}), loc=Loc(__file__, 3))
+    error.add_note("item 3")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind and str(again) == str(error) and repr(again) == repr(error)
+    assert vars(again) == vars(error) and getattr(again, "name", None) == getattr(error, "name", None)

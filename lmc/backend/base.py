@@ -10,12 +10,12 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from lmc.backend.results import Result
 from lmc.backend.usage import Counters, Prices
 from lmc.chat import ChatTemplate
-from lmc.errors import Loc, ParameterError, UnsupportedOpError
+from lmc.errors import Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.parameters import suggestion
 from lmc.segments import DOCUMENT, Gen, Image, Segment, Select, Text
 
@@ -258,6 +258,23 @@ class Backend(Protocol):
     def close(self) -> None:
         """Cancel what is running and free everything; idempotent."""
         ...
+
+
+class SharedBackend:
+    """A backend as Python copies it: a copy is the backend itself, since its model, connections and threads are not copied. No other process can have it."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raises ProgramError: a backend is not pickled."""
+        raise ProgramError(
+            f"a backend cannot be pickled ({type(self).__name__}): make one in each process, or give its name to lmc.set_default_backend there, or to run(…), "
+            'such as "mock", "openai:MODEL" or the path of a model'
+        )
 
 
 def seed_of(backend: Backend, given: int | None) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from lmc.backend.base import Capabilities, Handle, Health, Hints, check_adapter, check_supported
+from lmc.backend.base import Capabilities, Handle, Health, Hints, SharedBackend, check_adapter, check_supported
 from lmc.backend.conversing import Trail, spoken
 from lmc.backend.engine.constraint import KINDS, Compiler
 from lmc.backend.engine.draft_costs import Costs
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.whole_template import WholeTemplate
 
 
-class LocalBackend:
+class LocalBackend(SharedBackend):
     """The Backend protocol over an engine core. `Engine` is this with a model loaded; tests substitute their own parts.
 
     seam="token": generated text keeps its ids. seam="text": an answer's text joins the literal run and is re-encoded

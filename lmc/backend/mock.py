@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, check_supported
+from lmc.backend.base import ANY_ADAPTER, HEALTHY, Capabilities, Health, Hints, SharedBackend, check_supported
 from lmc.backend.mock_answers import Answers, Ask, check_constraint, gen_output, placed, script_of, select_output
 from lmc.backend.mock_calls import MockCall
 from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, MockNode, MockPicture, PrefixCounter, SeenImage, encode, part_tokens, seen_image, tokens_of
@@ -76,7 +76,7 @@ class _Coming:
         self._mock._arrive(self._handle, self._result, self._output, self._after)
 
 
-class Mock:
+class Mock(SharedBackend):
     """A backend whose answers are computed: `f(hash of prompt tokens, parameters, seed if temperature > 0)`, or scripted.
 
     A run is repeatable: its seed is 0 unless one is given. A request's seed derives from that and from its address

@@ -38,6 +38,8 @@ def explain(error: BaseException) -> str:
         return (error.message if place is not None and not is_users(place.file) else str(error) if place else f"{error}{_users_line(error)}") + notes
     if type(error).__module__.startswith("lmc."):  # these contain the location
         return str(error) + notes
+    if isinstance(error, SyntaxError) and error.filename and os.path.exists(error.filename):  # of a file: its own message has the line and a caret
+        return "\n".join([f"{os.path.relpath(error.filename)} is not valid Python:", "".join(traceback.format_exception_only(error)).rstrip("\n")])
     place = _users_line(error)
     told = message_of(error)
     message = f"{type(error).__name__}: {told}" if told else type(error).__name__
@@ -53,8 +55,6 @@ def _users_line(error: BaseException) -> str:
         for f in traceback.extract_tb(error.__traceback__)
         if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename
     ]
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"\n  {os.path.relpath(error.filename)}:{error.lineno}"
     if not frames:
         return ""
     last = frames[-1]

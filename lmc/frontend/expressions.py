@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import threading
@@ -19,7 +20,7 @@ from lmc.segments import ChoicesMethod, SamplingParams
 from lmc.tracebacks import place, users_frames
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_not_the_users = (_PACKAGE, contextlib.__file__)  # managers of lmc are entered from there
+_not_the_users = (_PACKAGE, contextlib.__file__, copy.__file__)  # managers of lmc are entered, and its objects are copied, from there
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
 

@@ -75,6 +75,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     _is_global = False
     """Whether its name is one of its module's; not of a nested function or a method, nor of one that was told of."""
 
+    _made: tuple[Any, tuple[Any, ...]] | None = None
+    """How another process makes it from a program that has a name; None: it has one."""
+
     def __init__(
         self,
         func: Callable[..., Any],
@@ -222,13 +225,21 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def bound_to(self, obj: Any) -> Function[P, R]:
         """Return the program of a method, bound to the object `obj`; of a class method, to the class."""
-        return Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound, self.given)
+        found: Function[P, R] = Function(MethodType(self.func, obj), self.num_api_spec_tokens, self.bound, self.given)
+        found._made = Function.bound_to, (self, obj)
+        return found
+
+    def _derived(self, bound: Mapping[str, Any], given: Mapping[str, Any]) -> Function[P, R]:
+        found: Function[P, R] = Function(self.func, self.num_api_spec_tokens, {**self.bound, **bound}, {**self.given, **given})
+        origin = self._made[1][0] if self._made is not None and self._made[0] is Function._derived else self  # a chain of them would live on
+        found._made = Function._derived, (origin, found.bound, found.given)
+        return found
 
     @users_frames
     def bind(self, **kwargs: Any) -> Function[..., R]:
         """Return this program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
-        return Function(self.func, self.num_api_spec_tokens, {**self.bound, **kwargs}, self.given)
+        return self._derived(kwargs, {})
 
     @users_frames
     def options(self, **options: Unpack[RunOptions]) -> Function[P, R]:
@@ -238,7 +249,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         Raises ArgumentError, ParameterError for what is no option of a run.
         """
         given = checked(options, RUN_OPTIONS, f"{self.described}: options()")
-        found: Function[P, R] = Function(self.func, self.num_api_spec_tokens, self.bound, {**self.given, **given})
+        found = self._derived({}, given)
         found._without_options = self._without_options or self
         return found
 
@@ -520,9 +531,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         with self._journaled(options, items, numbers, batch=True) as options:
             yield from self._batch(items, numbers, options, given)
 
-    def __reduce__(self) -> str:
-        """Pickle by name, as Python's functions are: another process finds it in its module."""
-        return vars(self)["__qualname__"]
+    def __reduce__(self) -> Any:
+        """Pickle by name, as Python's functions are: another process finds it in its module. With bound arguments, options or an object: with those."""
+        return self._made or vars(self)["__qualname__"]
 
     def __repr__(self) -> str:
         return f"<lmc {self.described}>"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
 import threading
 import warnings
@@ -31,6 +33,7 @@ from lmc.errors import (
     ConstraintError,
     LmcError,
     Loc,
+    ProgramError,
     SchemaWarning,
     UnsupportedOpError,
 )
@@ -658,6 +661,13 @@ def test_a_pattern_beside_a_length_is_drawn_within_both(pattern: str, low: int, 
     for n in range(20):
         text = json.loads(member_of("json_schema", schema, bytes([n])))
         assert re.search(pattern, text) and low <= len(text) <= high, text
+
+
+def test_a_copy_of_a_backend_is_the_backend_and_no_other_process_gets_it():
+    mock = Mock({"x": "y"})
+    assert copy.copy(mock) is mock and copy.deepcopy({"backend": mock}) == {"backend": mock}
+    with pytest.raises(ProgramError, match=r"a backend cannot be pickled \(Mock\): make one in each process, or give its name"):
+        pickle.dumps(mock)
 
 
 def test_mocks_share_one_thread():

@@ -97,7 +97,9 @@ BAD = {
     "exception in the program": (["run", "prog.py:picky", "-a", "text=bad", "-b", "mock"], 1,
                                  ["ValueError: I do not like bad", "prog.py:17"]),
     "exception in the file": (["run", "raises.py:fn", "-b", "mock"], 1, ["ZeroDivisionError", "raises.py:1"]),
-    "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1, ["SyntaxError", "syntax.py:1"]),
+    "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1,
+                                 ["syntax.py is not valid Python:\n  File", ", line 1\n    def f(:\n          ^\nSyntaxError: "]),
+    "syntax error in a text of the program": (["run", "evaluates.py:fn", "-b", "mock"], 1, ["SyntaxError", "evaluates.py:1 in <module>"]),
     "a file that exits": (["run", "exits.py:fn", "-b", "mock"], 2, ["exits.py ends the process", "exit code 3", 'if __name__ == "__main__"']),
     "a file that is no text": (["run", "binary.py:fn", "-b", "mock"], 2, ["binary.py is not a Python file: source code", "null bytes"]),
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
@@ -126,6 +128,7 @@ def bad_files(folder):
     (folder / "empty.jsonl").write_text("\n")
     (folder / "raises.py").write_text("1 / 0\n")
     (folder / "syntax.py").write_text("def f(:\n")
+    (folder / "evaluates.py").write_text("eval('1 +')\n")
     (folder / "empty.py").write_text("x = 1\n")
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
     (folder / "binary.py").write_bytes(b"x = 1\0")

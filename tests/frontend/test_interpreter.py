@@ -198,6 +198,31 @@ def test_a_state_cannot_go_to_another_process() -> None:
             way(program.run(backend=Mock()))
 
 
+@function
+def greets(s: State, name: str) -> None:
+    s += f"Hello {name}" + gen("x", max_tokens=3)
+
+
+class Greeter:
+    greeting = "Hi"
+
+    @function
+    def greets(self, s: State, name: str) -> None:
+        s += f"{self.greeting} {name}" + gen("x", max_tokens=3)
+
+
+@pytest.mark.parametrize("program", [greets, greets.bind(name="Ann"), greets.options(temperature=0).bind(name="Bob"), Greeter.greets, Greeter().greets])
+def test_a_program_goes_to_another_process_with_its_arguments_and_options(program: Function) -> None:
+    again = pickle.loads(pickle.dumps(program))
+    assert (again.func.__code__, again.bound, again.given) == (program.func.__code__, program.bound, program.given)
+    assert again is program or again.run(name="Cy", backend=Mock(), seed=1).text() == program.run(name="Cy", backend=Mock(), seed=1).text()
+
+
+def test_what_copies_a_compiled_program_is_named() -> None:
+    with pytest.raises(ProgramError, match=r"test_interpreter.py:\d+: program greets.* cannot be pickled or copied once it is compiled"):
+        copy.deepcopy({"program": lmc.compile(greets)})
+
+
 def test_usage_adds_up() -> None:
     assert sum([Usage(prompt_tokens=2, calls=1), Usage(prompt_tokens=3, calls=1)]) == Usage(prompt_tokens=5, calls=2)
     with pytest.raises(TypeError):

@@ -25,7 +25,7 @@ from lmc.backend.api.replies import Sample, ServerReply, meta_of
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
 from lmc.backend.api.verify import answer_in, as_schema, matching
-from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, check_supported
+from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.results import Output
 from lmc.backend.usage import Counters, Prices, Spending, Usage, charge
 from lmc.chat import ChatTemplate
@@ -81,7 +81,7 @@ class ApiTerms:
             raise ParameterError(f"{name}: on_refusal={self.on_refusal!r}: must be 'raise' or 'return'")
 
 
-class ApiBackend(ABC):
+class ApiBackend(SharedBackend, ABC):
     """The Backend protocol over a client. A subclass writes requests and reads answers."""
 
     def __init__(self, name: str, wire: Callable[[], Wire], template: ChatTemplate, terms: ApiTerms) -> None:

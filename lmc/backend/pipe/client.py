@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from lmc import codec
-from lmc.backend.base import Capabilities, Handle, Health, Hints, check_supported
+from lmc.backend.base import Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
 from lmc.backend.results import Result
@@ -122,7 +122,7 @@ class _Reply:
         return self.value
 
 
-class PipeBackend:
+class PipeBackend(SharedBackend):
     """The backend at the other end of a connection, which belongs to this from now on.
 
     Requests are sent without waiting, except those that a backend may refuse at once (a constraint that it has not

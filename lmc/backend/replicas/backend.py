@@ -23,7 +23,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints
+from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, SharedBackend
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.process import GRACE, Process
@@ -37,7 +37,7 @@ from lmc.segments import Part, Segment
 log = logging.getLogger("lmc.engine")
 
 
-class Replicas:
+class Replicas(SharedBackend):
     """A backend over replicas, which it owns from now on. `words`: the tokenizer and whole chat template of their
     model."""
 
