@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmc import dollars, report, run_records
+from lmc.backend.deferred import is_asked
+from lmc.backend.results import Result
+from lmc.backend.usage import Usage
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
@@ -23,10 +26,12 @@ from lmc.passes.predict import predict
 
 if TYPE_CHECKING:
     from lmc.runahead.compiled import CompiledProgram, Stats
+    from lmc.runahead.profile import EndedRun
 
 
 def explain(program: CompiledProgram) -> str:
-    """Return the report, one fact a line."""
+    """Return the report, one fact a line. Waits for the answers of runs that have ended, as `state.usage` does."""
+    _wait(program)
     planned = _planned(program)
     lines = [
         f"program {program.function.name}",
@@ -43,7 +48,8 @@ def of_runs(program: CompiledProgram) -> list[str]:
 
 
 def to_html(program: CompiledProgram) -> str:
-    """Render the whole page: of its runs the conversation, the source and the timeline, then the graph."""
+    """Render the whole page: of its runs the conversation, the source and the timeline, then the graph. Waits as `explain` does."""
+    _wait(program)
     return page(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
@@ -53,7 +59,8 @@ def to_fragment(program: CompiledProgram) -> str:
 
 
 def to_json(program: CompiledProgram) -> str:
-    """Return the same for programs: one object, whose `ops` are in the order of the graph."""
+    """Return the same for programs: one object, whose `ops` are in the order of the graph. Waits as `explain` does."""
+    _wait(program)
     found = section(program, _planned(program))
     profile = program.profile
     return json.dumps(
@@ -67,6 +74,13 @@ def to_json(program: CompiledProgram) -> str:
         },
         indent=1,
     )
+
+
+def _wait(program: CompiledProgram) -> None:
+    for ledger in tuple(program.profile.runs):
+        for record in tuple(ledger.records):
+            if is_asked(record.result):
+                record.result.wait()
 
 
 # -- the parts -----------------------------------------------------------------------------------------------------
@@ -168,6 +182,12 @@ def to_line(program: CompiledProgram) -> str:
     return f"{', '.join(parts)}; {several(program.stats.runs, 'run')} so far"
 
 
+def _late(runs: Sequence[EndedRun]) -> Usage:
+    """Return what the answers of the last run cost if any arrived after it had ended, else nothing."""
+    results = {record.result for record in tuple(runs[-1].records)} if runs else set[Result]()  # of merged requests it is one
+    return sum((result.usage or Usage() for result in results), Usage()) if any(result.ended > runs[-1].ended for result in results) else Usage()
+
+
 # -- as text -------------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +251,11 @@ def _stats(program: CompiledProgram) -> Iterator[str]:
     for site in profile.off:
         yield f"    no more requests are made ahead at {site}: guesses there were wrong too often"
     last = stats.counters
+    if (asked := _late(profile.runs)).calls > last.calls:  # it returned before its answers had arrived
+        yield f"  last call: {several(asked.calls, 'request')}"
+        yield f"    {asked.prompt_tokens} prompt tokens: {asked.cached_tokens} from the cache, {asked.prompt_tokens - asked.cached_tokens} computed"
+        yield f"    {asked.completion_tokens} tokens generated, {asked.forced_tokens} of them forced"
+        return
     if not last.calls:
         return
     yield f"  last call: {stats.run_seconds:.3f} s, {several(last.calls, 'request')} in {several(last.passes, 'pass')} of the model"

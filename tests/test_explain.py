@@ -76,6 +76,19 @@ def test_runs_on_the_default_backend_are_counted() -> None:
     assert "so far: 2 runs" in program.explain()
 
 
+def test_a_call_that_returned_before_its_answers_is_explained_with_them() -> None:
+    @lmc.function
+    def two(s):
+        s += "a" + lmc.gen("x", max_tokens=4) + "b" + lmc.gen("y", max_tokens=3)
+
+    program = lmc.compile(two, backend=lmc.Mock(latency=0.05))
+    program()
+    for _ in range(2):  # at once, and when nothing is pending any more
+        shown = program.explain()
+        assert re.search(r"last call: .*2 requests.*\n    7 prompt tokens: 5 from the cache, 2 computed.*\n(.*mock.*\n)?    7 tokens generated", shown)
+        assert re.search(r"gen y \*: .* 1 time, 6 tokens in", shown)
+
+
 def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:
     program = lmc.compile(ask, backend=lmc.Mock())
     program.lower(q="x")
