@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import lmc
-from lmc.cli import app
+from lmc.cli.command import app
 from lmc.measuring import WAYS, Spread, TimedBackend, arriving, compare, compiled, measure, poisson
 
 pytestmark = pytest.mark.usefixtures("no_full_collections")

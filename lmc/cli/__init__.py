@@ -5,6 +5,16 @@ Exit codes: 0 done, 1 a run failed (at least one item ended with an error), 2 th
 `LMC_DEBUG` (1 to 5) shows tracebacks.
 """
 
-from lmc.cli.command import app, main
+from __future__ import annotations
 
-__all__ = ["app", "main"]
+import sys
+
+
+def main() -> None:
+    """Run the command: the console script. Ctrl-C while it is imported, which takes a moment, has no traceback either."""
+    try:
+        from lmc.cli import command
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    command.main()

@@ -71,8 +71,8 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_print_ver
 def main() -> None:
     """Run the command and turn exceptions into one message and an exit code: the console script."""
     for stream in (sys.stdout, sys.stderr):  # in a locale without Unicode: files and pipes are read as UTF-8, terminals as they are
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() != "utf-8":
-            stream.reconfigure(errors="backslashreplace") if stream.isatty() else stream.reconfigure(encoding="utf-8")
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
     try:
         with as_usage():
             if config().otel:  # a bad LMC_… variable is reported before anything else happens

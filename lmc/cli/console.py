@@ -67,6 +67,6 @@ def write(text: str, output: Path | None) -> None:
         return
     check_folder(output)
     try:
-        output.write_text(text, encoding="utf-8")
+        output.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files and arguments may hold bytes that are no text
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another file") from None

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import typer
 
-from lmc import cli
+from lmc.cli.command import app
 
-COMMAND = typer.main.get_command(cli.app)  # a process makes it once
+COMMAND = typer.main.get_command(app)  # a process makes it once
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = '''

@@ -1,5 +1,6 @@
 """All commands: help, version and environment, and bad input, which gets one clear message with its place and remedy."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 import typer
 
 from lmc.config import reset
-from tests.cli.harness import COMMAND
+from tests.cli.harness import COMMAND, ROOT
 from tests.searching import some
 
 
@@ -157,6 +158,12 @@ def test_what_a_file_does_wrong_while_it_is_imported_is_shown_at_its_line(lmc_cl
     (tmp_path / "runs.py").write_text('import lmc\np = lmc.function(lambda s: None)\nlmc.set_default_backend("nope")\n')
     code, _, err = lmc_cli("dump-ir", str(tmp_path / "runs.py:p"))
     assert code != 0 and "no model 'nope'" in err and "runs.py:3 in <module>: lmc.set_default_backend" in err
+
+
+def test_ctrl_c_while_the_command_is_imported_has_no_traceback():
+    code = "import sys, lmc.cli\nclass Pressed:\n  def find_spec(*_): raise KeyboardInterrupt\nsys.meta_path.insert(0, Pressed)\nlmc.cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
 def test_debug_shows_the_traceback(lmc_cli, monkeypatch):

@@ -410,6 +410,16 @@ def test_piped_output_is_utf_8_in_every_locale(folder):
     plain = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run([sys.executable, "-m", "lmc", "dump-ir", "cafe.py"], capture_output=True, env=plain, check=False)
     assert "Un café…" in done.stdout.decode("utf-8"), done.stderr
+    done = subprocess.run([sys.executable, "-m", "lmc", "run", "é.py:order"], capture_output=True, env=plain, check=False)
+    assert done.stderr.decode("utf-8").startswith("error: no such file: \\udcc3\\udca9.py")
+
+
+def test_pages_of_files_whose_names_are_no_text_are_written(lmc_cli, folder):
+    (folder / "\udcff.py").write_text((folder / "prog.py").read_text())
+    code, out, err = lmc_cli("dump-ir", "\udcff.py:echo", "--format", "html")
+    assert code == 0 and "\\udcff.py:9" in out, err
+    code, out, err = lmc_cli("run", "\udcff.py:echo", "-b", "mock", "-a", "text=\udcfe", "--html", "page.html")
+    assert code == 0 and "Say: \\udcfe" in (folder / "page.html").read_text(encoding="utf-8"), err
 
 
 def test_rows_of_standard_input_become_records(lmc_cli, folder, monkeypatch):

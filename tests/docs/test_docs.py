@@ -144,7 +144,7 @@ def test_every_page_is_linked_from_the_readme():
 
 
 def test_every_command_is_in_the_changelog():
-    from lmc.cli import app
+    from lmc.cli.command import app
 
     text = (ROOT / "CHANGELOG.md").read_text()
     names = [c.name or c.callback.__name__ for c in app.registered_commands]

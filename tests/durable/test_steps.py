@@ -197,10 +197,10 @@ def test_what_cannot_be_replayed(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from lmc import cli
+    from lmc.cli import command
 
     def ran(*args: Any) -> tuple[str, str]:
-        cli.app(["replay", *map(str, args)], standalone_mode=False)
+        command.app(["replay", *map(str, args)], standalone_mode=False)
         return capsys.readouterr()
 
     monkeypatch.chdir(tmp_path)
