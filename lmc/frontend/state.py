@@ -455,6 +455,7 @@ class State(AnswersByName, Generic[R]):
 
         return state_html(self)
 
+    @users_frames
     def _ipython_display_(self) -> None:
         """Display in a notebook: for a stream, the text as it grows."""
         from lmc.frontend.notebook import display

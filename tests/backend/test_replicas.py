@@ -379,6 +379,12 @@ child.main()
 """
 
 
+def stop(process: int) -> None:
+    """The signal reaches one thread; the others go on until that one runs, which on a busy machine takes a while."""
+    os.kill(process, signal.SIGSTOP)
+    os.waitid(os.P_PID, process, os.WSTOPPED)
+
+
 def test_a_replica_that_is_stopped_is_found_and_what_it_was_asked_is_asked_elsewhere(monkeypatch):
     """It answered nothing and nobody looked: requests, `health` and the end of the program waited for it."""
     monkeypatch.setattr(processes, "CODE", MOCKS)
@@ -388,14 +394,14 @@ def test_a_replica_that_is_stopped_is_found_and_what_it_was_asked_is_asked_elsew
         root = ask(backend, "abc")
         assert root.results[0].output().text
         stopped = root.submission.replica
-        os.kill(stopped.process.id, signal.SIGSTOP)
+        stop(stopped.process.id)
         handle = ask(backend, " and on", parent=root, group=(1,), members=1)  # siblings go where their parent is
         assert handle.submission.replica is stopped
         assert handle.results[0].output().text == ask(mock, " and on", parent=ask(mock, "abc")).results[0].output().text
         assert handle.submission.replica is not stopped and backend.health().ready
         assert backend.server_info()["replicas"][stopped.bit]["ended"] == "had not been running for 3 s, and was ended"
         assert backend.chat_template.begin("user", None) == mock.chat_template.begin("user", None)
-        os.kill(handle.submission.replica.process.id, signal.SIGSTOP)
+        stop(handle.submission.replica.process.id)
         with pytest.raises(BackendError, match=r"can no longer be used: replica 0 had not been running for 3 s.*, replica 1 had"):
             ask(backend, "x").results[0].output()
         assert backend.health().state == "ended"
