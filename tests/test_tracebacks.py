@@ -191,9 +191,14 @@ def test_arguments_that_a_public_function_does_not_take_are_named(call, says):
     assert not any(frame.filename.startswith(HERE) for frame in found)
 
 
-def test_a_state_is_not_iterated():
-    with pytest.raises(TypeError, match="'State' object is not iterable"):
-        list(fails.run(x=1, backend=MOCK))
+def unpacked(state: Any) -> None:
+    _, _ = state
+
+
+@pytest.mark.parametrize("use", [list, unpacked, lambda state: state[0]])
+def test_a_state_has_no_items(use: Any):
+    with pytest.raises(TypeError, match=r"a state has no items: read an answer with s\['name'\], what its program returned with s.ret_value"):
+        use(fails.run(x=1, backend=MOCK))
 
 
 def test_a_warning_names_the_users_line():

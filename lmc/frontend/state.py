@@ -134,8 +134,6 @@ class State(AnswersByName, Generic[R]):
             raise ArgumentError(f"a state equals no text: {_READ}; if it may be either, ask isinstance(x, lmc.State) first", loc=caller_loc())
         return self is other or NotImplemented
 
-    __iter__ = None  # it has variables, and no items: without this, Python would read s[0]
-
     if not TYPE_CHECKING:  # a type checker knows which attributes exist
 
         def __getattr__(self, name: str) -> Any:
@@ -265,6 +263,8 @@ class State(AnswersByName, Generic[R]):
 
     def _await(self, name: str | None) -> Any:
         """Wait for a variable that is not known yet: only a watcher of a streaming run can wait for it."""
+        if isinstance(name, int):  # s[0] is how Python iterates what has no __iter__, and unpacks it: `a, b = program(…)`
+            raise ArgumentError(f"a state has no items: {_READ}", loc=caller_loc())
         if self.progress is not None and self.progress.elsewhere():
             self.progress.wait_until(lambda: name in self.variables)
             if name in self.variables:
