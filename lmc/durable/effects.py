@@ -194,7 +194,7 @@ def _attrs_calls_only(fn: Any, cls: type) -> bool:
     """Return whether a function that attrs calls computes, and nothing else: also one of a list of validators, or in a converter of attrs."""
     if isinstance(fn, types.FunctionType):
         return ComputingSearch(computes, cls).only_computes(fn)
-    if isinstance(fn, types.BuiltinFunctionType):
+    if type(fn) in BUILTINS:
         return computes(fn)
     if str(type(fn).__module__).startswith("attr."):
         held = [x for part in inside(fn) for x in (part if isinstance(part, tuple) else (part,))]

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import copy
 import csv
+import dataclasses
 import datetime
 import decimal
 import functools
@@ -137,6 +138,7 @@ WAITING = frozenset(fn.__code__ for fn in (
 """Code of coroutines that only wait for what the program does, if it has made their object."""
 _COMPUTING: Mapping[str, str] = {
     "ast": "literal_eval",
+    "attrs": "asdict astuple evolve fields has",
     "base64": "b64encode b64decode standard_b64encode standard_b64decode urlsafe_b64encode urlsafe_b64decode b32encode b32decode b16encode b16decode "
               "b85encode b85decode a85encode a85decode",
     "binascii": "hexlify unhexlify crc32",
@@ -184,8 +186,13 @@ CALL_BACK = frozenset({"sort", "sub", "subn", "sorted", "min", "max", "map", "fi
 """Methods of data and builtins that call a function passed to them. The others store or inspect it."""
 
 
+def constructs(fn: Any) -> bool:
+    """Return whether a function makes another object of its first argument's class, by calling that: a copy with some fields replaced."""
+    return fn is dataclasses.replace or fn is getattr(sys.modules.get("attrs"), "evolve", dataclasses.replace)
+
+
 def only_computes(fn: Any) -> bool:
-    """Return whether it is a Python function whose result depends only on its arguments, and that changes nothing."""
+    """Return whether it is a function of Python, or of attrs, whose result depends only on its arguments, and that changes nothing."""
     if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, CACHED):
         return False
     if fn.__module__ in COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import copy
 import csv
-import dataclasses
 import functools
 import inspect
 import io
@@ -27,7 +26,7 @@ from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import drawn
-from lmc.durable.library import KEPT, calls_in_process, is_kept, is_of_kept, passes_on
+from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
 from lmc.durable.run import RunJournal
@@ -80,7 +79,7 @@ class Recorder:
             return lambda thing: CLOSING[fn](self, thing) if self.journal.effects.has_made(thing) else fn(thing)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType, type) and fn in _WRITING:
             return functools.partial(self._writes, fn)
-        if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and fn in _COPYING:
+        if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and (fn in _COPYING or constructs(fn)):
             return functools.partial(self._copied, fn)
         owner = attribute(fn, "__self__")
         if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
@@ -115,6 +114,8 @@ class Recorder:
 
     def _copied(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Copy an object, or make one without a constructor: the instances of the user's classes in it that it did not take over are the program's."""
+        if args and constructs(fn) and not computes(type(args[0])):
+            return self.made(fn, CallKind.EITHER, args, kwargs)
         made = fn(*args, **kwargs)
         old = {id(x) for x in _instances_in(args)}
         for x in _instances_in([made]):
@@ -370,7 +371,7 @@ _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter:
 """Functions that write to a file, with its place among their arguments."""
 
 
-_COPYING = frozenset({copy.copy, copy.deepcopy, dataclasses.replace, pickle.loads, object.__new__})
+_COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
 _PLAIN_DATA = frozenset({str, int, float, bool, bytes, type(None)})
 
 

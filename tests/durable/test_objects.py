@@ -25,7 +25,7 @@ from abc import ABCMeta
 from collections import UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, MutableMapping, MutableSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ import lmc
 from lmc.durable import records
 from lmc.durable.known import KnownEffects
 from lmc.errors import JournalError
-from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.durable.resuming import CALLS, recorded, resumes_anywhere
 from tests.searching import some
 
 TOPIC = contextvars.ContextVar("TOPIC", default="none")
@@ -812,6 +812,7 @@ def at_least_one(x: Any) -> int:
 @attrs.define
 class Game:
     most: int = attrs.field(default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.instance_of(int)])
+    name: str = attrs.field(default=" g", converter=str.strip)
     words: list[str] = attrs.field(factory=list)
     moves: int = 0
 
@@ -868,7 +869,8 @@ def makes_objects_of_attrs(s: Any) -> Any:
     for x in "abc":
         s += x + lmc.gen("a", max_tokens=2)
         game.move(s["a"])
-    return game, shown
+        game = attrs.evolve(game, name=f"{x} ")
+    return game, shown, attrs.astuple(game)
 
 
 def is_logged(_: Any, field: Any, x: Any) -> None:
@@ -948,6 +950,29 @@ def has_tools(s: Any) -> Any:
     s += tools.search("q") + lmc.gen("a", max_tokens=2)
     s += tools.again("r").search("r") + lmc.gen("b", max_tokens=2)
     return tools.used
+
+
+@dataclass
+class Logging:
+    """Leaves something outside when it is made."""
+
+    x: str
+
+    def __post_init__(self) -> None:
+        CALLS.append(("Logging", self.x))
+
+
+@lmc.function
+def replaces_fields(s: Any) -> Any:
+    found = Logging("q")
+    for _ in range(2):
+        s += found.x + lmc.gen("a", max_tokens=2)
+        found = replace(found, x=s["a"])
+    return found
+
+
+def test_a_copy_made_by_a_constructor_that_leaves_something_outside_is_recorded(tmp_path: Path) -> None:
+    assert recorded(replaces_fields, tmp_path) == ["Logging", "replace", "replace"]
 
 
 @pytest.mark.search
