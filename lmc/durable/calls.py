@@ -290,8 +290,8 @@ class JournaledCalls(Answers):
             if is_idempotent(fn):
                 return None
             return False, self.lost(
-                f"{known.name}() gave a {known.outcome[1]}, and a journal cannot hold that or what the call changed, so the run cannot be resumed behind it. "
-                + _REMEDY
+                f"{known.name}() gave {_shown(known.outcome[1])}, and a journal cannot hold that or what the call changed, "
+                f"so the run cannot be resumed behind it. {_REMEDY}"
             )
         if known.outcome[0] == "awaitable":
             kind = known.outcome[1]
@@ -313,7 +313,7 @@ class JournaledCalls(Answers):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
         if kind == "opaque":  # of an awaitable
-            return False, self.lost(f"{name} gave a {data}, which a journal cannot hold, so the run cannot be resumed behind it")
+            return False, self.lost(f"{name} gave {_shown(data)}, which a journal cannot hold, so the run cannot be resumed behind it")
         with self._reading(name):
             if kind == "argument":
                 return True, args[data]
@@ -372,10 +372,15 @@ class JournaledCalls(Answers):
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):
-                because = f"a journal cannot hold {what}: a run that is cut off behind it cannot be resumed"
-                warn(f"{name}() gave a {type(value).__name__}, and {because}. {_REMEDY}", loc)
+                warn(f"{name}() gave {_shown(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. "
+                     + _REMEDY, loc)  # fmt: skip
         self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
+
+
+def _shown(kind: str) -> str:
+    """Return the name of a result's type as messages have it."""
+    return "None" if kind == "NoneType" else f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
 _warned: set[tuple[str, str]] = set()

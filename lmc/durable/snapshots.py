@@ -211,7 +211,7 @@ class CallSnapshot:
         for index, after in found:
             if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
-                raise codec.NotData(f"what it did to a {type(where).__name__}")
+                raise codec.NotData(f"what it did to a {type(where).__name__} with {after.reason} in it")
             new = self._found.held[index] - before.held[index] - self._places.keys() if index < len(self.values) else set[int]()
             if any(new & held for held in before.held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
@@ -399,9 +399,10 @@ def _content(cell: types.CellType) -> Any:
 
 
 class _OpaqueValue:
-    """A value that is not data, with its contents: only whether it changed is known."""
+    """A value that is not data, with its contents and what in it is none: only whether it changed is known."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Any, reason: codec.NotData) -> None:
+        self.reason = str(reason)
         self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
 
 
@@ -414,8 +415,8 @@ def _snapshot(x: Any, held: Mapping[int, list[Any]]) -> Any:
         data = {**vars(x), **{name: getattr(x, name) for name in _OF_MODELS}}
     try:
         return steadily(lambda: codec.encode(data, held))
-    except codec.NotData:
-        return _OpaqueValue(x)
+    except codec.NotData as reason:
+        return _OpaqueValue(x, reason)
 
 
 _OF_MODELS = ("__pydantic_private__", "__pydantic_fields_set__", "__pydantic_extra__")

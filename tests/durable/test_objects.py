@@ -981,6 +981,19 @@ def test_methods_that_leave_something_outside_are_recorded_as_a_whole(tmp_path: 
     assert [e.name for e in records.read(tmp_path / "0").runs[0].effects.values()] == ["Tools.search", "Tools.again", "Tools.search"]
 
 
+@lmc.function
+def runs_code(s: Any) -> Any:
+    names: dict[str, Any] = {}
+    exec("def twice(x): return 2 * x", names)
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return names["twice"](1)
+
+
+def test_a_warning_says_what_is_no_data_in_what_a_call_has_changed(tmp_path: Path) -> None:
+    with pytest.warns(lmc.JournalWarning, match="exec\\(\\) gave None, and a journal cannot hold what it did to a dict with a function in it: a run"):
+        runs_code.run(backend=lmc.Mock(), journal=tmp_path / "j")
+
+
 def test_what_a_tool_writes_to_an_outside_object_is_its_effect(tmp_path: Path) -> None:
     out = io.StringIO()
 
