@@ -19,6 +19,7 @@ from lmc.durable.call_records import arguments_digest, contents_digest, name_of,
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, inner_of, made_by
 from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Ask, Record
+from lmc.durable.iterators import ITERATORS, SharedIterator
 from lmc.durable.journal import JournalFile
 from lmc.durable.known import MANY_TASKS, KnownEffects
 from lmc.durable.records import Effect, RecordedCall
@@ -354,7 +355,7 @@ class JournaledCalls(Answers):
         if isinstance(value, JournalError | InDoubtEffect | Interrupted):
             return
         record: Record
-        index = next((i for i, a in enumerate(args) if a is value and (mutations.can_change(a) or callable(a) or self.effects.has_made(a))), None)
+        index = next((i for i, a in enumerate(args) if a is value and self._is_itself(a)), None)
         try:
             if index is not None:
                 record = ["argument", index]
@@ -376,6 +377,10 @@ class JournaledCalls(Answers):
                      + _REMEDY, loc)  # fmt: skip
         self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
+
+    def _is_itself(self, x: Any) -> bool:
+        """Return whether a result that is an argument is recorded as that, and not by its contents."""
+        return mutations.can_change(x) or callable(x) or isinstance(x, (SharedIterator, *ITERATORS)) or self.effects.has_made(x)
 
 
 def _shown(kind: str) -> str:

@@ -25,7 +25,7 @@ from lmc.durable.completion import ManagedGroup
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
-from lmc.durable.iterators import drawn
+from lmc.durable.iterators import SharedIterator, drawn
 from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
@@ -216,7 +216,7 @@ class Recorder:
                 f"{attribute(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
         if ok:
-            return value
+            return value.items if isinstance(value, SharedIterator) else value
         try:
             raise value
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterable, Iterator
 from functools import cmp_to_key
 from itertools import count, islice
@@ -95,6 +96,24 @@ def fails_in_generators(s: Any) -> Any:
     return list(rows)
 
 
+def primed(rows: Any) -> Any:
+    CALLS.append(("primed", 0))
+    next(rows)
+    return rows
+
+
+@lmc.function
+def goes_on_with_what_a_tool_gives_back(s: Any) -> Any:
+    def answers(state: Any) -> Any:
+        found = "none"
+        while True:
+            state += (yield found) + lmc.gen("a", max_tokens=2)
+            found = state["a"]
+
+    turns, letters = primed(answers(s)), primed(iter("abc"))
+    return [turns.send(x) for x in letters], inspect.isgenerator(turns), next(letters, "end")
+
+
 @lmc.function
 def compares_keys(s: Any) -> Any:
     """A key that refuses to be compared with what is none, journaled or not."""
@@ -113,6 +132,10 @@ def test_objects_are_not_compared_by_a_journal(tmp_path: Path) -> None:
 @some("program", [hands_iterators, goes_on_in_iterators, asks_in_generators, fails_in_generators], 3, ids=lambda p: p.name)
 def test_calls_that_are_handed_iterators_are_made_once(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
+
+
+def test_iterators_that_tools_give_back_are_the_programs(tmp_path: Path) -> None:
+    resumes_anywhere(goes_on_with_what_a_tool_gives_back, {}, tmp_path, doubtful=True)
 
 
 @lmc.host(idempotent=True)
