@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import importlib.util
+import inspect
 import os
 import re
 import signal
@@ -132,6 +134,17 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     yield
     if item.config.option.markexpr == "unit" and (found := _heavy() - before):
         pytest.fail(f"a unit test imports {', '.join(found)}: mark it as one of the tier that has that", pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine function runs on a loop of its own: asyncio's, or what the fixture `new_loop` gives."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    with asyncio.Runner(loop_factory=pyfuncitem.funcargs.get("new_loop")) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
 
 
 def _heavy() -> set[str]:

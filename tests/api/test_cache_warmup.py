@@ -231,54 +231,46 @@ def test_effects_and_streams_keep_their_order(caching):
         assert seen == expected, differences(seen, expected)
 
 
-def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
+async def test_a_first_that_is_stuck_holds_nobody_for_long(monkeypatch):
     """The one behind it goes after a while; when that one is answered, those who wait go too, and nobody waits any more."""
     monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 0.05)
+    warmup, went = CacheWarmup(), asyncio.Event()
 
-    async def scenario() -> None:
-        warmup, went = CacheWarmup(), asyncio.Event()
+    async def one(prompt: str) -> None:
+        async with warmup.turn(prompt) as turn:
+            turn.begun()
 
-        async def one(prompt: str) -> None:
-            async with warmup.turn(prompt) as turn:
-                turn.begun()
-
-        async with warmup.turn("a" * BLOCK * 3):
-            await one("a" * BLOCK * 2)  # after a while
-            assert warmup.held == 1
-            monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 60.0)
-            await one("a" * BLOCK * 2 + "b" * BLOCK)
-            assert warmup.held == 1, "what the other brought is known"
-            longer = asyncio.create_task(one("a" * BLOCK * 3))
-            longer.add_done_callback(lambda task: went.set())
-            await asyncio.sleep(0)
-            assert not went.is_set(), "what is the stuck one's alone is still waited for"
-        await asyncio.wait_for(went.wait(), 30)
-        assert warmup.held == 2 and not warmup._ahead
-
-    asyncio.run(scenario())
+    async with warmup.turn("a" * BLOCK * 3):
+        await one("a" * BLOCK * 2)  # after a while
+        assert warmup.held == 1
+        monkeypatch.setattr("lmc.backend.api.cache_warmup._LONGEST", 60.0)
+        await one("a" * BLOCK * 2 + "b" * BLOCK)
+        assert warmup.held == 1, "what the other brought is known"
+        longer = asyncio.create_task(one("a" * BLOCK * 3))
+        longer.add_done_callback(lambda task: went.set())
+        await asyncio.sleep(0)
+        assert not went.is_set(), "what is the stuck one's alone is still waited for"
+    await asyncio.wait_for(went.wait(), 30)
+    assert warmup.held == 2 and not warmup._ahead
 
 
-def test_nothing_is_left_of_what_was_held():
+async def test_nothing_is_left_of_what_was_held():
     """Requests in any order, of beginnings within each other, some of which fail: all get their turn, and none stays ahead."""
+    warmup = CacheWarmup()
+    ended: list[int] = []
 
-    async def scenario() -> None:
-        warmup = CacheWarmup()
-        ended: list[int] = []
+    async def one(i: int) -> None:
+        prompt = "".join("abc"[(i * 7 + k) % (k + 1) % 3] * BLOCK for k in range(i % 4)) + str(i)
+        async with warmup.turn(prompt) as turn:
+            await asyncio.sleep(0)
+            if i % 5:
+                turn.begun()
+            await asyncio.sleep(0)
+            ended.append(i)
+            if i % 3 == 0:
+                raise RuntimeError
 
-        async def one(i: int) -> None:
-            prompt = "".join("abc"[(i * 7 + k) % (k + 1) % 3] * BLOCK for k in range(i % 4)) + str(i)
-            async with warmup.turn(prompt) as turn:
-                await asyncio.sleep(0)
-                if i % 5:
-                    turn.begun()
-                await asyncio.sleep(0)
-                ended.append(i)
-                if i % 3 == 0:
-                    raise RuntimeError
-
-        tasks = [asyncio.create_task(one(i)) for i in range(60)]
-        tasks[13].cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
-        assert len(ended) >= 59 and not warmup._ahead
-
-    asyncio.run(scenario())
+    tasks = [asyncio.create_task(one(i)) for i in range(60)]
+    tasks[13].cancel()
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+    assert len(ended) >= 59 and not warmup._ahead

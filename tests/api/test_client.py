@@ -18,65 +18,56 @@ from tests.api.text_model import TextModel
 pytestmark = pytest.mark.api
 
 
-def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
-    async def scenario() -> None:
-        room, entered, inside = ConcurrencyLimit(2), list[int](), 0
-        most = 0
+async def test_so_many_at_once_in_order_and_those_who_give_up_take_no_place():
+    room, entered, inside = ConcurrencyLimit(2), list[int](), 0
+    most = 0
 
-        async def one(i: int) -> None:
-            nonlocal inside, most
-            async with room.turn(None, 0):
-                entered.append(i)
-                inside += 1
-                most = max(most, inside)
-                await asyncio.sleep(0)
-                inside -= 1
-
-        tasks = [asyncio.create_task(one(i)) for i in range(20)]
-        await asyncio.sleep(0)
-        for i in (3, 4, 9):  # while they wait
-            tasks[i].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert most == 2 and entered == [i for i in range(20) if i not in (3, 4, 9)]
-        assert room._inside == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
-    async def scenario() -> None:
-        room = ConcurrencyLimit(1)
-
-        async def one() -> None:
-            async with room.turn(None, 0):
-                pass
-
+    async def one(i: int) -> None:
+        nonlocal inside, most
         async with room.turn(None, 0):
-            waits = [asyncio.create_task(one()) for _ in range(2)]
+            entered.append(i)
+            inside += 1
+            most = max(most, inside)
             await asyncio.sleep(0)
-        waits[0].cancel()  # it has its turn, and gives it up before it runs
-        await asyncio.wait_for(waits[1], 30)
-        assert room._inside == 0 and waits[0].cancelled()
+            inside -= 1
 
-    asyncio.run(scenario())
+    tasks = [asyncio.create_task(one(i)) for i in range(20)]
+    await asyncio.sleep(0)
+    for i in (3, 4, 9):  # while they wait
+        tasks[i].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == 2 and entered == [i for i in range(20) if i not in (3, 4, 9)]
+    assert room._inside == 0
 
 
-def test_batches_take_turns_and_of_a_batch_the_run_that_began_first():
-    async def scenario() -> None:
-        room, entered = ConcurrencyLimit(1), list[str]()
+async def test_a_turn_that_comes_with_a_cancellation_goes_to_the_next():
+    room = ConcurrencyLimit(1)
 
-        async def one(batch: str, run: int, name: str) -> None:
-            async with room.turn(batch, run):
-                entered.append(f"{batch}{run}{name}")
+    async def one() -> None:
+        async with room.turn(None, 0):
+            pass
 
-        asked = [("a", 2, "x"), ("a", 3, "x"), ("a", 1, "x"), ("a", 1, "y"), ("b", 9, "x"), ("b", 8, "x"), ("c", 7, "x")]
-        async with room.turn("a", 1):
-            tasks = [asyncio.create_task(one(*ask)) for ask in asked]
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks)
-        assert entered == ["a1x", "b8x", "c7x", "a1y", "b9x", "a2x", "a3x"] and room._inside == 0
+    async with room.turn(None, 0):
+        waits = [asyncio.create_task(one()) for _ in range(2)]
+        await asyncio.sleep(0)
+    waits[0].cancel()  # it has its turn, and gives it up before it runs
+    await asyncio.wait_for(waits[1], 30)
+    assert room._inside == 0 and waits[0].cancelled()
 
-    asyncio.run(scenario())
+
+async def test_batches_take_turns_and_of_a_batch_the_run_that_began_first():
+    room, entered = ConcurrencyLimit(1), list[str]()
+
+    async def one(batch: str, run: int, name: str) -> None:
+        async with room.turn(batch, run):
+            entered.append(f"{batch}{run}{name}")
+
+    asked = [("a", 2, "x"), ("a", 3, "x"), ("a", 1, "x"), ("a", 1, "y"), ("b", 9, "x"), ("b", 8, "x"), ("c", 7, "x")]
+    async with room.turn("a", 1):
+        tasks = [asyncio.create_task(one(*ask)) for ask in asked]
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert entered == ["a1x", "b8x", "c7x", "a1y", "b9x", "a2x", "a3x"] and room._inside == 0
 
 
 @lmc.function

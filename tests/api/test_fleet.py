@@ -80,115 +80,92 @@ class Scenario:
         return [task.exception() for task in done if task.done()]
 
 
-def test_what_begins_alike_goes_to_one_server():
-    async def scenario() -> None:
-        s = Scenario(3)
-        first = {begins: await s.send(request(begins)) for begins in (1, 2, 3)}
-        assert sorted(first.values()) == ["s0", "s1", "s2"]
+async def test_what_begins_alike_goes_to_one_server():
+    s = Scenario(3)
+    first = {begins: await s.send(request(begins)) for begins in (1, 2, 3)}
+    assert sorted(first.values()) == ["s0", "s1", "s2"]
+    await s.end()
+    for begins in (3, 1, 2, 2, 1, 3):
+        assert await s.send(request(begins)) == first[begins]
         await s.end()
-        for begins in (3, 1, 2, 2, 1, 3):
-            assert await s.send(request(begins)) == first[begins]
-            await s.end()
-        assert [server.running for server in s.fleet.servers] == [0, 0, 0] == [server.load for server in s.fleet.servers]
-
-    asyncio.run(scenario())
+    assert [server.running for server in s.fleet.servers] == [0, 0, 0] == [server.load for server in s.fleet.servers]
 
 
-def test_a_busy_server_shares_what_begins_alike():
-    async def scenario() -> None:
-        s = Scenario(2)
-        went = [await s.send(request(1, 640, limit=64)) for _ in range(20)]
-        assert went[:3] == ["s0"] * 3, "its prefix is cheaper to wait for than to compute again"
-        assert 7 <= went.count("s1") <= 10, "but not for all"
-        await s.end()
-        s = Scenario(2)
-        assert {await s.send(request(1, 64_000, limit=64)) for _ in range(20)} == {"s0"}, "a long one is waited for"
-
-    asyncio.run(scenario())
+async def test_a_busy_server_shares_what_begins_alike():
+    s = Scenario(2)
+    went = [await s.send(request(1, 640, limit=64)) for _ in range(20)]
+    assert went[:3] == ["s0"] * 3, "its prefix is cheaper to wait for than to compute again"
+    assert 7 <= went.count("s1") <= 10, "but not for all"
+    await s.end()
+    s = Scenario(2)
+    assert {await s.send(request(1, 64_000, limit=64)) for _ in range(20)} == {"s0"}, "a long one is waited for"
 
 
-def test_a_server_that_fails_is_left_alone_and_tried_again(monkeypatch):
+async def test_a_server_that_fails_is_left_alone_and_tried_again(monkeypatch):
     now = 100.0
     monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=lambda: now))
-
-    async def scenario() -> None:
-        nonlocal now
-        s = Scenario(2)
-        assert await s.send(request(1)) == "s0" and await s.send(request(1)) == "s0"
-        (fault, again) = await s.end(fault=Fault("gone"))
-        assert isinstance(fault, Fault) and fault.elsewhere and again is fault
-        assert s.fleet.said[0]["down"] and s.fleet.said[0]["failures"] == 2
-        assert s.fleet.unread(request(1)) == 640, "what it had cached is gone"
-        assert {await s.send(request(1)) for _ in range(3)} == {"s1"}
-        now += 1.1
-        assert [await s.send(request(2)) for _ in range(3)] == ["s0", "s1", "s1"], "one request tries it"
-        await s.end(fault=Fault("gone"), url="s0")
-        now += 1.1
-        assert await s.send(request(3)) == "s1", "it is left alone for longer"
-        now += 1.0
-        assert await s.send(request(4)) == "s0"
-        await s.end()
-        assert not s.fleet.said[0]["down"] and await s.send(request(5)) == "s0"
-
-    asyncio.run(scenario())
+    s = Scenario(2)
+    assert await s.send(request(1)) == "s0" and await s.send(request(1)) == "s0"
+    (fault, again) = await s.end(fault=Fault("gone"))
+    assert isinstance(fault, Fault) and fault.elsewhere and again is fault
+    assert s.fleet.said[0]["down"] and s.fleet.said[0]["failures"] == 2
+    assert s.fleet.unread(request(1)) == 640, "what it had cached is gone"
+    assert {await s.send(request(1)) for _ in range(3)} == {"s1"}
+    now += 1.1
+    assert [await s.send(request(2)) for _ in range(3)] == ["s0", "s1", "s1"], "one request tries it"
+    await s.end(fault=Fault("gone"), url="s0")
+    now += 1.1
+    assert await s.send(request(3)) == "s1", "it is left alone for longer"
+    now += 1.0
+    assert await s.send(request(4)) == "s0"
+    await s.end()
+    assert not s.fleet.said[0]["down"] and await s.send(request(5)) == "s0"
 
 
-def test_an_answer_that_was_on_its_way_does_not_hide_that_a_server_is_gone():
-    async def scenario() -> None:
-        s = Scenario(2)
-        assert [await s.send(request(1)) for _ in range(2)] == ["s0", "s0"]
-        early, late = s.wires["s0"].waiting
-        early.set_exception(Fault("gone"))
-        await asyncio.sleep(0)
-        late.set_result(Received({}))
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.0)
-        assert await s.send(request(1)) == "s0", "it has answered"
-        s.wires["s0"].waiting[-1].set_exception(Fault("gone"))
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.0)
-        assert await s.send(request(1)) == "s1"
-
-    asyncio.run(scenario())
+async def test_an_answer_that_was_on_its_way_does_not_hide_that_a_server_is_gone():
+    s = Scenario(2)
+    assert [await s.send(request(1)) for _ in range(2)] == ["s0", "s0"]
+    early, late = s.wires["s0"].waiting
+    early.set_exception(Fault("gone"))
+    await asyncio.sleep(0)
+    late.set_result(Received({}))
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert await s.send(request(1)) == "s0", "it has answered"
+    s.wires["s0"].waiting[-1].set_exception(Fault("gone"))
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert await s.send(request(1)) == "s1"
 
 
-def test_when_all_are_down_all_are_tried():
-    async def scenario() -> None:
-        s = Scenario(2)
-        await s.send(request(1))
-        (fault,) = await s.end(fault=Fault("gone"))
-        assert fault.elsewhere  # type: ignore[union-attr]
-        await s.send(request(1))
-        fault = (await s.end(fault=Fault("gone")))[-1]
-        assert not fault.elsewhere, "the client waits before it tries again"  # type: ignore[union-attr]
-        assert await s.send(request(1)) in ("s0", "s1")
-
-    asyncio.run(scenario())
+async def test_when_all_are_down_all_are_tried():
+    s = Scenario(2)
+    await s.send(request(1))
+    (fault,) = await s.end(fault=Fault("gone"))
+    assert fault.elsewhere  # type: ignore[union-attr]
+    await s.send(request(1))
+    fault = (await s.end(fault=Fault("gone")))[-1]
+    assert not fault.elsewhere, "the client waits before it tries again"  # type: ignore[union-attr]
+    assert await s.send(request(1)) in ("s0", "s1")
 
 
-def test_a_refusal_is_no_failure_of_the_server():
-    async def scenario() -> None:
-        s = Scenario(2)
-        await s.send(request(1))
-        await s.end(fault=Fault("too long", status=400))
-        assert s.fleet.said[0]["failures"] == 0 and await s.send(request(1)) == "s0"
-
-    asyncio.run(scenario())
+async def test_a_refusal_is_no_failure_of_the_server():
+    s = Scenario(2)
+    await s.send(request(1))
+    await s.end(fault=Fault("too long", status=400))
+    assert s.fleet.said[0]["failures"] == 0 and await s.send(request(1)) == "s0"
 
 
-def test_a_server_is_closed_when_its_last_answer_is_there():
-    async def scenario() -> None:
-        s = Scenario(2)
-        await s.send(request(1))
-        server = s.fleet.servers[0]
-        await s.fleet.retire(server)
-        assert not s.wires["s0"].closed and await s.send(request(1)) == "s1"
-        await s.end()
-        assert s.wires["s0"].closed and [server.url for server in s.fleet.servers] == ["s1"]
-        s.fleet.add("s2")
-        assert await s.send(request(9)) == "s2", "which has had the fewest"
-
-    asyncio.run(scenario())
+async def test_a_server_is_closed_when_its_last_answer_is_there():
+    s = Scenario(2)
+    await s.send(request(1))
+    server = s.fleet.servers[0]
+    await s.fleet.retire(server)
+    assert not s.wires["s0"].closed and await s.send(request(1)) == "s1"
+    await s.end()
+    assert s.wires["s0"].closed and [server.url for server in s.fleet.servers] == ["s1"]
+    s.fleet.add("s2")
+    assert await s.send(request(9)) == "s2", "which has had the fewest"
 
 
 def test_prefixes_forget_the_oldest():

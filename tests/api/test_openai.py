@@ -506,13 +506,10 @@ def test_closing_leaves_nothing(openai):
     assert [t.name for t in threading.enumerate() if t.name.startswith(("lmc-OpenAI", "asyncio_"))] == []
 
 
-def test_async_programs(openai):
+async def test_async_programs(openai):
     backend, _ = openai(says("x"))
-
-    async def main():
-        return await asyncio.gather(*[lmc.compile(ask).acall(q=str(i), backend=backend) for i in range(5)])
-
-    assert [s["a"] for s in asyncio.run(main())] == ["x"] * 5
+    states = await asyncio.gather(*[lmc.compile(ask).acall(q=str(i), backend=backend) for i in range(5)])
+    assert [s["a"] for s in states] == ["x"] * 5
 
 
 def test_cost(openai):

@@ -22,7 +22,7 @@ pytest.importorskip("opentelemetry.sdk.trace", reason="needs OpenTelemetry's SDK
 from opentelemetry.trace import SpanKind
 
 from tests.integrations.test_otel import CONTENT, EXPORTER, Spans, helper, provider, spans  # noqa: F401  # fixtures
-from tests.serve.serving import HELLO, talk
+from tests.serve.serving import HELLO, talk, talking
 from tests.serve.test_process import served
 
 pytestmark = pytest.mark.api
@@ -43,16 +43,14 @@ def asks(s, q: str):
     return s["a"]
 
 
-def test_a_request_of_http_goes_on_with_its_client_s_trace(spans):  # noqa: F811
-    async def work(client):
+async def test_a_request_of_http_goes_on_with_its_client_s_trace(spans):  # noqa: F811
+    async with talking(lmc.Mock(), [asks]) as client:
         await client.post("/programs/asks", json={"q": "x"}, headers=SENT)
         await client.post("/programs/asks/batch", json={"items": [{"q": "x"}, {"q": "y"}]}, headers=SENT)
         await client.post("/programs/asks/stream", json={"q": "x"}, headers=SENT)
         await client.post("/v1/chat/completions", json={**HELLO, "max_tokens": 3}, headers=SENT)
         await client.post("/programs/asks", json={"p": "x"})
         await client.get("/health")
-
-    talk(work, lmc.Mock(), [asks])
     run = "invoke_workflow asks"
     one = "POST /programs/asks"
     assert spans.tree() == sorted([

@@ -36,14 +36,23 @@ async def running(backend: Any = None, programs: Any = (), **limits: Any):
         yield app
 
 
+def client_of(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test", timeout=20)
+
+
+@asynccontextmanager
+async def talking(backend: Any = None, programs: Any = (), **limits: Any):
+    """A client of an application in this process."""
+    async with running(backend, programs, **limits) as app, client_of(app) as client:
+        yield client
+
+
 def talk(work: Callable[[httpx.AsyncClient], Awaitable[Any]], backend: Any = None, programs: Any = (), **limits: Any) -> Any:
-    """`await work(client)`, with a client of an application in this process."""
+    """`await work(client)`, with such a client."""
 
     async def main() -> Any:
-        async with running(backend, programs, **limits) as app:
-            transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
-                return await work(client)
+        async with talking(backend, programs, **limits) as client:
+            return await work(client)
 
     return asyncio.run(main())
 

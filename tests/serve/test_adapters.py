@@ -7,7 +7,7 @@ import json
 import pytest
 
 import lmc
-from tests.serve.serving import talk
+from tests.serve.serving import talk, talking
 
 pytestmark = pytest.mark.model
 pytest.importorskip("starlette")
@@ -71,11 +71,9 @@ def said(body) -> str:
     return body["content"][0]["text"] if "content" in body else body["output"][0]["content"][0]["text"]
 
 
-def test_another_name_is_not_found_and_says_which_there_are(engine):
-    async def work(client):
+async def test_another_name_is_not_found_and_says_which_there_are(engine):
+    async with talking(engine) as client:
         for ask in (client.get("/v1/models/sql"), client.post("/v1/completions", json={"prompt": "a", "model": "sql"})):
             reply = await ask
             assert reply.status_code == 404
             assert reply.json()["error"]["message"] == "there is no model 'sql'; this server has mock, all, some, rs"
-
-    talk(work, engine)

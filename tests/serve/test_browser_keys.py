@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from lmc.serve.keys import Key, KeyLimits, digest_of
-from tests.serve.serving import HELLO, talk
+from tests.serve.serving import HELLO, talking
 
 pytestmark = pytest.mark.api
 
@@ -27,8 +27,8 @@ def basic(said: str) -> dict[str, str]:
     return {"authorization": f"Basic {base64.b64encode(said.encode()).decode()}"}
 
 
-def test_every_page_asks_for_the_key(tmp_path) -> None:
-    async def look(client: Any) -> None:
+async def test_every_page_asks_for_the_key(tmp_path) -> None:
+    async with talking(programs=[greet], api_keys=KEYS, journals=tmp_path) as client:
         for path in ("/", "/docs", "/runs"):
             for headers in ({}, basic(":wrong"), basic("the-key"), {"authorization": "Basic ="}, {"authorization": "Basic the-key"}):
                 refused = await client.get(path, headers={**HTML, **headers})
@@ -42,11 +42,9 @@ def test_every_page_asks_for_the_key(tmp_path) -> None:
         assert (await client.post("/programs/greet", json={}, headers=basic(":the-key"))).status_code == 200
         assert (await client.post("/programs/greet", json={}, headers=basic(":few-key"))).status_code == 403
 
-    talk(look, programs=[greet], api_keys=KEYS, journals=tmp_path)
 
-
-def test_a_page_of_another_origin_cannot_use_what_the_browser_has() -> None:
-    async def look(client: Any) -> None:
+async def test_a_page_of_another_origin_cannot_use_what_the_browser_has() -> None:
+    async with talking(api_keys=KEYS) as client:
         for origin, status in (("http://test", 200), ("http://test:81", 401), ("http://evil", 401), ("null", 401)):
             headers = {**basic(":the-key"), "origin": origin}
             assert (await client.post("/v1/chat/completions", json=HELLO, headers=headers)).status_code == status, origin
@@ -55,5 +53,3 @@ def test_a_page_of_another_origin_cannot_use_what_the_browser_has() -> None:
             assert (await client.post("/v1/chat/completions", json=HELLO, headers=headers)).status_code == status, site
         elsewhere = {"authorization": "Bearer the-key", "origin": "http://evil"}
         assert (await client.post("/v1/chat/completions", json=HELLO, headers=elsewhere)).status_code == 200, "no browser adds a key by itself"
-
-    talk(look, api_keys=KEYS)

@@ -19,7 +19,7 @@ from lmc.serve.audit import AuditEntry, AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.keys import Account, Key, KeyLimits, Keyring, digest_of, line_of, new_key, parse
 from lmc.serve.main import Tls, loopback_names
-from tests.serve.serving import HELLO, ByHand, post, running, talk, until
+from tests.serve.serving import HELLO, ByHand, post, running, talk, talking, until
 from tests.serve.test_process import served
 from tests.serve.test_programs import PROGRAMS
 
@@ -53,10 +53,9 @@ def test_a_body_that_is_said_to_be_compressed_is_a_415():
     assert answer.status_code == 415 and "Content-Encoding" in answer.json()["error"]["message"]
 
 
-def test_only_names_of_this_machine_are_answered():
+async def test_only_names_of_this_machine_are_answered():
     names = loopback_names("127.0.0.1") | {"lmc.example.org"}
-
-    async def work(client):
+    async with talking(hosts=names) as client:
         for host in ("localhost", "localhost:8000", "127.0.0.1:1", "[::1]", "[::1]:8000", "LOCALHOST", "lmc.example.org:443"):
             assert (await client.post(CHAT, json=HELLO, headers={"host": host})).status_code == 200, host
         for host in ("evil.example.org", "evil.example.org:8000", "localhost.evil.org", "127.0.0.1.evil.org", "", "[::1].evil.org", "0.0.0.0"):
@@ -68,8 +67,6 @@ def test_only_names_of_this_machine_are_answered():
                 answer = await ask({"host": host})
                 assert (answer.status_code, answer.json()["error"]["code"]) == (421, "invalid_host"), host
 
-    talk(work, hosts=names)
-
 
 def test_a_server_on_loopback_checks_the_name():
     with served() as (url, _):
@@ -79,25 +76,20 @@ def test_a_server_on_loopback_checks_the_name():
         assert httpx.get(f"{url}/health", headers={"host": "good.example.org"}).status_code == 200
 
 
-def test_pages_of_other_origins_ask_nothing_unless_they_may():
+async def test_pages_of_other_origins_ask_nothing_unless_they_may():
     asked_headers = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"  # SDKs in a page send the others, too
     preflight = {"origin": "https://a.org", "access-control-request-method": "POST", "access-control-request-headers": asked_headers}
-
-    async def without(client):
+    async with talking() as client:
         assert (await client.options(CHAT, headers=preflight)).status_code == 405
         answer = await client.post(CHAT, json=HELLO, headers={"origin": "https://a.org"})
         assert not [name for name in answer.headers if name.startswith("access-control")]
-
-    async def with_one(client):
+    async with talking(origins=("https://a.org",)) as client:
         asked = await client.options(CHAT, headers=preflight)
         assert (asked.status_code, asked.headers["access-control-allow-origin"]) == (200, "https://a.org")
         assert set(asked_headers.split(",")) <= {name.strip() for name in asked.headers["access-control-allow-headers"].split(",")}
         assert (await client.post(CHAT, json=HELLO, headers={"origin": "https://a.org"})).headers["access-control-allow-origin"] == "https://a.org"
         assert (await client.options(CHAT, headers={**preflight, "origin": "https://b.org"})).status_code == 400
         assert "access-control-allow-origin" not in (await client.post(CHAT, json=HELLO, headers={"origin": "https://b.org"})).headers
-
-    talk(without)
-    talk(with_one, origins=("https://a.org",))
 
 
 # -- keys ----------------------------------------------------------------------------------------------------------------
@@ -154,52 +146,45 @@ def test_requests_at_once_and_programs():
     assert (refused.value.status, refused.value.code) == (403, "program_not_allowed")
 
 
-def test_limits_of_a_key_are_those_of_its_requests():
+async def test_limits_of_a_key_are_those_of_its_requests():
     keys = [
         Key.of("a", "alice", KeyLimits(tokens=1)),
         Key.of("b", "bob", KeyLimits(programs=frozenset({"other"}))),
         Key.of("c", "carol", KeyLimits(concurrency=1)),
     ]
-
-    async def work():
-        mock = lmc.Mock()
-        async with running(mock, PROGRAMS, api_keys=keys) as app:
-            ask = lambda key, path=CHAT, body=BODY: ByHand(app, path, body, {"authorization": f"Bearer {key}"})
-            program = json.dumps({"name": "Ann"}).encode()
-            for path, body, over in ((CHAT, BODY, True), ("/programs/greet", program, False)):
-                first = ask("a" if over else "c", path, body)
-                await first.task
-                assert first.status == 200, first.text
-            second = ask("a")
-            await second.task
-            assert second.status == 429 and json.loads(second.text)["error"]["code"] == "rate_limit_exceeded"
-            for path in ("/programs/greet", "/programs/greet/stream", "/programs/greet/batch"):
-                refused = ask("b", path, program)
-                await refused.task
-                assert refused.status == 403
-            mock._latency, mock._instant = lambda _: 60, False
-            held = ask("c")
-            await until(lambda: mock._pending)
-            more = ask("c")
-            await more.task
-            assert more.status == 429
-            held.leave()
-            await held.task
-
-    asyncio.run(work())
+    mock = lmc.Mock()
+    async with running(mock, PROGRAMS, api_keys=keys) as app:
+        ask = lambda key, path=CHAT, body=BODY: ByHand(app, path, body, {"authorization": f"Bearer {key}"})
+        program = json.dumps({"name": "Ann"}).encode()
+        for path, body, over in ((CHAT, BODY, True), ("/programs/greet", program, False)):
+            first = ask("a" if over else "c", path, body)
+            await first.task
+            assert first.status == 200, first.text
+        second = ask("a")
+        await second.task
+        assert second.status == 429 and json.loads(second.text)["error"]["code"] == "rate_limit_exceeded"
+        for path in ("/programs/greet", "/programs/greet/stream", "/programs/greet/batch"):
+            refused = ask("b", path, program)
+            await refused.task
+            assert refused.status == 403
+        mock._latency, mock._instant = lambda _: 60, False
+        held = ask("c")
+        await until(lambda: mock._pending)
+        more = ask("c")
+        await more.task
+        assert more.status == 429
+        held.leave()
+        await held.task
 
 
 @pytest.mark.parametrize("path", (CHAT, "/programs/greet", "/programs/greet/stream", "/programs/greet/batch", "/v1/completions"))
 @pytest.mark.parametrize("stream", (False, True))
-def test_every_answer_is_counted(path, stream):
+async def test_every_answer_is_counted(path, stream):
     body = {CHAT: {**HELLO, "stream": stream}, "/v1/completions": {"prompt": "x", "stream": stream}, "/programs/greet/batch": {"items": [{"name": "Ann"}]}}
-
-    async def work(client):
+    async with talking(None, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))]) as client:
         headers = {"authorization": "Bearer a"}
         assert (await client.post(path, json=body.get(path, {"name": "Ann"}), headers=headers)).status_code == 200
         assert (await client.post(path, json=body.get(path, {"name": "Ann"}), headers=headers)).status_code == 429
-
-    talk(work, None, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 LEFT = {
@@ -210,24 +195,20 @@ LEFT = {
 
 
 @pytest.mark.parametrize("path", LEFT)
-def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
+async def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
     """Tokens that the model had read by then count in the limits of the key, the metrics and the audit log."""
-
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))], audit_log=tmp_path / "log") as app:
-            call = ByHand(app, path.partition("#")[0], json.dumps(LEFT[path]).encode(), {"authorization": "Bearer a"})
-            await until(lambda: mock._pending)
-            call.leave()
-            await call.task
-            await until(lambda: not mock._pending)
-            await asyncio.sleep(0)  # what the backend's threads have told comes first
-            again = ByHand(app, CHAT, BODY, {"authorization": "Bearer a"})
-            await again.task
-            assert again.status == 429 and "1 tokens a minute" in again.text
-            return app.state.metrics.text().decode()
-
-    told = asyncio.run(work())
+    mock = lmc.Mock(latency=60)
+    async with running(mock, PROGRAMS, api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))], audit_log=tmp_path / "log") as app:
+        call = ByHand(app, path.partition("#")[0], json.dumps(LEFT[path]).encode(), {"authorization": "Bearer a"})
+        await until(lambda: mock._pending)
+        call.leave()
+        await call.task
+        await until(lambda: not mock._pending)
+        await asyncio.sleep(0)  # what the backend's threads have told comes first
+        again = ByHand(app, CHAT, BODY, {"authorization": "Bearer a"})
+        await again.task
+        assert again.status == 429 and "1 tokens a minute" in again.text
+        told = app.state.metrics.text().decode()
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["status"] for line in lines if "status" in line] == [499, 429]
     tokens = sum(line.get("tokens", 0) + line.get("late_tokens", 0) for line in lines)
@@ -236,18 +217,16 @@ def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", ("/programs/fails", "/programs/fails/stream", "/programs/fails/batch"))
-def test_tokens_of_a_program_that_fails_are_counted(path):
+async def test_tokens_of_a_program_that_fails_are_counted(path):
     @lmc.function
     def fails(s):
         s += "x" + lmc.gen("a", max_tokens=3)
         raise ValueError(s["a"])
 
-    async def work(client):
+    async with talking(None, [fails], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))]) as client:
         body = {"items": [{}]} if path.endswith("batch") else {}
         await client.post(path, json=body, headers={"authorization": "Bearer a"})
         assert (await client.post(path, json=body, headers={"authorization": "Bearer a"})).status_code == 429
-
-    talk(work, None, [fails], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 def test_tokens_that_come_behind_a_line_of_the_audit_log_are_in_it_too(tmp_path):
@@ -263,7 +242,7 @@ def test_tokens_that_come_behind_a_line_of_the_audit_log_are_in_it_too(tmp_path)
 
 
 @pytest.mark.parametrize("path", ("/programs/bank", "/programs/bank/stream", "/programs/bank/batch"))
-def test_arguments_may_be_called_like_options(path):
+async def test_arguments_may_be_called_like_options(path):
     """And the key is charged all the same."""
 
     @lmc.function
@@ -271,14 +250,12 @@ def test_arguments_may_be_called_like_options(path):
         s += f"{account} {priority} {seed}" + lmc.gen("a", max_tokens=3)
         return account
 
-    async def work(client):
+    async with talking(None, [bank], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))]) as client:
         item = {"account": "savings", "priority": 7, "seed": 3}
         ask = lambda: client.post(f"{path}?seed=5", json={"items": [item]} if path.endswith("batch") else item, headers={"authorization": "Bearer a"})
         first = await ask()
         assert first.status_code == 200 and "savings" in first.text, first.text
         assert (await ask()).status_code == 429
-
-    talk(work, None, [bank], api_keys=[Key.of("a", "alice", KeyLimits(tokens=1))])
 
 
 def test_a_file_of_keys_has_their_digests():
@@ -325,17 +302,14 @@ def test_a_new_key_is_shown_once(tmp_path, capsys):
 # -- the log -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_audit_log_says_who_asked_what(tmp_path):
+async def test_the_audit_log_says_who_asked_what(tmp_path):
     file = tmp_path / "audit.jsonl"
-
-    async def work(client):
+    async with talking(None, PROGRAMS, api_keys=[Key.of("secret-key", "alice")], audit_log=file) as client:
         headers = {"authorization": "Bearer secret-key", "x-request-id": "mine-1"}
         assert (await client.post(CHAT, json=HELLO, headers=headers)).headers["x-request-id"] == "mine-1"
         assert (await client.post(CHAT, json=HELLO)).status_code == 401
         await client.post("/programs/greet?seed=1", content=b"{", headers={**headers, "content-type": "application/json"})
         await client.get("/health")
-
-    talk(work, None, PROGRAMS, api_keys=[Key.of("secret-key", "alice")], audit_log=file)
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(e["key"], e["method"], e["path"], e["status"], e["tokens"] > 0) for e in entries] == [
         ("alice", "POST", CHAT, 200, True), ("", "POST", CHAT, 401, False), ("alice", "POST", "/programs/greet", 400, False),
@@ -345,14 +319,11 @@ def test_the_audit_log_says_who_asked_what(tmp_path):
 
 
 @pytest.mark.parametrize("given", ("a\r\nb", "x" * 65, "{}", ""))
-def test_an_id_that_no_log_can_have_is_replaced(given):
-    async def work():
-        async with running() as app:
-            call = ByHand(app, CHAT, BODY, {"x-request-id": given})
-            await call.task
-            assert dict(call.sent[0]["headers"])[b"x-request-id"].startswith(b"req_")
-
-    asyncio.run(work())
+async def test_an_id_that_no_log_can_have_is_replaced(given):
+    async with running() as app:
+        call = ByHand(app, CHAT, BODY, {"x-request-id": given})
+        await call.task
+        assert dict(call.sent[0]["headers"])[b"x-request-id"].startswith(b"req_")
 
 
 def test_a_failure_of_ours_names_its_request(caplog, monkeypatch):

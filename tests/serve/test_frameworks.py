@@ -117,7 +117,7 @@ def test_llama_index(url):
 
 
 @pytest.mark.parametrize("kind", ("OpenAIChatModel", "OpenAIResponsesModel"))
-def test_pydantic_ai(url, kind):
+async def test_pydantic_ai(url, kind):
     pydantic_ai = pytest.importorskip("pydantic_ai")
     openai = pytest.importorskip("openai")
     models = pytest.importorskip("pydantic_ai.models.openai")
@@ -125,16 +125,12 @@ def test_pydantic_ai(url, kind):
 
     client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
     model = getattr(models, kind)("mock", provider=OpenAIProvider(openai_client=client))
-
-    async def work():
-        assert (await pydantic_ai.Agent(model).run(HELLO)).output == ANSWER
-        assert (await pydantic_ai.Agent(model, tools=[weather]).run(QUESTION)).output == AFTER_TOOL
-        for kind in (Person, pydantic_ai.NativeOutput(Person)):  # a tool's arguments; a schema
-            assert (await pydantic_ai.Agent(model, output_type=kind).run(WHO)).output == Person(name="Ada", age=36)
-        async with pydantic_ai.Agent(model).run_stream(HELLO) as stream:
-            assert await stream.get_output() == ANSWER
-
-    asyncio.run(work())
+    assert (await pydantic_ai.Agent(model).run(HELLO)).output == ANSWER
+    assert (await pydantic_ai.Agent(model, tools=[weather]).run(QUESTION)).output == AFTER_TOOL
+    for kind in (Person, pydantic_ai.NativeOutput(Person)):  # a tool's arguments; a schema
+        assert (await pydantic_ai.Agent(model, output_type=kind).run(WHO)).output == Person(name="Ada", age=36)
+    async with pydantic_ai.Agent(model).run_stream(HELLO) as stream:
+        assert await stream.get_output() == ANSWER
 
 
 def test_instructor(url):
@@ -148,27 +144,23 @@ def test_instructor(url):
 
 
 @pytest.mark.parametrize("kind", ("OpenAIChatCompletionsModel", "OpenAIResponsesModel"))
-def test_the_openai_agents_sdk(url, kind):
+async def test_the_openai_agents_sdk(url, kind):
     agents = pytest.importorskip("agents")
     if not hasattr(agents, "Runner"):
         pytest.skip("this is another package of that name")
     openai = pytest.importorskip("openai")
     agents.set_tracing_disabled(True)
+    model = getattr(agents, kind)(model="mock", openai_client=openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0))
 
-    async def work():
-        model = getattr(agents, kind)(model="mock", openai_client=openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0))
+    async def run(said: str, **how: Any) -> Any:
+        return (await agents.Runner.run(agents.Agent(name="a", model=model, **how), said)).final_output
 
-        async def run(said: str, **how: Any) -> Any:
-            return (await agents.Runner.run(agents.Agent(name="a", model=model, **how), said)).final_output
-
-        assert await run(HELLO, instructions="Be kind.") == ANSWER
-        assert await run(QUESTION, tools=[agents.function_tool(weather)]) == AFTER_TOOL
-        assert await run(WHO, output_type=Person) == Person(name="Ada", age=36)
-        streamed = agents.Runner.run_streamed(agents.Agent(name="a", model=model), HELLO)
-        kinds = [event.type async for event in streamed.stream_events()]
-        assert streamed.final_output == ANSWER and "raw_response_event" in kinds
-
-    asyncio.run(work())
+    assert await run(HELLO, instructions="Be kind.") == ANSWER
+    assert await run(QUESTION, tools=[agents.function_tool(weather)]) == AFTER_TOOL
+    assert await run(WHO, output_type=Person) == Person(name="Ada", age=36)
+    streamed = agents.Runner.run_streamed(agents.Agent(name="a", model=model), HELLO)
+    kinds = [event.type async for event in streamed.stream_events()]
+    assert streamed.final_output == ANSWER and "raw_response_event" in kinds
 
 
 def test_dspy(url):

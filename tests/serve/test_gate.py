@@ -8,7 +8,7 @@ import json
 import pytest
 
 import lmc
-from tests.serve.serving import HELLO, HOUR, ByHand, events, post, running, talk, until
+from tests.serve.serving import HELLO, HOUR, ByHand, events, post, running, talking, until
 
 pytestmark = pytest.mark.api
 
@@ -17,10 +17,9 @@ BODY = json.dumps(HELLO).encode()
 STREAM = json.dumps({**HELLO, "stream": True}).encode()
 
 
-def test_keys():
+async def test_keys():
     keys = frozenset({"k1", "k2"})
-
-    async def work(client):
+    async with talking(api_keys=keys) as client:
         assert (await client.get("/health")).status_code == 200
         for path in ("/v1/models", "/metrics", "/openapi.json"):
             assert (await client.get(path)).status_code == 401
@@ -32,16 +31,14 @@ def test_keys():
         for given in ({"Authorization": "Bearer k2"}, {"x-api-key": "k2"}):  # the second as Anthropic's clients send it
             assert (await client.post(CHAT, json=HELLO, headers=given)).status_code == 200
 
-    talk(work, api_keys=keys)
-
 
 @lmc.function
 def hidden(s):
     return "x"
 
 
-def test_without_a_key_nobody_learns_which_routes_there_are():
-    async def work(client):
+async def test_without_a_key_nobody_learns_which_routes_there_are():
+    async with talking(programs=[hidden], api_keys={"k1"}, hosts=frozenset({"test"})) as client:
         for path in ("/programs/hidden", "/programs/nope", "/nothing", "/v1/chat/completions"):
             for method in ("GET", "DELETE", "OPTIONS"):
                 refused = await client.request(method, path, headers={"x-request-id": "mine"})
@@ -55,114 +52,91 @@ def test_without_a_key_nobody_learns_which_routes_there_are():
         assert (await client.put("/programs/nope")).status_code == 404
         assert all(answer.headers["x-request-id"].startswith("req_") for answer in (wrong, missing))
 
-    talk(work, programs=[hidden], api_keys={"k1"}, hosts=frozenset({"test"}))
-
 
 def test_a_large_body_is_refused_before_it_is_read():
     response = post(CHAT, b"x" * 101, max_body=100)
     assert (response.status_code, response.json()["error"]["type"]) == (413, "invalid_request_error")
 
 
-def test_a_large_body_without_a_length_is_refused_when_it_is_too_much():
-    async def work():
-        async with running(max_body=100) as app:
-            call = ByHand(app, CHAT, None)
-            for _ in range(3):
-                call.incoming.put_nowait({"type": "http.request", "body": b"x" * 60, "more_body": True})
+async def test_a_large_body_without_a_length_is_refused_when_it_is_too_much():
+    async with running(max_body=100) as app:
+        call = ByHand(app, CHAT, None)
+        for _ in range(3):
+            call.incoming.put_nowait({"type": "http.request", "body": b"x" * 60, "more_body": True})
+        await call.task
+        assert call.status == 413
+
+
+async def test_more_requests_than_there_is_room_for_are_refused_at_once():
+    mock = lmc.Mock(latency=60)
+    async with running(mock, max_requests=2) as app:
+        inside = [ByHand(app, CHAT, BODY) for _ in range(2)]
+        await until(lambda: len(mock.call_log) == 2)
+        third = ByHand(app, CHAT, BODY)
+        await third.task
+        assert third.status == 429
+        assert (b"retry-after", b"1") in third.sent[0]["headers"]
+        for call in inside:
+            call.leave()
             await call.task
-            assert call.status == 413
-
-    asyncio.run(work())
-
-
-def test_more_requests_than_there_is_room_for_are_refused_at_once():
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock, max_requests=2) as app:
-            inside = [ByHand(app, CHAT, BODY) for _ in range(2)]
-            await until(lambda: len(mock.call_log) == 2)
-            third = ByHand(app, CHAT, BODY)
-            await third.task
-            assert third.status == 429
-            assert (b"retry-after", b"1") in third.sent[0]["headers"]
-            for call in inside:
-                call.leave()
-                await call.task
-            mock._latency = lambda _: 0.001
-            fourth = ByHand(app, CHAT, BODY)
-            await fourth.task
-            assert fourth.status == 200, "room is given back"
-
-    asyncio.run(work())
+        mock._latency = lambda _: 0.001
+        fourth = ByHand(app, CHAT, BODY)
+        await fourth.task
+        assert fourth.status == 200, "room is given back"
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
-def test_a_client_that_leaves_cancels_its_request(body):
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock) as app:
-            call = ByHand(app, CHAT, body)
-            await until(lambda: mock._pending)
-            call.leave()
+async def test_a_client_that_leaves_cancels_its_request(body):
+    mock = lmc.Mock(latency=60)
+    async with running(mock) as app:
+        call = ByHand(app, CHAT, body)
+        await until(lambda: mock._pending)
+        call.leave()
+        await call.task
+        await until(lambda: not mock._pending)
+        assert b'lmc_requests_total{endpoint="chat",status="499"} 1.0' in app.state.metrics.text()
+
+
+async def test_a_client_that_leaves_while_it_sends():
+    async with running() as app:
+        call = ByHand(app, CHAT, None)
+        call.leave()
+        await call.task
+        assert call.sent == []
+
+
+async def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled(time_limits):
+    mock = lmc.Mock(latency=60)
+    async with running(mock, timeout=HOUR) as app:
+        whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
+        await until(lambda: stream.sent and len(mock.call_log) == 2)
+        time_limits.end()
+        await asyncio.gather(whole.task, stream.task)
+        assert whole.status == 504
+        assert stream.status == 200, "it had begun"
+        assert events(stream.text)[-1]["error"]["type"] == "timeout_error"
+        assert stream.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+        assert not mock._pending
+
+
+async def test_a_client_that_does_not_read_is_let_go(time_limits):
+    mock = lmc.Mock(latency=0.05)
+    async with running(mock, timeout=HOUR) as app:
+        call = ByHand(app, CHAT, STREAM)
+        await until(lambda: call.sent)
+        call.blocked.set()
+        time_limits.end()
+        async with asyncio.timeout(60):
             await call.task
-            await until(lambda: not mock._pending)
-            assert b'lmc_requests_total{endpoint="chat",status="499"} 1.0' in app.state.metrics.text()
-
-    asyncio.run(work())
+        assert call.sent[-1]["more_body"], "cut off: the server closes the connection"
 
 
-def test_a_client_that_leaves_while_it_sends():
-    async def work():
-        async with running() as app:
-            call = ByHand(app, CHAT, None)
-            call.leave()
-            await call.task
-            assert call.sent == []
-
-    asyncio.run(work())
-
-
-def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled(time_limits):
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock, timeout=HOUR) as app:
-            whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
-            await until(lambda: stream.sent and len(mock.call_log) == 2)
-            time_limits.end()
-            await asyncio.gather(whole.task, stream.task)
-            assert whole.status == 504
-            assert stream.status == 200, "it had begun"
-            assert events(stream.text)[-1]["error"]["type"] == "timeout_error"
-            assert stream.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
-            assert not mock._pending
-
-    asyncio.run(work())
-
-
-def test_a_client_that_does_not_read_is_let_go(time_limits):
-    async def work():
-        mock = lmc.Mock(latency=0.05)
-        async with running(mock, timeout=HOUR) as app:
-            call = ByHand(app, CHAT, STREAM)
-            await until(lambda: call.sent)
-            call.blocked.set()
-            time_limits.end()
-            async with asyncio.timeout(60):
-                await call.task
-            assert call.sent[-1]["more_body"], "cut off: the server closes the connection"
-
-    asyncio.run(work())
-
-
-def test_a_fault_in_the_middle_of_a_stream_is_its_last_event():
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock) as app:
-            call = ByHand(app, CHAT, STREAM)
-            await until(lambda: mock._pending and call.sent)
-            for handle in list(mock._pending):
-                mock._fail(handle, lmc.BackendError("out of luck"))
-            await call.task
-            assert events(call.text)[-1]["error"]["message"] == "out of luck"
-
-    asyncio.run(work())
+async def test_a_fault_in_the_middle_of_a_stream_is_its_last_event():
+    mock = lmc.Mock(latency=60)
+    async with running(mock) as app:
+        call = ByHand(app, CHAT, STREAM)
+        await until(lambda: mock._pending and call.sent)
+        for handle in list(mock._pending):
+            mock._fail(handle, lmc.BackendError("out of luck"))
+        await call.task
+        assert events(call.text)[-1]["error"]["message"] == "out of luck"

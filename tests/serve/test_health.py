@@ -16,7 +16,7 @@ from lmc.backend.base import Health
 from lmc.serve import main, supervisor
 from lmc.serve.app import create_app
 from lmc.serve.main import listen, serve
-from tests.serve.serving import HELLO, ByHand, events, running, settings, supervised, talk, until
+from tests.serve.serving import HELLO, ByHand, events, running, settings, supervised, talk, talking, until
 
 pytestmark = pytest.mark.api
 CHAT = "/v1/chat/completions"
@@ -33,10 +33,9 @@ class Told(lmc.Mock):
 
 
 @pytest.mark.parametrize("state", ("failed", "stuck", "ended", "closed"))
-def test_a_backend_that_does_not_answer_is_a_503_and_the_process_lives(state):
+async def test_a_backend_that_does_not_answer_is_a_503_and_the_process_lives(state):
     mock = Told()
-
-    async def work(client):
+    async with talking(mock, api_keys=frozenset({"k"})) as client:
         for path in ("/health", "/health/ready", "/health/live"):
             assert (await client.get(path)).json() == {"status": "ok", "version": lmc.__version__}
         mock.told = Health(state, "a reason")
@@ -47,10 +46,8 @@ def test_a_backend_that_does_not_answer_is_a_503_and_the_process_lives(state):
         mock.told = Health()
         assert (await client.get("/health")).status_code == 200
 
-    talk(work, mock, api_keys=frozenset({"k"}))
 
-
-def test_a_backend_that_does_not_say_how_it_is_is_stuck(monkeypatch):
+async def test_a_backend_that_does_not_say_how_it_is_is_stuck(monkeypatch):
     from lmc.serve import health
 
     monkeypatch.setattr(health, "_PATIENCE", 0.05)
@@ -61,12 +58,10 @@ def test_a_backend_that_does_not_say_how_it_is_is_stuck(monkeypatch):
             release.wait(60)
             return Health()
 
-    async def work(client):
+    async with talking(Silent()) as client:
         answer = await client.get("/health")
         release.set()
         assert (answer.status_code, answer.json()["status"]) == (503, "stuck")
-
-    talk(work, Silent())
 
 
 def test_a_closed_backend_is_not_ready():
@@ -135,26 +130,22 @@ def test_a_model_that_does_not_load_ends_the_server_with_its_error():
     assert serving.outcome == [error]
 
 
-def test_drain_ends_what_is_not_answered_with_503s():
+async def test_drain_ends_what_is_not_answered_with_503s():
     """Whole answers and streams; what is answered in time is answered."""
-
-    async def work():
-        mock = lmc.Mock(latency=60)
-        async with running(mock) as app:
-            whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
-            await until(lambda: len(mock.call_log) == 2 and stream.sent)
-            app.state.entrance.close(0.05)
-            late = ByHand(app, "/health", None)
-            late.scope["method"] = "GET"
-            await asyncio.gather(whole.task, stream.task, late.task)
-            error = json.loads(whole.text)["error"]
-            assert (whole.status, error["type"], set(error)) == (503, "overloaded_error", {"message", "type", "param", "code"})
-            assert "shutting down" in error["message"]
-            assert stream.status == 200 and events(stream.text)[-1]["error"]["type"] == "overloaded_error"
-            assert (late.status, json.loads(late.text)["status"]) == (503, "draining")
-            assert not mock._pending, "what was asked is cancelled"
-
-    asyncio.run(work())
+    mock = lmc.Mock(latency=60)
+    async with running(mock) as app:
+        whole, stream = ByHand(app, CHAT, BODY), ByHand(app, CHAT, STREAM)
+        await until(lambda: len(mock.call_log) == 2 and stream.sent)
+        app.state.entrance.close(0.05)
+        late = ByHand(app, "/health", None)
+        late.scope["method"] = "GET"
+        await asyncio.gather(whole.task, stream.task, late.task)
+        error = json.loads(whole.text)["error"]
+        assert (whole.status, error["type"], set(error)) == (503, "overloaded_error", {"message", "type", "param", "code"})
+        assert "shutting down" in error["message"]
+        assert stream.status == 200 and events(stream.text)[-1]["error"]["type"] == "overloaded_error"
+        assert (late.status, json.loads(late.text)["status"]) == (503, "draining")
+        assert not mock._pending, "what was asked is cancelled"
 
 
 def test_a_second_signal_ends_what_is_running_with_503s(monkeypatch, caplog):

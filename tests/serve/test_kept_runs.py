@@ -96,123 +96,102 @@ async def begin(app: Any, folder: Path) -> None:
     assert code == 202 and found["questions"][0]["question"] == "Pay Ann?", found
 
 
-def test_a_run_is_asked_answered_and_resumed_by_other_servers(target: str, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with server(target, tmp_path) as app:
-            await begin(app, tmp_path)
-        (tmp_path / "go").touch()
-        mock = lmc.Mock()
-        async with server(target, tmp_path, mock, 2) as app:
-            assert (await asked(app, ANSWER, answer="yes"))[0] == 400
-            code, found = await asked(app, ANSWER, answer=True)
-            assert code == 200 and found["run"] == "r1" and found["return_value"][0] == "paid Ann", found
-            assert found["return_value"][1] != os.getpid() and len(mock.call_log) == 1, "in a worker, and the first answer is known"
-            again = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
-            assert again[1]["return_value"][0] == "paid Ann"
-            other = await asked(app, "/programs/order?run=r1", to="Bob", marks=str(tmp_path))
-            assert other[0] == 409 and "other arguments" in other[1]["error"]["message"]
-        assert (tmp_path / "paid").read_text() == "Ann\n" and status(tmp_path) == "finished"
-
-    asyncio.run(work())
+async def test_a_run_is_asked_answered_and_resumed_by_other_servers(target: str, tmp_path: Path) -> None:
+    async with server(target, tmp_path) as app:
+        await begin(app, tmp_path)
+    (tmp_path / "go").touch()
+    mock = lmc.Mock()
+    async with server(target, tmp_path, mock, 2) as app:
+        assert (await asked(app, ANSWER, answer="yes"))[0] == 400
+        code, found = await asked(app, ANSWER, answer=True)
+        assert code == 200 and found["run"] == "r1" and found["return_value"][0] == "paid Ann", found
+        assert found["return_value"][1] != os.getpid() and len(mock.call_log) == 1, "in a worker, and the first answer is known"
+        again = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+        assert again[1]["return_value"][0] == "paid Ann"
+        other = await asked(app, "/programs/order?run=r1", to="Bob", marks=str(tmp_path))
+        assert other[0] == 409 and "other arguments" in other[1]["error"]["message"]
+    assert (tmp_path / "paid").read_text() == "Ann\n" and status(tmp_path) == "finished"
 
 
-def test_a_journal_that_a_worker_cannot_write_is_no_fault_of_the_request(target: str, tmp_path: Path) -> None:
+async def test_a_journal_that_a_worker_cannot_write_is_no_fault_of_the_request(target: str, tmp_path: Path) -> None:
     workers = tmp_path / "limited.py"
     workers.write_text(FILE + "\nimport resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n")  # of each file that a worker writes
-
-    async def main() -> None:
-        options = WorkerOptions([f"{workers}:order"], 1)
-        app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)], workers=options)
-        async with app.router.lifespan_context(app):
-            code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
-        assert code == 500 and found["error"]["message"] == "journal='r1': File too large" and found["error"]["type"] == "server_error", found
-
-    asyncio.run(main())
+    options = WorkerOptions([f"{workers}:order"], 1)
+    app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)], workers=options)
+    async with app.router.lifespan_context(app):
+        code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+    assert code == 500 and found["error"]["message"] == "journal='r1': File too large" and found["error"]["type"] == "server_error", found
 
 
-def test_a_client_that_leaves_does_not_leave_a_doubt_behind(target: str, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_does_not_leave_a_doubt_behind(target: str, tmp_path: Path) -> None:
     """The call that goes on is waited for, longer than a program that computes."""
-
-    async def work() -> None:
-        async with server(target, tmp_path) as app:
-            await begin(app, tmp_path)
-            call = post(app, ANSWER, answer=True)
-            await until(lambda: begun(tmp_path), 60)
-            call.leave()
-            await call.task
-            await asyncio.sleep(crew.GRACE * 1.5)  # what computes would be killed by now
-            assert status(tmp_path) == "in doubt"  # as long as it goes on
-            busy = post(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))  # the only worker is not free yet
-            (tmp_path / "go").touch()
-            await busy.task
-            assert busy.status == 200 and json.loads(busy.text)["return_value"] == ["paid Ann", begun(tmp_path)[0]], busy.text
-        assert (tmp_path / "paid").read_text() == "Ann\n" and len(begun(tmp_path)) == 1
-
-    asyncio.run(work())
+    async with server(target, tmp_path) as app:
+        await begin(app, tmp_path)
+        call = post(app, ANSWER, answer=True)
+        await until(lambda: begun(tmp_path), 60)
+        call.leave()
+        await call.task
+        await asyncio.sleep(crew.GRACE * 1.5)  # what computes would be killed by now
+        assert status(tmp_path) == "in doubt"  # as long as it goes on
+        busy = post(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))  # the only worker is not free yet
+        (tmp_path / "go").touch()
+        await busy.task
+        assert busy.status == 200 and json.loads(busy.text)["return_value"] == ["paid Ann", begun(tmp_path)[0]], busy.text
+    assert (tmp_path / "paid").read_text() == "Ann\n" and len(begun(tmp_path)) == 1
 
 
-def test_a_journal_has_one_writer(target: str, tmp_path: Path) -> None:
-    async def work() -> None:
-        async with server(target, tmp_path, count=2) as app:
-            await begin(app, tmp_path)
-            first = post(app, ANSWER, answer=True)
-            await until(lambda: begun(tmp_path), 60)
-            code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
-            assert (code, found["error"]["code"]) == (409, "journal") and "in use" in found["error"]["message"]
-            (tmp_path / "go").touch()
-            await first.task
-            assert first.status == 200, first.text
-        assert (tmp_path / "paid").read_text() == "Ann\n"
-
-    asyncio.run(work())
+async def test_a_journal_has_one_writer(target: str, tmp_path: Path) -> None:
+    async with server(target, tmp_path, count=2) as app:
+        await begin(app, tmp_path)
+        first = post(app, ANSWER, answer=True)
+        await until(lambda: begun(tmp_path), 60)
+        code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+        assert (code, found["error"]["code"]) == (409, "journal") and "in use" in found["error"]["message"]
+        (tmp_path / "go").touch()
+        await first.task
+        assert first.status == 200, first.text
+    assert (tmp_path / "paid").read_text() == "Ann\n"
 
 
 @pytest.mark.parametrize("how", ("spins", "is killed"))
-def test_a_call_that_is_killed_is_in_doubt_until_a_person_decides(target: str, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_that_is_killed_is_in_doubt_until_a_person_decides(target: str, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "KEPT", 1.0)
-
-    async def work() -> None:
-        async with server(target, tmp_path) as app:
-            await begin(app, tmp_path)
-            call = post(app, ANSWER, answer=True)
-            await until(lambda: begun(tmp_path), 60)
-            if how == "spins":
-                (tmp_path / "spin").touch()
-                await until((tmp_path / "spins").exists, 60)
-                call.leave()
-                await call.task
-            else:
-                os.kill(begun(tmp_path)[0], signal.SIGKILL)
-                await call.task
-                assert call.status == 500 and "SIGKILL" in call.text
-            (tmp_path / "go").touch()
-            (tmp_path / "spin").unlink(missing_ok=True)
-            code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
-            assert (code, found["error"]["code"]) == (409, "in_doubt"), found
-            assert not (tmp_path / "paid").exists()
-            lmc.Journal(tmp_path / "runs" / "order" / "r1").retry()
-            code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
-            assert code == 200 and found["return_value"][0] == "paid Ann"
-        assert (tmp_path / "paid").read_text() == "Ann\n"
-
-    asyncio.run(work())
-
-
-def test_in_the_servers_own_process_a_call_may_end_as_well(target: str, tmp_path: Path) -> None:
-    async def work() -> None:
-        app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)])
-        async with app.router.lifespan_context(app):
-            await begin(app, tmp_path)
-            call = post(app, ANSWER, answer=True)
-            await until(lambda: begun(tmp_path), 60)
+    async with server(target, tmp_path) as app:
+        await begin(app, tmp_path)
+        call = post(app, ANSWER, answer=True)
+        await until(lambda: begun(tmp_path), 60)
+        if how == "spins":
+            (tmp_path / "spin").touch()
+            await until((tmp_path / "spins").exists, 60)
             call.leave()
             await call.task
-            (tmp_path / "go").touch()
-            await until(lambda: status(tmp_path) == "cut off", 60)
-            end = time.monotonic() + 60
-            while (found := await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path)))[0] == 409:  # its journal is being closed
-                assert time.monotonic() < end
-            assert found[1]["return_value"][0] == "paid Ann", found
-        assert (tmp_path / "paid").read_text() == "Ann\n" and len(begun(tmp_path)) == 1
+        else:
+            os.kill(begun(tmp_path)[0], signal.SIGKILL)
+            await call.task
+            assert call.status == 500 and "SIGKILL" in call.text
+        (tmp_path / "go").touch()
+        (tmp_path / "spin").unlink(missing_ok=True)
+        code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+        assert (code, found["error"]["code"]) == (409, "in_doubt"), found
+        assert not (tmp_path / "paid").exists()
+        lmc.Journal(tmp_path / "runs" / "order" / "r1").retry()
+        code, found = await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path))
+        assert code == 200 and found["return_value"][0] == "paid Ann"
+    assert (tmp_path / "paid").read_text() == "Ann\n"
 
-    asyncio.run(work())
+
+async def test_in_the_servers_own_process_a_call_may_end_as_well(target: str, tmp_path: Path) -> None:
+    app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)])
+    async with app.router.lifespan_context(app):
+        await begin(app, tmp_path)
+        call = post(app, ANSWER, answer=True)
+        await until(lambda: begun(tmp_path), 60)
+        call.leave()
+        await call.task
+        (tmp_path / "go").touch()
+        await until(lambda: status(tmp_path) == "cut off", 60)
+        end = time.monotonic() + 60
+        while (found := await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path)))[0] == 409:  # its journal is being closed
+            assert time.monotonic() < end
+        assert found[1]["return_value"][0] == "paid Ann", found
+    assert (tmp_path / "paid").read_text() == "Ann\n" and len(begun(tmp_path)) == 1

@@ -10,7 +10,7 @@ import pytest
 
 import lmc
 from lmc.errors import UnmetConstraint
-from tests.serve.serving import HELLO, chat, complete, events, post, talk
+from tests.serve.serving import HELLO, chat, complete, events, post, talking
 
 pytestmark = pytest.mark.api
 
@@ -317,8 +317,8 @@ def test_what_routers_write_into_requests_is_taken():
     assert complete(skip_special_tokens=False).status_code == 400
 
 
-def test_models():
-    async def work(client):
+async def test_models():
+    async with talking() as client:
         every = (await client.get("/v1/models")).json()
         assert [m["id"] for m in every["data"]] == ["mock"]
         assert (await client.get("/v1/models/mock")).json()["id"] == "mock"
@@ -329,8 +329,6 @@ def test_models():
         assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
         wrong = await client.get("/v1/completions")
         assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-
-    talk(work)
 
 
 @pytest.mark.parametrize(
@@ -343,27 +341,21 @@ def test_models():
     ],
 )
 def test_a_path_that_is_not_there_names_the_one_that_is(path, meant):
-    async def work(client):
-        return (await client.post(path, json={})).json()["error"]["message"]
-
-    assert talk(work) == f"POST {path}: not found{meant or ';'} GET /openapi.json says what there is"
+    assert post(path, {}).json()["error"]["message"] == f"POST {path}: not found{meant or ';'} GET /openapi.json says what there is"
 
 
-def test_a_fault_of_the_backend_is_a_500_that_names_it_and_says_nothing_of_ours():
+async def test_a_fault_of_the_backend_is_a_500_that_names_it_and_says_nothing_of_ours():
     def fault(ask, number):
         return lmc.BackendError("the model fell over") if number == 0 else RuntimeError("secret") if number == 1 else None
 
     mock = lmc.Mock(fault=fault)
-
-    async def work(client):
+    async with talking(mock) as client:
         first = await client.post("/v1/completions", json={"prompt": "x"})
         assert (first.status_code, first.json()["error"]["message"]) == (500, "the model fell over")
         second = await client.post("/v1/completions", json={"prompt": "x"})
         assert second.status_code == 500
         assert "secret" not in second.text
         assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
-
-    talk(work, mock)
 
 
 def test_one_failing_prompt_cancels_the_others():
@@ -373,8 +365,8 @@ def test_one_failing_prompt_cancels_the_others():
     assert not mock._pending
 
 
-def test_metrics_count_requests_and_tokens():
-    async def work(client):
+async def test_metrics_count_requests_and_tokens():
+    async with talking() as client:
         await client.post("/v1/completions", json={"prompt": "four", "max_tokens": 2})
         await client.post("/v1/completions", json={"prompt": 4})
         text = (await client.get("/metrics")).text
@@ -385,5 +377,3 @@ def test_metrics_count_requests_and_tokens():
         assert "lmc_completion_tokens_total 2.0" in text
         assert "lmc_backend_calls_total 1.0" in text
         assert "lmc_requests_in_flight 1.0" in text  # this one
-
-    talk(work)

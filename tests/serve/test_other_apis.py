@@ -7,7 +7,7 @@ import json
 import pytest
 
 import lmc
-from tests.serve.serving import HELLO, events, on_a_port, post, talk
+from tests.serve.serving import HELLO, events, on_a_port, post, talking
 from tests.serve.test_tools import CALLED, WEATHER, backend
 
 pytestmark = pytest.mark.api
@@ -465,11 +465,9 @@ def test_embeddings_are_a_clear_501():
     assert answer.headers["x-should-retry"] == "false", "the official clients ask again after a 5xx otherwise"
 
 
-def test_errors_of_messages_are_described_as_they_are():
-    async def work(client):
-        return (await client.get("/openapi.json")).json(), await client.post(MESSAGES, json={"messages": []})
-
-    description, answer = talk(work)
+async def test_errors_of_messages_are_described_as_they_are():
+    async with talking() as client:
+        description, answer = (await client.get("/openapi.json")).json(), await client.post(MESSAGES, json={"messages": []})
     described = description["paths"][MESSAGES]["post"]["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
     assert set(described["required"]) == set(answer.json()) == {"type", "error"}
     assert set(described["properties"]["error"]["required"]) == set(answer.json()["error"])

@@ -147,17 +147,14 @@ def test_a_secret_that_the_api_repeats_stays_here(stream: bool, caplog: pytest.L
     assert SECRET not in found.text + str(found.headers) + caplog.text
 
 
-def test_a_client_that_leaves_ends_what_the_api_was_asked() -> None:
-    import asyncio
+async def test_a_client_that_leaves_ends_what_the_api_was_asked() -> None:
+    def plant(n: int, path: str, body: Any) -> Planted:
+        return Planted("delay", seconds=60, until=lambda: api.open_connections == 0)
 
-    with Server(answered(content="x"), plant=lambda n, path, body: Planted("delay", seconds=60, until=lambda: api.open_connections == 0)) as api:
-        async def work() -> None:
-            with lmc.OpenAI("m", base_url=f"{api.url}/v1", api_key=SECRET) as backend:
-                async with running(backend) as app:
-                    call = ByHand(app, "/v1/chat/completions", json.dumps({"messages": SYSTEM_AND_USER}).encode())
-                    await until(lambda: api.seen)
-                    call.leave()
-                    await call.task
-                    await until(lambda: api.open_connections == 0)
-
-        asyncio.run(work())
+    with Server(answered(content="x"), plant=plant) as api, lmc.OpenAI("m", base_url=f"{api.url}/v1", api_key=SECRET) as backend:
+        async with running(backend) as app:
+            call = ByHand(app, "/v1/chat/completions", json.dumps({"messages": SYSTEM_AND_USER}).encode())
+            await until(lambda: api.seen)
+            call.leave()
+            await call.task
+            await until(lambda: api.open_connections == 0)

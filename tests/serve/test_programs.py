@@ -19,7 +19,7 @@ import lmc
 from lmc.backend.results import Output, Result
 from lmc.serve.programs import _Variable, arguments_model
 from lmc.userfiles import load_program
-from tests.serve.serving import ByHand, events, post, running, talk, until
+from tests.serve.serving import ByHand, events, post, running, talk, talking, until
 
 pytestmark = pytest.mark.api
 
@@ -98,10 +98,9 @@ def test_a_saved_program(tmp_path: Path):
     assert post("/programs/anything", {}, programs=[loaded]).status_code == post("/programs/anything", {}, programs=[anything]).status_code == 400
 
 
-def test_arguments_are_checked_before_anything_runs():
+async def test_arguments_are_checked_before_anything_runs():
     mock = lmc.Mock()
-
-    async def work(client):
+    async with talking(mock, PROGRAMS) as client:
         for body, param in (
             ({}, "name"), ({"name": 1}, "name"), ({"name": "x", "copy": "2"}, "copy"), ({"name": "x", "tone": "loud"}, "tone"),
             ({"name": "x", "people": [{"age": 3}]}, "people.0.name"), ({"name": "x", "nme": 1}, "nme"), ({"name": "x", "schema": "c"}, "schema"),
@@ -111,8 +110,6 @@ def test_arguments_are_checked_before_anything_runs():
         for query in ("sed=1", "seed=x", "seed=-1", "temperature=nan"):
             assert (await client.post(f"/programs/greet?{query}", json={"name": "x"})).status_code == 400
         assert (await client.post("/programs/nothing", json={})).status_code == 404
-
-    talk(work, mock, PROGRAMS)
     assert mock.call_log == []
 
 
@@ -197,7 +194,7 @@ def test_a_stream_ends_with_its_programs_error():
     assert found[-1]["error"]["message"] == NOTHING_THERE
 
 
-def test_a_program_that_holds_its_thread_holds_nobody_else():
+async def test_a_program_that_holds_its_thread_holds_nobody_else():
     entered, go = threading.Event(), threading.Event()
 
     def wait():
@@ -209,26 +206,20 @@ def test_a_program_that_holds_its_thread_holds_nobody_else():
         wait()
         s += "x" + lmc.gen("out", max_tokens=3)
 
-    async def work():
-        async with running(lmc.Mock(), [slow]) as app:
-            held = ByHand(app, "/programs/slow", b"{}")
-            await until(entered.is_set)
-            other = ByHand(app, "/v1/completions", b'{"prompt": "x"}')
-            await other.task
-            assert other.status == 200
-            assert not held.task.done()
-            go.set()
-            await held.task
-            assert held.status == 200
-
-    asyncio.run(work())
+    async with running(lmc.Mock(), [slow]) as app:
+        held = ByHand(app, "/programs/slow", b"{}")
+        await until(entered.is_set)
+        other = ByHand(app, "/v1/completions", b'{"prompt": "x"}')
+        await other.task
+        assert other.status == 200
+        assert not held.task.done()
+        go.set()
+        await held.task
+        assert held.status == 200
 
 
 def test_the_description_says_what_the_signature_says():
-    async def work(client):
-        return (await client.get("/openapi.json")).json()
-
-    document = talk(work, None, PROGRAMS)
+    document = talk(lambda client: client.get("/openapi.json"), None, PROGRAMS).json()
     operation = document["paths"]["/programs/greet"]["post"]
     assert (operation["summary"], operation["description"]) == ("Greets somebody.", "As often as `copy` says.")
     schema = document["components"]["schemas"]["greet_arguments"]
@@ -297,8 +288,8 @@ def test_what_json_cannot_write_is_an_error_of_its_item(kind, caplog):
 
 
 @pytest.mark.parametrize("kind, name", [("exit", "SystemExit"), ("interrupt", "KeyboardInterrupt")])
-def test_a_program_that_exits_ends_its_run_and_not_the_server(kind, name):
-    async def work(client):
+async def test_a_program_that_exits_ends_its_run_and_not_the_server(kind, name):
+    async with talking(programs=[strange]) as client:
         for path, body in (("", {"kind": kind}), ("/batch", {"items": [{"kind": kind}]}), ("/stream", {"kind": kind})):
             answer = await client.post(f"/programs/strange{path}", json=body)
             told = events(answer.text)[-1] if path == "/stream" else answer.json()
@@ -306,8 +297,6 @@ def test_a_program_that_exits_ends_its_run_and_not_the_server(kind, name):
             assert told["error"]["type"] == "program_error"
             assert name in told["error"]["message"]
         assert (await client.post("/programs/strange", json={"kind": "fine"})).json()["return_value"] == 1
-
-    talk(work, programs=[strange])
 
 
 def test_text_that_arrives_while_a_stream_reads_is_sent_once():

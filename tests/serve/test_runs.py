@@ -11,7 +11,7 @@ import pytest
 import lmc
 from lmc.serve.keys import Key, KeyLimits, digest_of
 from tests.browser import CHROMIUM, MISSING, browser
-from tests.serve.serving import on_a_port, post, talk
+from tests.serve.serving import on_a_port, post, talk, talking
 
 pytestmark = pytest.mark.api
 
@@ -126,12 +126,10 @@ def test_an_effect_in_doubt_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert post("/programs/mail?run=c", {"to": "Ann"}, **how).json()["questions"][0]["question"] == "A note?"
 
 
-def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing(tmp_path: Path) -> None:
+async def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing(tmp_path: Path) -> None:
     keys = [Key("all", digest_of("all"), KeyLimits()), Key("few", digest_of("few"), KeyLimits(programs=frozenset({"other"})))]
-    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path, "api_keys": keys}
-    post("/programs/mail?run=secret", {"to": "Ann"}, headers={"authorization": "Bearer all"}, **how)
-
-    async def look(client: Any) -> None:
+    async with talking(programs=[mail], journals=tmp_path, api_keys=keys) as client:
+        await client.post("/programs/mail?run=secret", json={"to": "Ann"}, headers={"authorization": "Bearer all"})
         for path in ("/programs/mail/runs", "/programs/mail/runs/secret"):
             assert (await client.get(path)).status_code == 401
             assert (await client.get(path, headers={"authorization": "Bearer few"})).status_code == 403
@@ -141,8 +139,6 @@ def test_runs_belong_to_those_who_may_run_the_program_and_the_page_holds_nothing
         page = await client.get("/runs", headers={"authorization": "Bearer few"})
         assert page.status_code == 200 and "text/html" in page.headers["content-type"]
         assert "Ann" not in page.text and "secret" not in page.text and "mail" not in page.text
-
-    talk(look, **how)
 
 
 _WAIT = """new Promise(done => { const look = () => document.body.textContent.includes(WANTED) && done(true);

@@ -6,12 +6,9 @@ import asyncio
 import json
 import time
 
-import httpx
 import pytest
 
-from lmc.serve.app import create_app
-from lmc.serve.settings import ServerSettings
-from tests.serve.serving import ByHand, until
+from tests.serve.serving import ByHand, client_of, running, talking, until
 
 pytestmark = pytest.mark.model
 pytest.importorskip("starlette")
@@ -27,21 +24,11 @@ def engine():
     made.close()
 
 
-def talk(engine, work):
-    async def main():
-        app = create_app(engine, ServerSettings(("smollm2",)))
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=120)
-        async with app.router.lifespan_context(app), client:
-            return await work(client, app)
-
-    return asyncio.run(main())
-
-
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def test_it_knows_the_capital_of_france_whole_and_in_pieces(engine):
-    async def work(client, app):
+async def test_it_knows_the_capital_of_france_whole_and_in_pieces(engine):
+    async with talking(engine) as client:
         body = {"messages": FRANCE, "temperature": 0, "max_tokens": 20}
         text = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["message"]["content"]
         assert "Paris" in text
@@ -50,11 +37,9 @@ def test_it_knows_the_capital_of_france_whole_and_in_pieces(engine):
         assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == text
         assert len(chunks) > 5
 
-    talk(engine, work)
 
-
-def test_a_cached_prompt_is_shared_under_one_salt_only(engine):
-    async def work(client, app):
+async def test_a_cached_prompt_is_shared_under_one_salt_only(engine):
+    async with talking(engine) as client:
         async def cached(**fields):
             body = {"prompt": "A rather long beginning that several requests have in common.", "max_tokens": 1, **fields}
             usage = (await client.post("/v1/completions", json=body)).json()["usage"]
@@ -65,24 +50,19 @@ def test_a_cached_prompt_is_shared_under_one_salt_only(engine):
         assert await cached(cache_salt="yours") == 0
         assert await cached() == 0
 
-    talk(engine, work)
 
-
-def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
-    async def work(client, app):
+async def test_a_regex_that_forces_a_million_characters_holds_nobody_up(engine):
+    async with talking(engine) as client:
         for regex in ("(a{1000}){1000}", "a{1000}"):
             answer = (await client.post("/v1/completions", json={"prompt": "x", "regex": regex, "max_tokens": 3})).json()
             assert set(answer["choices"][0]["text"]) == {"a"} and answer["choices"][0]["finish_reason"] == "length", answer
 
-    talk(engine, work)
 
-
-def test_a_regex_whose_every_step_takes_long_fails_alone(engine, monkeypatch):
+async def test_a_regex_whose_every_step_takes_long_fails_alone(engine, monkeypatch):
     """Greedy answers ask for single tokens: there its error took all others along."""
     monkeypatch.setattr("lmc.fsm.lazy.MOST_FORMS", 3000)
     monkeypatch.setattr("lmc.fsm.lazy.FORMS_A_STEP", 5)
-
-    async def work(client, app):
+    async with talking(engine) as client:
         async def answer(**fields):
             body = {"prompt": "I can help with any word, and", "max_tokens": 60, "temperature": 0, **fields}
             return (await client.post("/v1/completions", json=body)).json()
@@ -93,20 +73,16 @@ def test_a_regex_whose_every_step_takes_long_fails_alone(engine, monkeypatch):
         assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
         assert (await answer())["choices"][0]["text"] == alone["choices"][0]["text"]
 
-    talk(engine, work)
 
-
-def test_a_stop_regex_that_takes_backtracking_for_ever_holds_nobody_up(engine):
-    async def work(client, app):
+async def test_a_stop_regex_that_takes_backtracking_for_ever_holds_nobody_up(engine):
+    async with talking(engine) as client:
         body = {"prompt": "x", "regex": "a{60}", "stop_regex": "(a+)+b", "max_tokens": 60}
         answer = (await client.post("/v1/completions", json=body)).json()
         assert answer["choices"][0]["text"] == "a" * 60
 
-    talk(engine, work)
 
-
-def test_constraints(engine):
-    async def work(client, app):
+async def test_constraints(engine):
+    async with talking(engine) as client:
         async def text(**fields):
             answer = await client.post("/v1/completions", json={"prompt": "A person: ", "max_tokens": 60, "temperature": 0, **fields})
             assert answer.status_code == 200, answer.text
@@ -123,11 +99,9 @@ def test_constraints(engine):
         too_long = await client.post("/v1/completions", json={"prompt": "word " * 7000})
         assert too_long.json()["error"]["code"] == "context_length_exceeded"
 
-    talk(engine, work)
 
-
-def test_token_ids_are_taken_as_they_are_or_refused(engine):
-    async def work(client, app):
+async def test_token_ids_are_taken_as_they_are_or_refused(engine):
+    async with talking(engine) as client:
         ids = engine.tokenizer.encode(("The capital of France is",))
         body = {"max_tokens": 5, "temperature": 0}
         by_text = (await client.post("/v1/completions", json={**body, "prompt": "The capital of France is"})).json()
@@ -139,27 +113,21 @@ def test_token_ids_are_taken_as_they_are_or_refused(engine):
         assert "not how their text is encoded" in refused.json()["error"]["message"]
         assert (await client.post("/v1/completions", json={**body, "prompt": [10**8]})).status_code == 400
 
-    talk(engine, work)
 
-
-def test_token_ids_beyond_the_context_are_refused_before_they_are_read(engine, monkeypatch):
-    async def work(client, app):
+async def test_token_ids_beyond_the_context_are_refused_before_they_are_read(engine, monkeypatch):
+    async with talking(engine) as client:
         monkeypatch.setattr(type(engine), "encode", lambda *_: pytest.fail("a million ids take half a minute"))
         refused = await client.post("/v1/completions", json={"prompt": [1] * engine.capabilities.max_context})
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
-    talk(engine, work)
 
-
-def test_scores_of_a_prompt(engine):
-    async def work(client, app):
+async def test_scores_of_a_prompt(engine):
+    async with talking(engine) as client:
         body = {"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
         scored = (await client.post("/v1/completions", json=body)).json()["choices"][0]["logprobs"]
         assert "".join(scored["tokens"]) == body["prompt"]
         assert scored["token_logprobs"][0] is None
         assert scored["token_logprobs"][-1] > -3.0
-
-    talk(engine, work)
 
 
 @pytest.mark.parametrize(
@@ -171,10 +139,9 @@ def test_scores_of_a_prompt(engine):
     ],
     ids=["free", "stops", "forced"],
 )
-def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(engine, fields):
+async def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(engine, fields):
     """Forced tokens are scored a pass after their text is known, and text that a stop string may cut is held back."""
-
-    async def work(client, app):
+    async with talking(engine) as client:
         body = {"prompt": "The capital of France is", "temperature": 0, "logprobs": 2, **fields}
         whole = (await client.post("/v1/completions", json=body)).json()
         (choice,) = whole["choices"]
@@ -194,13 +161,10 @@ def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(engine, f
         assert choice["finish_reason"] == ("stop" if len(fields) > 1 else "length")
         assert end["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
-    talk(engine, work)
 
-
-def test_the_event_loop_is_free_while_the_engine_works(engine):
+async def test_the_event_loop_is_free_while_the_engine_works(engine):
     """Sixteen long answers at once: in the meantime the loop comes back, and others are answered, many times."""
-
-    async def work(client, app):
+    async with running(engine) as app, client_of(app) as client:
         before = engine.counters()
         body = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "stream": True}
         asks = [asyncio.create_task(client.post("/v1/completions", json={**body, "seed": i})) for i in range(16)]
@@ -216,11 +180,9 @@ def test_the_event_loop_is_free_while_the_engine_works(engine):
         assert answered > 3
         assert app.state.metrics.lag < 1.0  # generous: other processes share the machine
 
-    talk(engine, work)
 
-
-def test_a_client_that_leaves_frees_the_engine(engine):
-    async def work(client, app):
+async def test_a_client_that_leaves_frees_the_engine(engine):
+    async with running(engine) as app:
         call = ByHand(app, "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 2}).encode())
         await until(lambda: len(call.sent) > 5, 60)
         call.leave()
@@ -229,22 +191,18 @@ def test_a_client_that_leaves_frees_the_engine(engine):
         await until(lambda: engine.stats()["running"] == 0, 60)
         assert time.monotonic() - started < 60
 
-    talk(engine, work)
 
-
-def test_counted_tokens_are_the_prompt_s(engine):
-    async def work(client, app):
-        given = {"model": "smollm2", "messages": [{"role": "user", "content": "Où? <b> 日本 " * 9}, {"role": "assistant", "content": "x"}] * 2}
+async def test_counted_tokens_are_the_prompt_s(engine):
+    async with talking(engine) as client:
+        given = {"model": "mock", "messages": [{"role": "user", "content": "Où? <b> 日本 " * 9}, {"role": "assistant", "content": "x"}] * 2}
         counted = (await client.post("/v1/messages/count_tokens", json=given)).json()["input_tokens"]
         usage = (await client.post("/v1/messages", json={**given, "max_tokens": 1})).json()["usage"]
         assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"] > 100
         too_long = {**given, "messages": [{"role": "user", "content": "long " * 20000}]}
         assert (await client.post("/v1/messages/count_tokens", json=too_long)).json()["input_tokens"] > 20000
 
-    talk(engine, work)
 
-
-def test_a_required_call_fits_its_schema(engine):
+async def test_a_required_call_fits_its_schema(engine):
     from lmc.backend.engine.whole_template import whole
     from tests.serve.test_tools import HERMES_TEMPLATE
 
@@ -253,19 +211,16 @@ def test_a_required_call_fits_its_schema(engine):
             "type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["n"], "additionalProperties": False}}}
         for name in ("wait", "walk")
     ]  # fmt: skip
-
-    async def work(client, app):
-        for choice, names in (("required", {"wait", "walk"}), ({"type": "function", "function": {"name": "walk"}}, {"walk"})):
-            body = {"messages": FRANCE, "tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 80}
-            answer = (await client.post("/v1/chat/completions", json=body)).json()
-            (call,) = answer["choices"][0]["message"]["tool_calls"]
-            assert call["function"]["name"] in names
-            assert 0 <= json.loads(call["function"]["arguments"])["n"] <= 99
-            assert answer["choices"][0]["finish_reason"] == "tool_calls"
-
     own = engine.whole_template
     engine.whole_template = whole(HERMES_TEMPLATE, engine.tokenizer, name="test")
     try:
-        talk(engine, work)
+        async with talking(engine) as client:
+            for choice, names in (("required", {"wait", "walk"}), ({"type": "function", "function": {"name": "walk"}}, {"walk"})):
+                body = {"messages": FRANCE, "tools": tools, "tool_choice": choice, "temperature": 0, "max_tokens": 80}
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                (call,) = answer["choices"][0]["message"]["tool_calls"]
+                assert call["function"]["name"] in names
+                assert 0 <= json.loads(call["function"]["arguments"])["n"] <= 99
+                assert answer["choices"][0]["finish_reason"] == "tool_calls"
     finally:
         engine.whole_template = own

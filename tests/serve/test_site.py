@@ -11,7 +11,7 @@ import pytest
 import lmc
 from lmc.serve.keys import Key, KeyLimits, digest_of
 from tests.browser import CHROMIUM, MISSING, browser
-from tests.serve.serving import on_a_port, talk
+from tests.serve.serving import on_a_port, talk, talking
 from tests.test_pictures import FAINT, WIDE
 
 pytestmark = pytest.mark.api
@@ -43,8 +43,8 @@ class Full(lmc.Mock):
         return {**super().server_info(), **held}
 
 
-def test_an_address_for_people_and_programs() -> None:
-    async def look(client: Any) -> None:
+async def test_an_address_for_people_and_programs() -> None:
+    async with talking(programs=[greet], api_keys=KEYS) as client:
         data = await client.get("/")
         assert data.status_code == 401
         data = await client.get("/", headers=HEADERS)
@@ -53,8 +53,6 @@ def test_an_address_for_people_and_programs() -> None:
             page = await client.get(path, headers={"accept": "text/html,*/*", **HEADERS})
             assert page.status_code == 200 and page.headers["content-type"].startswith("text/html") and page.headers["cache-control"] == "no-store"
             assert "greet" not in page.text and "mock" not in page.text
-
-    talk(look, programs=[greet], api_keys=KEYS)
 
 
 def test_metrics_have_memory_by_program() -> None:
