@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import gc
 import itertools
 import json
@@ -21,7 +20,6 @@ from lmc.segments import Gen, SamplingParams, Text
 from tests.api.http import Answer, Planted, Server
 from tests.api.openai_server import VLLM, refusal
 from tests.api.text_model import TextModel
-from tests.pictures import png
 from tests.waiting import until
 
 pytestmark = pytest.mark.api
@@ -404,25 +402,6 @@ def test_a_message_that_is_begun(openai):
     backend, server = openai(says("x"), server="vllm")
     assert program.run(backend=backend)["a"] == "x"
     assert server.seen[0].body["continue_final_message"] is True and server.seen[0].body["add_generation_prompt"] is False
-
-
-def test_images(openai, tmp_path):
-    picture = png()
-    (tmp_path / "a.png").write_bytes(picture)
-
-    @lmc.function
-    def program(s, *pictures):
-        for picture in pictures:
-            s += lmc.user("Look: " + lmc.image(picture) + "What is it?")
-        s += lmc.assistant(lmc.gen("a", max_tokens=5))
-
-    backend, server = openai(says("x"))
-    for call in (program.run, lmc.compile(program)):
-        call(picture, str(tmp_path / "a.png"), "https://example.com/a.png", backend=backend).sync()
-        urls = [m["content"][1]["image_url"]["url"] for m in server.seen[-1].body["messages"]]
-        data = "data:image/png;base64," + base64.b64encode(picture).decode()
-        assert urls == [data, data, "https://example.com/a.png"]
-        assert server.seen[-1].body["messages"][0]["content"][0] == {"type": "text", "text": "Look: "}
 
 
 # -- streams, cancelling, what is left behind
