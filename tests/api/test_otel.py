@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -24,6 +23,7 @@ from opentelemetry.trace import SpanKind
 from tests.integrations.test_otel import CONTENT, EXPORTER, Spans, helper, provider, spans  # noqa: F401  # fixtures
 from tests.serve.serving import HELLO, talk, talking
 from tests.serve.test_process import served
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 
@@ -159,8 +159,5 @@ def test_the_server_s_processes_export_by_the_standard_variables(tmp_path, colle
     expected = [bytes.fromhex(THEIRS), b"POST /programs/asks", b"invoke_workflow asks", b"chat mock"]
     with served(f"{tmp_path}/program.py:asks", *workers) as (url, _):
         assert httpx.post(f"{url}/programs/asks", json={"q": "x"}, headers=SENT, timeout=60).status_code == 200
-        end = time.monotonic() + 60
-        while (lacking := [each for each in expected if each not in collector.got]) and time.monotonic() < end:
-            time.sleep(0.05)
-    assert lacking == []
+        until(lambda: all(each in collector.got for each in expected))
     assert collector.got.count(b"chat mock") == 1, "the server's process does not say again what its worker asked"

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +16,7 @@ from lmc.result_files import Results
 from lmc.userfiles import UsageError
 from tests.cli.harness import PROGRAM, ROOT, items, jsonl
 from tests.searching import some
+from tests.waiting import until
 
 SLOW = '''
 import time
@@ -180,9 +180,7 @@ def test_what_is_finished_is_written_at_once_and_interruption_is_prompt(folder, 
     command = [sys.executable, "-m", "lmc", "run", "slow.py:slow", "-i", "in.jsonl", "-o", "out.jsonl", "-b", "mock", *options]
     run = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     try:
-        until = time.monotonic() + 120
-        while time.monotonic() < until and not (Path("out.jsonl").exists() and len(Path("out.jsonl").read_text().splitlines()) == 3):
-            time.sleep(0.05)
+        until(lambda: Path("out.jsonl").exists() and len(Path("out.jsonl").read_text().splitlines()) == 3, seconds=120)
         run.send_signal(signal.SIGINT)
         _, err = run.communicate(timeout=120)
     finally:
@@ -207,9 +205,7 @@ def test_finished_results_are_flushed_on_interruption(lmc_cli, folder, monkeypat
 
     def interrupted(states, total, backend):
         yield next(iter(states))
-        deadline = time.monotonic() + 60
-        while states._events.qsize() < total and time.monotonic() < deadline:  # the others, and the end
-            time.sleep(0.01)
+        until(lambda: states._events.qsize() >= total)  # the others, and the end
         raise KeyboardInterrupt
 
     monkeypatch.setattr("lmc.cli.run.progress", interrupted)

@@ -16,6 +16,7 @@ from lmc.backend.base import Health
 from lmc.serve import main, supervisor
 from lmc.serve.app import create_app
 from lmc.serve.main import listen, serve
+from tests import waiting
 from tests.serve.serving import HELLO, ByHand, events, running, settings, supervised, talk, talking, until
 
 pytestmark = pytest.mark.api
@@ -113,9 +114,7 @@ def test_while_the_model_is_loaded_everything_is_a_503():
     assert answer.headers["x-request-id"].startswith("req_") and serving.get("/health").headers["x-request-id"].startswith("req_")
     assert serving.ready == []
     serving.go.set()
-    while not serving.ready:
-        time.sleep(0.005)
-        assert serving.thread.is_alive()
+    waiting.until(lambda: serving.ready)
     assert serving.get("/health").status_code == 200 and httpx.post(serving.url + CHAT, json=HELLO, timeout=20).status_code == 200
     backend.told = Health("ended", "the device is gone")  # and a server that may be restarted ends
     serving.thread.join(60)
@@ -154,15 +153,12 @@ def test_a_second_signal_ends_what_is_running_with_503s(monkeypatch, caplog):
     mock, answers = lmc.Mock(latency=3600), []
     serving = Serving(mock, drain=3600)
     serving.go.set()
-    while not serving.ready:
-        time.sleep(0.005)
+    waiting.until(lambda: serving.ready)
     asking = threading.Thread(target=lambda: answers.append(httpx.post(serving.url + CHAT, json=HELLO, timeout=60)), daemon=True)
     asking.start()
-    while not mock.call_log:
-        time.sleep(0.005)
+    waiting.until(lambda: mock.call_log)
     servers[0].handle_exit(signal.SIGINT, None)
-    while "Ctrl-C ends them now" not in caplog.text:
-        time.sleep(0.005)
+    waiting.until(lambda: "Ctrl-C ends them now" in caplog.text)
     assert "1 request is running and may take 3600 s" in caplog.text and not answers
     servers[0].handle_exit(signal.SIGINT, None)
     asking.join(60)

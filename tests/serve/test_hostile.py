@@ -25,6 +25,7 @@ from lmc.serve.main import Connection
 from lmc.serve.openai_protocol import CompletionRequest
 from tests.serve.serving import HELLO, HOUR, events, on_a_port
 from tests.serve.test_programs import PROGRAMS
+from tests.waiting import until
 
 pytestmark = pytest.mark.api
 
@@ -51,7 +52,7 @@ def url():
     with on_a_port(lmc.Mock(latency=0.001), [*PROGRAMS, tagged], max_body=1 << 20) as url:
         yield url
         assert httpx.get(f"{url}/health", timeout=10).status_code == 200, "and it is still there"
-        _until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)  # this one
+        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)  # this one
 
 
 @contextmanager
@@ -285,16 +286,7 @@ def test_a_body_that_goes_on_behind_its_answer_is_given_up(monkeypatch, first):
     with on_a_port() as url, raw(url) as connection:
         connection.sendall(first)
         assert status_of(connection) in (200, 404, 413)
-
-        def closed() -> bool:
-            try:
-                connection.sendall(b"x")
-            except ConnectionError:
-                return True
-            time.sleep(0.1)
-            return False
-
-        _until(closed)
+        until(lambda: is_reset(connection))
 
 
 def unread(url: str, sent: bytes) -> tuple[bytes, socket.socket]:
@@ -326,7 +318,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch, more):
         first, connection = unread(url, head("/programs/long", 2, *([more] if more else [])) + b"{}")
         with connection:
             assert first == b"HTTP/1.1 200"
-            _until(lambda: is_reset(connection))
+            until(lambda: is_reset(connection))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +369,7 @@ def test_who_sends_more_and_reads_no_answer_is_given_up_without_a_word(time_limi
         with connection:
             assert first == b"HTTP/1.1 200"
             time_limits.end()
-            _until(lambda: is_reset(connection))
+            until(lambda: is_reset(connection))
     assert "ASGI callable" not in caplog.text
 
 
@@ -412,17 +404,10 @@ def test_a_connection_that_breaks_cancels_what_was_asked(path, stream):
     with on_a_port(mock, PROGRAMS) as url:
         with raw(url) as connection:
             connection.sendall(head(path, len(data)) + data)
-            _until(lambda: mock._pending)
+            until(lambda: mock._pending)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # a reset, not a goodbye
-        _until(lambda: not mock._pending)
-        _until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)
-
-
-def _until(ready, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+        until(lambda: not mock._pending)
+        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)
 
 
 def test_two_hundred_requests_at_once_are_all_answered_with_their_own():

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from lmc.serve.app import create_app
 from lmc.serve.keys import Key, KeyLimits
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
+from tests import waiting
 from tests.backend import engine_fakes
 from tests.serve.serving import HOUR, ByHand, events, metric, settings, until
 from tests.serve.test_process import PROGRAM as SLOW
@@ -457,7 +457,7 @@ def test_running_programs_finish_when_the_server_is_told_to_stop(file, tmp_path)
         found: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: found.append(httpx.post(f"{url}/programs/slow", json={"marker": str(marker)}, timeout=60)))
         asking.start()
-        _wait(marker.exists)
+        waiting.until(marker.exists)
         process.send_signal(signal.SIGTERM)
         wait_until_it_ends(url)
         go.open("w").close()
@@ -476,21 +476,14 @@ def test_workers_end_with_their_server(file, tmp_path):
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            _wait(lambda: begun(marker))
+            waiting.until(lambda: begun(marker))
             assert httpx.get(f"{url}/health", timeout=30).status_code == 200
             process.send_signal(signal.SIGKILL)
             process.wait(20)
-            _wait(lambda: not is_there(begun(marker)))
+            waiting.until(lambda: not is_there(begun(marker)))
         finally:
             asking.kill()
             asking.wait(20)
-
-
-def _wait(ready: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.01)
 
 
 def test_a_command_whose_workers_have_nothing_to_do_is_refused(capsys, monkeypatch):
