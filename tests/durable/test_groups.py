@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -226,14 +227,20 @@ def nested(depth: int) -> Any:
     return x
 
 
+def answered(path: Path, *outputs: Output) -> list[Any]:
+    """Answers of as many runs, as they are read from their journal."""
+    opening = opened(path)
+    with opening._gathering:
+        for n, output in enumerate(outputs):
+            asked(RunJournal(opening, n)).finish(output)
+    opening.close()
+    return [answers.output_of(found[0]) for found in records.read(path).records.values()]
+
+
 @pytest.mark.parametrize("depth", [20, 100, 180, 300])
 def test_meta_info_may_be_nested(tmp_path: Path, depth: int) -> None:
-    opening = opened(tmp_path / "j")
-    with opening._gathering:
-        for n in range(8):
-            asked(RunJournal(opening, n)).finish(Output(("text",), ({"deep": nested(depth)},)))
-    opening.close()
-    assert [answers.output_of(found[0]).meta["deep"] for found in records.read(tmp_path / "j").records.values()] == [nested(depth)] * 8  # type: ignore[index]
+    found = answered(tmp_path / "j", *[Output(("text",), ({"deep": nested(depth)},))] * 8)
+    assert [output.meta["deep"] for output in found] == [nested(depth)] * 8
 
 
 def test_meta_info_that_is_nested_too_deeply_is_named(tmp_path: Path) -> None:
@@ -249,25 +256,15 @@ def test_numbers_of_any_length_are_read(tmp_path: Path, many: int, fast: bool, m
     """Python reads no decimal number of more than 4,300 digits, and pydantic writes them."""
     monkeypatch.setattr(journal.json_data, "encode_json", json_data._fast_encoder() if fast else json_data.to_bytes)
     metas: list[Any] = [{"n": 10**5000 + n, "some": [1, -(10**5000)], "all": -(10**5000)} for n in range(many)]
-    opening = opened(tmp_path / "j")
-    with opening._gathering:
-        for n, meta in enumerate(metas):
-            asked(RunJournal(opening, n)).finish(Output(("text",), (meta,)))
-    opening.close()
-    assert [answers.output_of(found[0]).meta for found in records.read(tmp_path / "j").records.values()] == metas
+    assert [output.meta for output in answered(tmp_path / "j", *(Output(("text",), (meta,)) for meta in metas))] == metas
 
 
 @pytest.mark.parametrize("many", [1, 8])
 def test_usage_is_read_as_it_was_written(tmp_path: Path, many: int) -> None:
     """But for what was asked ahead, which is another run's affair."""
     usage = Usage(9, 8, 7, 6, 5, 4, ahead_asked=3, written_tokens=2, written_hour_tokens=1, batched_calls=1, drafted_tokens=7, accepted_tokens=5)
-    opening = opened(tmp_path / "j")
-    with opening._gathering:
-        for n in range(many):
-            asked(RunJournal(opening, n)).finish(Output(("text",), ({},), usage))
-    opening.close()
-    found = [answers.output_of(found[0]).usage for found in records.read(tmp_path / "j").records.values()]
-    assert found == [replace(usage, ahead_asked=0)] * many
+    found = answered(tmp_path / "j", *[Output(("text",), ({},), usage)] * many)
+    assert [output.usage for output in found] == [replace(usage, ahead_asked=0)] * many
 
 
 @pytest.mark.parametrize("seed", [{}, {"seed": None}, {"seed": "1"}, {"seed": True}])
@@ -290,19 +287,24 @@ def calls(s: Any) -> Any:
         return "handled"
 
 
+def forged(program: Any, directory: Path, change: Callable[[int, list[Any]], Any]) -> Path:
+    """A journal of a run, with its records as `change` makes them of their numbers and of themselves."""
+    program.run(backend=lmc.Mock(), seed=1, journal=directory / "j")
+    found = records.read(directory / "j")
+    lay(directory / "k", journal_of(found.header, [(0, change(*each)) for each in enumerate(found.records[0])]))
+    return directory / "k"
+
+
 @pytest.mark.parametrize("outcome", [
     [], ["value"], [1, 2], ["value", 1, 2], ["value", 1, 2, 3, 4], ["raised", 1], ["raised", {"!": ["error"]}], ["argument", 3], ["argument", "x"],
     ["part", []], ["part", [7]],
     ["part", None], ["value", [], [[1]], []], ["value", [], [], [1]], ["value", [], [], "a"], ["value", {"!": ["nothing"]}],
     ["value", {"!": ["datetime", "2026-01-01", 0, None, "a" * 999]}], ["value", [], [[0, ["+", {"!": ["range", 0, 10**18, 1]}]]], []]], ids=repr)  # fmt: skip
 def test_a_result_that_no_lmc_wrote_is_refused(tmp_path: Path, outcome: list[Any]) -> None:
-    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
-    found = records.read(tmp_path / "j")
-    changed = [["r", record[1], *outcome] if record[0] == "r" else record for record in found.records[0]]
     for way in (calls.run, lmc.compile(calls)):
-        lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
+        path = forged(calls, tmp_path, lambda _, record: ["r", record[1], *outcome] if record[0] == "r" else record)
         with pytest.raises(JournalError, match=r"that lmc did not write|cannot be resumed"):
-            way(backend=lmc.Mock(), journal=tmp_path / "k")
+            way(backend=lmc.Mock(), journal=path)
 
 
 def fill(into: list[int]) -> None:
@@ -319,23 +321,18 @@ def fills(s: Any) -> Any:
 
 def test_a_list_grows_by_a_list_alone(tmp_path: Path) -> None:
     """By a range it may be of any length."""
-    assert fills.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == [1]
-    found = records.read(tmp_path / "j")
-    changed = [[*record[:4], [[0, ["+", {"!": ["range", 0, 3, 1]}]]], *record[5:]] if record[0] == "r" else record for record in found.records[0]]
-    lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
+    by_a_range = [[0, ["+", {"!": ["range", 0, 3, 1]}]]]
+    path = forged(fills, tmp_path, lambda _, record: [*record[:4], by_a_range, *record[5:]] if record[0] == "r" else record)
     with pytest.raises(JournalError, match="that lmc did not write"):
-        fills.run(backend=lmc.Mock(), journal=tmp_path / "k")
+        fills.run(backend=lmc.Mock(), journal=path)
 
 
 @pytest.mark.parametrize("texts, metas", [([], []), ([1], [{}]), (["a"], []), (["a"], [1]), (["a", "b"], [{}]), (3, [{}])], ids=repr)
 def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, metas: Any) -> None:
-    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
-    found = records.read(tmp_path / "j")
-    changed = [[*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record for record in found.records[0]]
-    lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in changed]))
+    path = forged(calls, tmp_path, lambda _, record: [*record[:3], texts, metas, *record[5:]] if record[0] == "a" else record)
     for read in (lambda path: calls.run(backend=lmc.Mock(), journal=path), steps.listed, lambda path: lmc.Journal(path).compact()):
         with pytest.raises(JournalError, match="an answer that lmc did not write"):
-            read(tmp_path / "k")
+            read(path)
 
 
 @pytest.mark.parametrize("changed", [
@@ -343,10 +340,8 @@ def test_an_answer_that_no_lmc_wrote_is_refused(tmp_path: Path, texts: Any, meta
     ["i", 0, "", 3, 1, [], [], 0, 1, "", ""], ["i", 0, "", "tool", [], [], [], 0, 1, "", ""],
     ["i", 0, "", "tool", 1, [], [], 0, 1, "", 9], ["i", 0, "", "tool", 1, [1], [], 0, 1, "", ""]], ids=repr)  # fmt: skip
 def test_a_record_that_no_lmc_wrote_is_refused(tmp_path: Path, changed: Any) -> None:
-    calls.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
-    found = records.read(tmp_path / "j")
     for at in (1, 2):
-        lay(tmp_path / "k", journal_of(found.header, [(0, changed if i == at else record) for i, record in enumerate(found.records[0])]))
+        path = forged(calls, tmp_path, lambda i, record, at=at: changed if i == at else record)
         for read in (lambda path: calls.run(backend=lmc.Mock(), journal=path), steps.listed, lambda path: lmc.Journal(path).runs()):
             with pytest.raises(JournalError, match="that lmc did not write"):
-                read(tmp_path / "k")
+                read(path)

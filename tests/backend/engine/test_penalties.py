@@ -173,6 +173,7 @@ def test_scores_are_the_same_however_many_are_looked_at_together(monkeypatch):
     rows, tokens = [8, 1, 1, 3, 8, 0, 5, 5], torch.arange(8)
     wanted = [3, 0, 2, 0, 5, 1, 0, 4]
     found = logprobs.logprobs(values, rows, tokens, wanted).read()
+    assert [known for known, _ in found] == values.log_softmax(-1)[rows, tokens].tolist()
     assert [len(top) for _, top in found] == wanted
     monkeypatch.setattr(logprobs, "_AT_ONCE", 3 * V)
     assert logprobs.logprobs(values, rows, tokens, wanted).read() == found

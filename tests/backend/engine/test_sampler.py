@@ -61,10 +61,6 @@ def counts(sampler, values, n=2000, **params) -> Counter:
     return Counter(pick(sampler, values, *requests, rows=[0] * n))
 
 
-def test_greedy_takes_the_greatest(sampler):
-    assert pick(sampler, logits({3: 2.0}, {5: 1.0}), request(), request()) == [3, 5]
-
-
 def test_two_requests_may_share_a_row(sampler):
     assert pick(sampler, logits({3: 2.0}, {5: 1.0}), request(), request(), request(), rows=[1, 0, 1]) == [5, 3, 5]
 
@@ -135,46 +131,6 @@ def test_the_tokens_of_one_answer_follow_the_distribution(sampler, options):
     places = [request(seed=7, generated=(1,) * i, temperature=1.0, max_new_tokens=500, **options) for i in range(500)]
     found = Counter(pick(sampler, p.log()[None], *places, rows=[0] * len(places)))
     assert [found[i] / 500 for i in range(3)] == pytest.approx([0.5, 0.3, 0.2], abs=0.08)
-
-
-def test_penalties_count_what_was_generated(sampler):
-    values = logits({3: 2.0, 4: 1.5})
-    assert pick(sampler, values, request(generated=(3,), presence_penalty=1.0)) == [4]
-    assert pick(sampler, values, request(generated=(3,), frequency_penalty=0.2)) == [3]
-    assert pick(sampler, values, request(generated=(3, 3, 3), frequency_penalty=0.2)) == [4]
-
-
-def test_logit_bias(sampler):
-    assert pick(sampler, logits({3: 2.0}), request(logit_bias=((9, 100.0),))) == [9]
-
-
-def test_no_end_before_the_minimum(sampler):
-    values = logits({3: 2.0, 4: 1.0})
-    assert pick(sampler, values, request(stop_ids=(3,), min_new_tokens=2)) == [4]
-    assert pick(sampler, values, request(stop_ids=(3,), min_new_tokens=2, generated=(4, 4))) == [3]
-
-
-def test_padding_of_the_models_vocabulary_is_never_sampled(sampler):
-    values = torch.cat((logits({3: 2.0}), torch.full((1, 4), 9.0)), 1)
-    assert pick(sampler, values, request()) == [3]
-
-
-def test_logprobs_are_the_models_own(sampler):
-    values = logits({3: 2.0, 4: 1.0})
-    req = request(return_logprob=True, top_logprobs_num=2, logit_bias=((4, 50.0),))
-    _, [found] = sampler.sample(values.clone(), [0], [req])
-    expected = values[0].log_softmax(-1)
-    assert found.token == 4 and found.logprob == pytest.approx(float(expected[4]))
-    assert [i for _, i in found.top] == [3, 4]
-
-
-def test_scores_are_log_probabilities():
-    from lmc.backend.engine.logprobs import logprobs
-
-    values = torch.randn(3, V)
-    found = logprobs(values, [0, 2, 2], torch.tensor([1, 5, 6])).read()
-    expected = values.log_softmax(-1)
-    assert found == [(float(expected[row, token]), ()) for row, token in ((0, 1), (2, 5), (2, 6))]
 
 
 # -- constraints ---------------------------------------------------------------------------------------------------
