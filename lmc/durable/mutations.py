@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import functools
-import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 from weakref import WeakValueDictionary
 
 from lmc.codec import is_namespace
-from lmc.durable.reaches import attribute
+from lmc.durable.reaches import attribute, slots_of
 
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
 
@@ -61,14 +59,8 @@ _held = WeakValueDictionary[int, Slots]()
 
 def fields_in_place(x: Any) -> dict[str, Any] | Slots | None:
     """Return the fields of an instance, to be changed in place; None if it has none."""
-    names = _slots_of(type(x))
+    names = slots_of(type(x))
     return (_held.get(id(x)) or _held.setdefault(id(x), Slots(x, names))) if names else attribute(x, "__dict__")
-
-
-@functools.lru_cache(4096)
-def _slots_of(cls: type) -> tuple[str, ...]:
-    slotted = [base for base in cls.__mro__ if "__slots__" in vars(base)]
-    return tuple(n for base in slotted for n, member in vars(base).items() if type(member) is types.MemberDescriptorType and not n.endswith("__"))
 
 
 def restore(target: Any, wanted: Any) -> None:

@@ -96,15 +96,18 @@ def inside(x: Any) -> Iterator[Any]:
         fields = attribute(x, "__dict__")
         if type(fields) is dict:
             yield from fields.values()
-        for base in cls.__mro__:
-            slots = vars(base).get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                member = vars(base).get(slot)
-                if isinstance(member, types.MemberDescriptorType):
-                    try:
-                        yield member.__get__(x)
-                    except AttributeError:
-                        continue
+        for name in slots_of(cls):
+            try:
+                yield object.__getattribute__(x, name)
+            except AttributeError:  # not assigned
+                continue
+
+
+@functools.lru_cache(4096)
+def slots_of(cls: type) -> tuple[str, ...]:
+    """Return the names of the fields that a class has as `__slots__`."""
+    slotted = [base for base in cls.__mro__ if "__slots__" in vars(base)]
+    return tuple(n for base in slotted for n, member in vars(base).items() if type(member) is types.MemberDescriptorType and not n.endswith("__"))
 
 
 def contents(cell: types.CellType) -> tuple[Any, ...]:

@@ -150,6 +150,20 @@ def made(where: str, **fields: Any) -> ModelConfig:
         raise ModelLoadError(f"{where}: {error.message}; download it again") from None
 
 
+def decoder_sizes(claims: Claims, *, widening: int | None = None) -> dict[str, Any]:
+    """Return the fields of a configuration on sizes, by transformers' names. `widening`: of an MLP whose width is not said."""
+    heads, hidden = claims.whole("num_attention_heads", HEADS), claims.whole("hidden_size", WIDTH)
+    return {
+        "num_layers": claims.whole("num_hidden_layers", LAYERS),
+        "num_heads": heads,
+        "num_kv_heads": claims.whole("num_key_value_heads", HEADS, heads),
+        "head_dim": claims.whole("head_dim", WIDTH, hidden // heads),
+        "hidden_size": hidden,
+        "intermediate_size": claims.whole("intermediate_size", WIDTH, *([] if widening is None else [widening * hidden])),
+        "vocab_size": claims.whole("vocab_size", VOCABULARY),
+    }
+
+
 def from_hf(raw: Mapping[str, Any], where: str, generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """Build from the content of `config.json`; `generation_config.json`'s end tokens win. `where` names the file in
     errors."""
@@ -175,24 +189,17 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
         raise UnfusedError(f"{where}: rotating a part of each head (partial_rotary_factor) is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UnfusedError(f"{where}: hidden_act {raw['hidden_act']!r} is not supported; supported: silu")
-    heads, hidden = claims.whole("num_attention_heads", HEADS), claims.whole("hidden_size", WIDTH)
-    vocabulary, layers = claims.whole("vocab_size", VOCABULARY), claims.whole("num_hidden_layers", LAYERS)
+    sizes = decoder_sizes(claims)
     ends = claims if generation is None or "eos_token_id" not in generation else Claims(generation, where.replace("config.json", "generation_config.json"))
     theta = rope if rope.has("rope_theta") else claims
     return made(
         where,
         architecture=kind,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=claims.whole("num_key_value_heads", HEADS, heads),
-        head_dim=claims.whole("head_dim", WIDTH, hidden // heads),
-        hidden_size=hidden,
-        intermediate_size=claims.whole("intermediate_size", WIDTH),
-        vocab_size=vocabulary,
+        **sizes,
         max_context=_hf_context(claims, rope),
         rope_theta=theta.number("rope_theta", _SMALLEST_THETA, _LARGEST_THETA, 10000.0),
         rope_scaling=_hf_scaling(rope, where, claims.whole("max_position_embeddings", CONTEXT, 2048)),
-        rope_axes=_hf_axes(rope, claims.whole("head_dim", WIDTH, hidden // heads) // 2),
+        rope_axes=_hf_axes(rope, sizes["head_dim"] // 2),
         norm_eps=claims.number("rms_norm_eps", 0.0, 1.0, 1e-6),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
@@ -200,9 +207,9 @@ def _from_hf(claims: Claims, where: str, generation: Mapping[str, Any] | None) -
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         **(_hf_experts(claims, kind, where) if kind in EXPERTS else {}),
         sliding_window=_hf_window(claims, kind, where),
-        nope_layers=_hf_nope(raw, kind, layers),
-        eos_token_ids=ends.tokens("eos_token_id", vocabulary),
-        bos_token_id=claims.token("bos_token_id", vocabulary),
+        nope_layers=_hf_nope(raw, kind, sizes["num_layers"]),
+        eos_token_ids=ends.tokens("eos_token_id", sizes["vocab_size"]),
+        bos_token_id=claims.token("bos_token_id", sizes["vocab_size"]),
     )
 
 

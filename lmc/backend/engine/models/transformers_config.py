@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lmc.backend.engine.models.claims import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH, Claims
-from lmc.backend.engine.models.config import ModelConfig, made
+from lmc.backend.engine.models.config import ModelConfig, decoder_sizes, made
 from lmc.errors import ModelLoadError
 
 SUPPORTED = "decoders whose attention goes through transformers' attention interface, and remembers nothing else"
@@ -72,23 +72,17 @@ def read_config(path: Path, generation: Mapping[str, Any] | None) -> tuple[Any, 
     claims = Claims({name: getattr(text, name, None) for name in _READ}, str(where))
     if not claims.has("num_attention_heads"):
         raise ModelLoadError(f"{where}: model_type {kind!r} cannot be run: it has no attention. Models that can: {SUPPORTED}")
-    heads, hidden, vocabulary = claims.whole("num_attention_heads", HEADS), claims.whole("hidden_size", WIDTH), claims.whole("vocab_size", VOCABULARY)
+    sizes = decoder_sizes(claims, widening=4)
     own = Claims({"eos_token_id": theirs.eos_token_id, "bos_token_id": theirs.bos_token_id}, str(where))
     ends = own if generation is None or "eos_token_id" not in generation else Claims(generation, str(path / "generation_config.json"))
     return theirs, made(
         str(where),
         architecture=kind,
-        num_layers=claims.whole("num_hidden_layers", LAYERS),
-        num_heads=heads,
-        num_kv_heads=claims.whole("num_key_value_heads", HEADS, heads),
-        head_dim=claims.whole("head_dim", WIDTH, hidden // heads),
-        hidden_size=hidden,
-        intermediate_size=claims.whole("intermediate_size", WIDTH, 4 * hidden),
-        vocab_size=vocabulary,
+        **sizes,
         max_context=claims.whole("max_position_embeddings", CONTEXT, 2048),
         near_context=_near_context(text, str(where)),
-        eos_token_ids=ends.tokens("eos_token_id", vocabulary),
-        bos_token_id=own.token("bos_token_id", vocabulary),
+        eos_token_ids=ends.tokens("eos_token_id", sizes["vocab_size"]),
+        bos_token_id=own.token("bos_token_id", sizes["vocab_size"]),
     )
 
 
