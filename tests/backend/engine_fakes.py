@@ -26,7 +26,7 @@ from lmc.chat import CHATML
 from lmc.errors import ConstraintError, ProgramError
 from lmc.fsm.minimise import DEAD
 from lmc.fsm.tokens import TokenAutomaton
-from lmc.segments import Part, Special, Text
+from lmc.segments import Constraint, Gen, Part, SamplingParams, Special, Text
 
 BOS, EOS, IM_START, IM_END = 256, 257, 258, 259
 SPECIALS = {"<s>": BOS, "</s>": EOS, "<|im_start|>": IM_START, "<|im_end|>": IM_END}
@@ -531,6 +531,27 @@ def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore
     core = engine._core
     assert isinstance(core, SteppedCore)
     return engine, core
+
+
+def drain(core: SteppedCore, after_each: Callable[[], Any] = lambda: None) -> int:
+    """Runs until idle; the number of passes."""
+    for n in range(20_000):
+        if not core.turn():
+            return n
+        after_each()
+    raise AssertionError("the engine does not come to rest")
+
+
+def gen(most: int = 4, constraint: Constraint | str | None = None, **options: Any) -> Gen:
+    """A greedy answer. `constraint` may be a regex; `options` are sampling parameters, and what an ask has beside them."""
+    others = {name: options.pop(name) for name in ("seed", "name", "loc") if name in options}
+    wanted = Constraint("regex", constraint) if isinstance(constraint, str) else constraint
+    return Gen(SamplingParams(**{"max_new_tokens": most, "temperature": 0.0} | options), wanted, **others)
+
+
+def endless(most: int = 4) -> Gen:
+    """A greedy answer that its bound alone ends."""
+    return gen(most, ignore_eos=True)
 
 
 @contextmanager

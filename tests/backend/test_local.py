@@ -43,6 +43,8 @@ from tests.backend.engine_fakes import (
     automata,
     backend,
     bits_of,
+    drain,
+    gen,
     logprob,
     reference_ids,
     stepped,
@@ -52,10 +54,6 @@ from tests.searching import apart
 from tests.waiting import until
 
 WORDS = FakeWords()
-
-
-def gen(max_new: int = 4, *, seed: int = 0, **options) -> Gen:
-    return Gen(SamplingParams(**{"max_new_tokens": max_new, "temperature": 0.0} | options), seed=seed)
 
 
 @pytest.fixture
@@ -72,11 +70,6 @@ def ask(engine, text, ask_, parent=None):
 
 def answer(engine, text, ask_, parent=None):
     return ask(engine, text, ask_, parent).results[0].output()
-
-
-def drain(core):
-    while core.turn():
-        pass
 
 
 # -- prompts as token paths ------------------------------------------------------------------------------------------

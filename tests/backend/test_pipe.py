@@ -34,6 +34,7 @@ from lmc.errors import (
 )
 from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
+from tests.backend.engine_fakes import gen
 from tests.conformance.harness import differences_through
 from tests.conformance.table import CARRIED
 from tests.searching import size, some
@@ -51,10 +52,6 @@ def piped(backend: Any):
         client.close()
         assert server.join(20)
         assert not server.handles and not server.pins
-
-
-def gen(most: int = 4, **how: Any) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0), **how)
 
 
 # -- meaning -----------------------------------------------------------------------------------------------------------

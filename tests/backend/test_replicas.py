@@ -30,8 +30,9 @@ from lmc.backend.replicas import process as processes
 from lmc.backend.replicas.backend import Replicas
 from lmc.backend.usage import MeteredAccount, Usage
 from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadError, ParameterError
-from lmc.segments import Constraint, Gen, Image, SamplingParams, Select, Special, Text
+from lmc.segments import Constraint, Image, Select, Special, Text
 from tests.backend import engine_fakes
+from tests.backend.engine_fakes import gen
 from tests.conformance.harness import differences_through
 from tests.conformance.table import CARRIED
 from tests.pictures import png
@@ -71,10 +72,6 @@ def replicated(*engines: Any):
         for process in processes:
             assert not process.server.handles and not process.server.pins
             process.engine.close()
-
-
-def gen(most: int = 4, **how: Any) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0), **how)
 
 
 def ask(backend: Any, text: str, most: int = 4, parent: Any = None, **hints: Any):

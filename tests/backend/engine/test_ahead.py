@@ -16,7 +16,7 @@ from lmc import gc_tuning
 from lmc.backend.base import Handle, Hints, ProgramRun
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.errors import BackendError
-from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Gen, Select, Text
 from tests.backend.engine_fakes import (
     EOS,
     FakeAheadRunner,
@@ -25,17 +25,14 @@ from tests.backend.engine_fakes import (
     FakeWords,
     automata,
     backend,
+    drain,
+    gen,
     run_cancelling,
     stepped,
 )
 from tests.searching import apart, size, some
 
 WORDS = FakeWords()
-
-
-def gen(max_new: int = 8, *, constraint: str | None = None, seed: int = 0, **options) -> Gen:
-    params = SamplingParams(**{"max_new_tokens": max_new, "temperature": 0.0, **options})
-    return Gen(params, Constraint("regex", constraint) if constraint else None, seed=seed)
 
 
 HOST = {"presence_penalty": 1.0}  # beside a constraint: only the host follows the answer
@@ -65,8 +62,7 @@ def answers(runs: type[FakeRunner], chains: list[list[str]], **options):
         engine.submit(None, [s for i, name in enumerate(chain) for s in (Text((f"{n % 3} go {i} ",)), ASKS[name])])
         for n, chain in enumerate(chains)
     ]
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     engine.check()
     outputs = [[result.output() for result in handle.results] for handle in handles]
     return [
@@ -106,8 +102,7 @@ def test_an_answer_that_stops_costs_one_row_more():
     prompt = WORDS.encode(("say it",))
     core.runner.say(prompt, [100, 101])
     handle = engine.submit(None, [Text(("say it",)), gen(50)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert handle.results[0].output().text == "de"
     assert handle.results[0].output().meta["finish_reason"] == {"type": "stop", "matched": EOS}
     assert core.runner.passes == [len(prompt), 1, 1, 1]  # the last one's token nobody takes
@@ -199,8 +194,7 @@ def test_an_automaton_is_followed_by_the_device():
     for launched in range(3, 6):
         core.turn()
         assert core.runner.flying == 1 and core.runner.launched == launched
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert len(handle.results[0].output().text) == 8
 
 
@@ -214,8 +208,7 @@ def test_what_is_forced_takes_the_place_of_a_sample(monkeypatch):
         monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", share)
         engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
         handle = engine.submit(None, [Text(("go ",)), gen(80, constraint=FORCES)])
-        while core.turn():
-            engine.check()
+        drain(core, engine.check)
         texts.add(handle.results[0].output().text)
         passes[share] = core.runner.passes
     assert len(texts) == 1
@@ -229,8 +222,7 @@ def test_where_something_is_forced_more_often_than_not_it_is_waited_for():
     for text in ("first ", "next "):
         before = core.runner.launched
         handle = engine.submit(None, [Text((text,)), gen(80, constraint=FORCES)])
-        while core.turn():
-            engine.check()
+        drain(core, engine.check)
         assert handle.results[0].output().text.count("the cat") == 8
         counts.append(core.runner.launched - before)
     assert counts[1] == 8, "one for each digit"
@@ -241,8 +233,7 @@ def test_a_constraint_lands_before_its_next_row_and_nothing_waits_for_a_lone_one
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner)
     bound = engine.submit(None, [Text(("n: ",)), gen(5, constraint="[0-9]{5}", **HOST)])
     free = engine.submit(None, [Text(("t: ",)), gen(20)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert len(bound.results[0].output().text) == 5
     assert free.results[0].output().meta["completion_tokens"] == 20
     assert core.runner.launched == len(core.runner.passes)
@@ -255,8 +246,7 @@ def test_text_is_told_when_the_device_has_its_next_pass():
     told: list[int] = []  # passes launched when each piece of text was told
     handle = engine.submit(None, [Text(("go ",)), gen(8, constraint="[a-z]{8}", **HOST)])
     handle.results[0].on_change(lambda result: told.append(core.runner.launched))
-    while core.turn():
-        pass
+    drain(core)
     assert len(handle.results[0].output().text) == 8
     n = core.runner.launched
     assert n > 3 and told == [*range(2, n + 1), n, n], "each with the next pass on its way, but for the end"
@@ -266,8 +256,7 @@ def test_prompts_are_read_while_a_constraint_is_looked_at():
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=16)
     bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}", **HOST)])
     long = engine.submit(None, [Text(("t" * 60,)), gen(1)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert len(bound.results[0].output().text) == 3
     assert long.results[0].output().text
     assert core.runner.passes == [16, 16, 16, 16, 1]  # 3 + 13, then 16 without the constrained row and 15 + 1 with it
@@ -279,8 +268,7 @@ def test_a_pass_is_worth_while_with_fewer_rows_than_it_has_room_for(full, second
     engine, core = stepped(512, compiler=automata(WORDS), runs=FakeAheadRunner, chunk=64)
     bound = engine.submit(None, [Text(("n: ",)), gen(3, constraint="[0-9]{3}", **HOST)])
     long = engine.submit(None, [Text(("t" * 71,)), gen(1)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert len(bound.results[0].output().text) == 3 and long.results[0].output().text
     assert core.runner.passes[:2] == [64, second]  # 3 + 61, then 10 without the constrained row, or with it
 
@@ -292,8 +280,7 @@ def test_log_probabilities_and_penalties_are_not_waited_for(options):
     core.turn()
     core.turn()
     assert core.runner.flying == 1 and core.runner.launched == 2  # the second before the first was looked at
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     meta = handle.results[0].output().meta
     assert meta["completion_tokens"] == core.runner.launched == 6
     assert len(meta.get("output_token_logprobs", [None] * 6)) == 6
@@ -312,8 +299,7 @@ def test_a_flight_that_fails_fails_its_requests_and_nothing_else():
     engine.check()
     core.runner.flying = 0  # the pass behind it is forgotten too
     again = engine.submit(None, [Text(("a",)), gen(4)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert again.results[0].output().meta["completion_tokens"] == 4
 
 
@@ -323,8 +309,7 @@ def test_what_is_cancelled_in_flight_leaves_nothing():
     for _ in range(4):
         core.turn()
     handle.cancel()
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     stats = engine.stats()
     assert stats["free_slots"] + stats["cached_tokens"] == stats["slots"]
 
@@ -354,8 +339,7 @@ def test_a_pin_is_released_while_its_prefill_is_in_flight():
     assert core.turn()
     engine.release(pin)
     handle = engine.submit(None, [Text(("p" * 20 + "q",)), gen(3)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert handle.results[0].output().meta["completion_tokens"] == 3
     assert engine.stats()["pinned"] == 0
 
@@ -384,8 +368,7 @@ def test_who_submits_gives_way_while_the_loop_works_for_the_device():
     handles.append(engine.submit(None, [Text(("b",)), gen(4)]))
     core.turn()
     assert found[3:] == [("launch", False), ("result", True)]  # something was posted
-    while core.turn():
-        pass
+    drain(core)
     assert [len(h.results[0].output().text) > 0 for h in handles] == [True, True]
 
 
@@ -469,8 +452,7 @@ def test_answers_are_told_while_others_go_on_on_a_device_that_never_waits():
     short = [engine.submit(None, [Text((f"{i:02}" + "p" * 5,)), gen(4)]) for i in range(40)]
     while not all(handle.results[0].done for handle in short):
         assert core.turn() and not long.results[0].done
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert long.results[0].done
 
 
@@ -487,8 +469,7 @@ def test_prompts_behind_a_short_pass_begin_in_one_that_is_launched_at_once():
     passes = core._runner.passes
     assert passes[0] == 256 and passes[-1] == 3, passes  # a batch begins with long ones
     handles.append(engine.submit(None, [Text(("q" * 500,)), gen(2)]))
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert all(handle.results[0].done for handle in handles)
     at = next(i for i in range(5, len(passes)) if passes[i] > 3)
     assert passes[at] <= 64 < passes[at + 1], passes[at:]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmc.backend.engine.choice_trie import TOP, Continuation, trie
 from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text
-from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, FakeWords, logprob, stepped
+from tests.backend.engine_fakes import FakeAheadRunner, FakeRunner, FakeWords, drain, logprob, stepped
 from tests.searching import examples, search
 
 WORDS = FakeWords()
@@ -88,8 +88,7 @@ def test_scores_are_those_of_each_choice_alone(choices, method, size, runs):
     engine, core = stepped(slots, chunk=chunk, runs=runs)
     beside = engine.submit(None, [Text((PROMPT,)), Gen(SamplingParams(max_new_tokens=9, temperature=0))])
     handle = engine.submit(None, [Text((PROMPT,)), Select(tuple(choices), method)])
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     meta = handle.results[0].output().metas[0]
     found = [[lp for lp, *_ in row] for row in meta["input_token_logprobs"]]
     assert found == expected(PROMPT, choices, method)
@@ -105,8 +104,7 @@ def test_scores_are_those_of_each_choice_alone(choices, method, size, runs):
 def test_a_select_is_one_pass_of_as_many_rows_as_the_trie_has(method):
     engine, core = stepped(chunk=256)
     handle = engine.submit(None, [Text((PROMPT,)), Select(("aaaaaaX", "aaaaaaYY", "aaaaaaYZ", "q"), method)])
-    while core.turn():
-        pass
+    drain(core)
     prompt, conditional = len(WORDS.encode((PROMPT,))), 6 + 1  # the a's, and Y
     unconditional = conditional if method is ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED else 0
     assert core.runner.passes == [prompt + conditional + unconditional]
@@ -119,7 +117,6 @@ def test_the_winners_tokens_are_in_the_cache():
     engine, core = stepped(chunk=256)
     choice = engine.submit(None, [Text((PROMPT,)), Select(("aaaaaaX", "aaaaaaYY", "q"))])
     after = engine.submit(choice, [Text(("!",)), Gen(SamplingParams(max_new_tokens=1, temperature=0))])
-    while core.turn():
-        pass
+    drain(core)
     cached = after.results[0].output().metas[0]["cached_tokens"]
     assert cached == len(engine.prompt_ids(choice)) - 1

@@ -17,8 +17,8 @@ from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
 from lmc.errors import BackendError, ModelLoadError, ParameterError
 from lmc.segments import Gen, SamplingParams, Text
-from tests.backend.engine.test_ahead import WORDS, Traffic, gen
-from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, next_token, stepped
+from tests.backend.engine.test_ahead import WORDS, Traffic
+from tests.backend.engine_fakes import LETTERS, Copies, CopiesAhead, drain, gen, next_token, stepped
 from tests.searching import size
 
 pytestmark = pytest.mark.model
@@ -71,11 +71,6 @@ class Small:
 
 def small_of(slots: int = 400, wrong: float = 0.0, max_context: int = 1000, chunk: int = 64) -> DraftModel:
     return DraftModel(Small(slots, wrong), Sampler(WORDS.vocab_size), slots, max_context, chunk)
-
-
-def drain(core) -> None:
-    while core.turn():
-        pass
 
 
 @pytest.mark.parametrize("runs", [Copies, CopiesAhead])

@@ -20,16 +20,11 @@ from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN
 from lmc.errors import BackendError, Loc, ParameterError
 from lmc.segments import Gen, Text
-from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, Traffic, answers, gen, seen_of
-from tests.backend.engine_fakes import Copies, CopiesAhead, FakeAheadRunner, FakeRunner, automata, backend, run_cancelling, stepped
+from tests.backend.engine.test_ahead import ASKS, CHAINS, WORDS, Traffic, answers, seen_of
+from tests.backend.engine_fakes import Copies, CopiesAhead, FakeAheadRunner, FakeRunner, automata, backend, drain, gen, run_cancelling, stepped
 from tests.searching import apart, size, some
 
 RUNS = [Copies, CopiesAhead]
-
-
-def drain(core) -> None:
-    while core.turn():
-        pass
 
 
 @cache

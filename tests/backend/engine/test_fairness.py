@@ -10,15 +10,11 @@ import pytest
 from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.pace import Pace
-from lmc.segments import Gen, SamplingParams, Text
+from lmc.segments import Text
 from tests.backend.engine.agents import Clock
-from tests.backend.engine_fakes import FakeRunner, stepped
+from tests.backend.engine_fakes import FakeRunner, endless, stepped
 
 CHUNK = 64
-
-
-def gen(n: int) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=n, temperature=0.0, ignore_eos=True))
 
 
 class Watch:
@@ -30,7 +26,7 @@ class Watch:
         self.said: dict[Any, list[int]] = {}
 
     def ask(self, text: str, n: int, **hints: Any) -> Any:
-        handle = self.engine.submit(None, [Text((text,)), gen(n)], Hints(watched=True, **hints))
+        handle = self.engine.submit(None, [Text((text,)), endless(n)], Hints(watched=True, **hints))
         self.said[handle] = []
         return handle
 
@@ -129,7 +125,7 @@ class SlowRunner(FakeRunner):
 def test_no_pass_is_longer_than_it_may_be():
     clock = SlowRunner.clock = Clock()
     engine, core = stepped(20_000, runs=SlowRunner, chunk=512, max_context=9000, pace=Pace(512, 0.5))
-    handles = [engine.submit(None, [Text((chr(102 + i) * 1500,)), gen(20)]) for i in range(3)]
+    handles = [engine.submit(None, [Text((chr(102 + i) * 1500,)), endless(20)]) for i in range(3)]
     longest, began = [], clock.now
     while core.turn():
         longest.append(clock.now - began)
@@ -145,9 +141,9 @@ def test_streams_shorten_passes_on_a_device_without_a_bound():
     engine, core = stepped(20_000, runs=SlowRunner, chunk=512, max_context=9000, pace=Pace(512, None, 0.5))
 
     def longest(watched: bool) -> int:
-        stream = engine.submit(None, [Text(("stream",)), gen(40)], Hints(watched=watched))
+        stream = engine.submit(None, [Text(("stream",)), endless(40)], Hints(watched=watched))
         core.turn()
-        prompt = engine.submit(None, [Text((("w" if watched else "v") * 2000,)), gen(1)])
+        prompt = engine.submit(None, [Text((("w" if watched else "v") * 2000,)), endless(1)])
         rows: list[int] = []
         while core.turn():
             rows += [core.runner.passes[-1]] * (not stream.results[0].done)

@@ -21,7 +21,7 @@ from lmc.errors import CancelledError
 from lmc.fsm.forced import _common_prefix
 from lmc.fsm.regex import parse
 from lmc.segments import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, stepped
+from tests.backend.engine_fakes import FakeRunner, SteppedCore, automata, drain, stepped
 from tests.fsm.forced_oracle import CHARACTER_TEXT, FINITE, TOOL, by_definition, forced_tokens
 from tests.fsm.patterns import CHARACTER, JUDGE, word_of
 from tests.fsm.small_vocabulary import small_words, smollm2, smollm2_words
@@ -48,14 +48,6 @@ def engine_of(*, forced: bool = True, words=WORDS, slots: int = 2048, **options:
     runner = core._runner
     assert isinstance(runner, FakeRunner)
     return engine, core, runner
-
-
-def drain(core: SteppedCore) -> int:
-    """Runs until idle; the number of passes."""
-    for n in range(3000):
-        if not core.turn():
-            return n
-    raise AssertionError("the engine does not come to rest")
 
 
 def said(engine: LocalBackend, core: SteppedCore, prompt: str, ask: Gen, answer: str):

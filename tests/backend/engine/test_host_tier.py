@@ -14,15 +14,11 @@ from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.policy import Policy, host_size
 from lmc.backend.engine.runs import Runs
 from lmc.errors import ParameterError
-from lmc.segments import Gen, SamplingParams, Text
+from lmc.segments import Text
 from tests.backend.engine.agents import Clock, World, agents
-from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked, drain
-from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, stepped
+from tests.backend.engine.test_runs import AnythingInTheRoomOfOthers, AnythingTalked
+from tests.backend.engine_fakes import FakeAheadRunner, FakeMover, drain, endless, stepped
 from tests.searching import apart, examples, size, some
-
-
-def gen(n: int) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=n, temperature=0.0, ignore_eos=True))
 
 
 def mover_of(core: Any) -> FakeMover:
@@ -30,7 +26,7 @@ def mover_of(core: Any) -> FakeMover:
 
 
 def ask(engine: Any, core: Any, text: str, before: Any = None, run: ProgramRun | None = None) -> Any:
-    handle = engine.submit(before, [Text((text,)), gen(4)], Hints(run=run))
+    handle = engine.submit(before, [Text((text,)), endless(4)], Hints(run=run))
     drain(core)
     return handle
 
@@ -60,10 +56,9 @@ def test_what_is_copied_out_leaves_room_for_what_is_reserved():
     mover_of(core).late = 50
     first = ask(engine, core, "c" * 40)
     assert not core.scheduler.host_stats()["host_out"], "half of the pool is free"
-    long = engine.submit(None, [Text(("o" * 30,)), gen(32)])
-    short = engine.submit(None, [Text(("s" * 3,)), gen(2)])
-    while core.turn():
-        engine.check()
+    long = engine.submit(None, [Text(("o" * 30,)), endless(32)])
+    short = engine.submit(None, [Text(("s" * 3,)), endless(2)])
+    drain(core, engine.check)
     assert all(handle.results[0].done for handle in (first, long, short))
 
 
@@ -86,10 +81,10 @@ def test_what_waits_for_a_copy_out_is_admitted_behind_it():
     """All that is cached is being copied, and so it cannot be evicted yet: nothing runs, and nobody is expected back."""
     engine, core = stepped(100, host=200, max_context=100)
     mover_of(core).late = 6
-    first = engine.submit(None, [Text(("f" * 60,)), gen(4)])
+    first = engine.submit(None, [Text(("f" * 60,)), endless(4)])
     while not first.results[0].done:
         core.turn()
-    more = engine.submit(None, [Text(("m" * 60,)), gen(4)])
+    more = engine.submit(None, [Text(("m" * 60,)), endless(4)])
     core.turn()
     engine.check()
     assert core.scheduler._held.copies and not more.results[0].done
@@ -120,7 +115,7 @@ def test_pins_that_open_runs_use_outlast_others():
     other = engine.prefill(None, [Text(("o" * 40,))], Hints(pin=True))
     agents = [ask(engine, core, "s" * 60 + name * 10, run=run) for name, run in (("x", first), ("y", second))]
     assert engine.stats()["pinned"] == 2 and engine.stats()["leases"] == 2
-    more = engine.submit(agents[0], [Text(("m" * 100,)), gen(4)], Hints(run=first))
+    more = engine.submit(agents[0], [Text(("m" * 100,)), endless(4)], Hints(run=first))
     drain(core)
     assert more.results[0].done and engine.stats()["broken_leases"] == 0
     assert engine.holds(shared) and not engine.holds(other)
@@ -181,7 +176,7 @@ def test_what_is_fetched_late_for_a_request_that_is_cancelled_stays_cached():
     chat = ask(engine, core, "c" * 60)
     kept = [ask(engine, core, f"{i}" + "o" * 70) for i in range(4)]
     mover_of(core).late = 10
-    more = engine.submit(chat, [Text(("and more",)), gen(4)])
+    more = engine.submit(chat, [Text(("and more",)), endless(4)])
     core.turn()
     hits = engine.stats()["host_hits"]
     more.cancel()
@@ -266,7 +261,7 @@ def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypa
     make_room = Runs.make_room
     monkeypatch.setattr(Runs, "make_room", lambda self, need, leases: (looks.append(need), make_room(self, need, leases))[1])
     runs = [ProgramRun("agent") for _ in range(40)]
-    handles = [engine.submit(None, [Text((f"{i:02}" * 50,)), gen(60)], Hints(run=run)) for i, run in enumerate(runs)]
+    handles = [engine.submit(None, [Text((f"{i:02}" * 50,)), endless(60)], Hints(run=run)) for i, run in enumerate(runs)]
     core.turn()
     for run in runs:
         run.end()
@@ -283,7 +278,7 @@ def test_who_is_held_back_begins_when_room_has_come():
     mover = mover_of(core)
     mover.is_slow = mover.grows = True
     away = [ask(engine, core, name * 40, run=ProgramRun("away")) for name in "ab"]
-    new = engine.submit(None, [Text(("c" * 60,)), gen(4)], Hints(run=ProgramRun("new")))
+    new = engine.submit(None, [Text(("c" * 60,)), endless(4)], Hints(run=ProgramRun("new")))
     drain(core)
     assert not new.results[0].done and 0 < core.scheduler.patience <= 0.1 and away, "a short pause of the engine's loop"
     core.step()

@@ -10,7 +10,7 @@ import lmc
 from lmc.backend.engine.radix_cache import RadixCache, common_prefix
 from lmc.backend.engine.waiting import WaitingQueue
 from lmc.segments import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine_fakes import FakeWords, automata, backend, reference_ids, stepped
+from tests.backend.engine_fakes import FakeWords, automata, backend, drain, gen, reference_ids, stepped
 
 WORDS = FakeWords()
 
@@ -22,18 +22,9 @@ def by_next_use(request, monkeypatch) -> bool:
     return request.param == "next use"
 
 
-def gen(most: int) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=most, temperature=0.0))
-
-
-def run(core) -> None:
-    while core.turn():
-        pass
-
-
 def answer(engine, core, text: str) -> None:
     handle = engine.submit(None, [Text((text,)), gen(1)])
-    run(core)
+    drain(core)
     assert handle.results[0].done
 
 
@@ -45,7 +36,7 @@ def test_a_prefix_that_is_waited_for_is_evicted_last(by_next_use):
     long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
     core.turn()
     waits = engine.submit(None, [Text(("a" * 40 + "e",)), gen(1)])
-    run(core)
+    drain(core)
     cached = waits.results[0].output().meta["cached_tokens"]
     assert cached == (40 if by_next_use else 0)
     assert long.results[0].done
@@ -58,7 +49,7 @@ def test_the_first_to_be_admitted_keeps_its_prefix_longest(by_next_use):
     long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
     core.turn()
     handles = [engine.submit(None, [Text((text,)), gen(1)]) for text in ("b" * 39 + "e", "a" * 40 + "e")]
-    run(core)
+    drain(core)
     found = [handle.results[0].output().meta["cached_tokens"] for handle in handles]
     assert found == ([0, 40] if by_next_use else [39, 0])
     assert long.results[0].done
@@ -88,7 +79,7 @@ def test_a_program_computes_its_beginning_once_while_others_fill_the_pool():
 def test_pins_outlive_what_was_used_later_and_go_when_they_are_released():
     engine, core = stepped(200, chunk=64)
     pin = engine.prefill(None, [Text(("p" * 60,))])
-    run(core)
+    drain(core)
 
     def fill() -> None:
         for i in range(6):
@@ -119,7 +110,7 @@ def test_a_long_conversation_looks_up_only_what_is_new(monkeypatch):
     engine, core = stepped(2000)
     asks = [part for i in range(40) for part in (Text((f"turn {i}: ",)), gen(3))]
     handle = engine.submit(None, asks)
-    run(core)
+    drain(core)
     meta = handle.results[-1].output().meta
     assert meta["cached_tokens"] == meta["prompt_tokens"] - len("turn 39: ") - 1  # nobody needed the KV of the last token
     assert compared[0] <= 40
@@ -142,7 +133,7 @@ def test_what_goes_on_behind_a_cut_is_not_what_was_cut(regex):
         core.turn()
         if not regex and core.scheduler.running:
             core.scheduler._preempt(next(iter(core.scheduler.running)))
-    run(core)
+    drain(core)
     first, second = (result.output() for result in handle.results)
     assert first.text == ("the " if regex else "dddd ")
     prompt = WORDS.encode(("go",)) + list(first.ids) + WORDS.encode((" on",))
@@ -153,11 +144,11 @@ def test_what_goes_on_behind_a_cut_is_not_what_was_cut(regex):
 def test_after_a_failed_pass_nothing_goes_on_from_what_was_cached_before():
     engine, core = stepped(2000)
     first = engine.submit(None, [Text(("a long beginning ",)), gen(4)])
-    run(core)
+    drain(core)
     core._fail_all(RuntimeError("the device is gone"))  # as the loop's thread does
     core.runner.slots[:] = -1
     second = engine.submit(first, [Text((" and more ",)), gen(4)])
-    run(core)
+    drain(core)
     prompt = WORDS.encode(("a long beginning ",)) + list(first.results[0].output().ids) + WORDS.encode((" and more ",))
     assert list(second.results[0].output().ids) == reference_ids(prompt, 4)
     assert second.results[0].output().meta["cached_tokens"] == 0

@@ -9,7 +9,7 @@ import pytest
 
 from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.reservations import most_preemptions
-from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
+from lmc.segments import Select, Text
 from tests.backend.engine_fakes import (
     EOS,
     FakeAheadRunner,
@@ -17,6 +17,7 @@ from tests.backend.engine_fakes import (
     FakeWords,
     SteppedCore,
     automata,
+    gen,
     reserving_little,
     stepped,
 )
@@ -25,21 +26,16 @@ from tests.searching import some
 WORDS = FakeWords()
 
 
-def gen(most: int = 30, *, regex: str | None = None, seed: int = 0, **options) -> Gen:
-    params = SamplingParams(**{"max_new_tokens": most, "temperature": 0.0, **options})
-    return Gen(params, Constraint("regex", regex) if regex else None, seed=seed)
-
-
 ASKS = {
-    "plain": gen(),
-    "sampled": gen(temperature=1.0, seed=5),
+    "plain": gen(30),
+    "sampled": gen(30, temperature=1.0, seed=5),
     "stopped": gen(50, stop=("a",)),
     "stopped by a regex": gen(50, stop_regex=("[ab]c",)),
     "several": gen(20, temperature=1.0, n=3, seed=2),
-    "penalised": gen(frequency_penalty=0.5),
+    "penalised": gen(30, frequency_penalty=0.5),
     "scored": gen(25, return_logprob=True, logprob_start_len=0, top_logprobs_num=2),
-    "constrained": gen(40, regex="(yes|no), [0-9]{3,20} and the cat(s|END)"),
-    "constrained and scored": gen(40, regex="the cats and dogs [ab]{5,9} and the cats(!|END)", return_logprob=True),
+    "constrained": gen(40, constraint="(yes|no), [0-9]{3,20} and the cat(s|END)"),
+    "constrained and scored": gen(40, constraint="the cats and dogs [ab]{5,9} and the cats(!|END)", return_logprob=True),
     "chosen": Select(("abc", "ab", "d e", "abx")),
 }
 CHAINS = [*([name] for name in ASKS), ["plain", "chosen", "stopped", "scored"], ["constrained", "several", "sampled"]]
@@ -248,8 +244,8 @@ def on_a_model(folder: str, slots: int):
         ("The capital of France is", gen(14, temperature=0.8, seed=7)),
         ("A list of animals: cats,", gen(14, frequency_penalty=0.4, stop=("dogs, dogs",))),
         ("A list of numbers: 1, 2,", gen(14, logprob_start_len=0, **scored)),
-        ("A customer as JSON: ", gen(30, regex=form, temperature=1.0, seed=11)),
-        ("An order as JSON: ", gen(30, regex=form, **scored)),
+        ("A customer as JSON: ", gen(30, constraint=form, temperature=1.0, seed=11)),
+        ("An order as JSON: ", gen(30, constraint=form, **scored)),
     ]
     with Engine(folder, dtype="float32", max_tokens=slots, chunk=32) as engine:
         handles = [engine.submit(None, [Text((prompt,)), ask]) for prompt, ask in asks]

@@ -23,15 +23,11 @@ from lmc.errors import Loc, ParameterError, PromptTooLongError
 from lmc.segments import Gen, SamplingParams, Select, Text
 from tests.backend.engine.agents import Clock, World, agents
 from tests.backend.engine.test_scheduler import Anything
-from tests.backend.engine_fakes import FakeAheadRunner, backend, stepped
+from tests.backend.engine_fakes import FakeAheadRunner, backend, drain, endless, stepped
 from tests.searching import apart, examples, some
 
 POOL = 2600
 """Tokens: six of the agents have room in it at once."""
-
-
-def gen(n: int) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=n, temperature=0.0, ignore_eos=True))
 
 
 # -- agents that use tools -----------------------------------------------------------------------------------------
@@ -82,9 +78,9 @@ def test_while_it_is_not_known_what_rows_cost_only_what_fits_begins():
     clock = Clock()
     engine, core = stepped(200, now=clock, max_context=150)
     one, other = ProgramRun("one"), ProgramRun("other")
-    kept = engine.submit(None, [Text(("c" * 100,)), gen(4)], Hints(run=one))
+    kept = engine.submit(None, [Text(("c" * 100,)), endless(4)], Hints(run=one))
     drain(core)
-    waits = engine.submit(None, [Text(("o" * 120,)), gen(4)], Hints(run=other))
+    waits = engine.submit(None, [Text(("o" * 120,)), endless(4)], Hints(run=other))
     for _ in range(8):
         core.turn()
     assert not waits.results[0].done and kept.results[0].done and engine.stats()["leases"] == 1
@@ -152,7 +148,7 @@ def test_a_run_whose_graph_leaves_no_more_is_expected_to_need_no_more(growth, op
     """Nothing is known of the program: without its graph, it may come to need as much again as its prompt."""
     engine, core = stepped(110, max_context=100)
     runs = [ProgramRun("agent") for _ in range(2)]
-    handles = [engine.submit(None, [Text((name * 40,)), gen(4)], Hints(run=run, growth=growth)) for name, run in zip("ab", runs, strict=True)]
+    handles = [engine.submit(None, [Text((name * 40,)), endless(4)], Hints(run=run, growth=growth)) for name, run in zip("ab", runs, strict=True)]
     drain(core)
     assert engine.stats()["open_runs"] == open_runs and handles
     engine.check()
@@ -187,19 +183,19 @@ def test_what_waits_for_a_sub_program_is_kept_while_that_is_active():
     clock = Clock()
     engine, core = stepped(200, now=clock, max_context=150, policy=Policy(admission="fit"))
     run, other = ProgramRun("caller"), ProgramRun("other")
-    caller = engine.submit(None, [Text(("c" * 60,)), gen(4)], Hints(run=run))
+    caller = engine.submit(None, [Text(("c" * 60,)), endless(4)], Hints(run=run))
     drain(core)
     sub = None
     for _ in range(40):
-        sub = engine.submit(sub, [Text(("s",)), gen(1)], Hints(run=run))
+        sub = engine.submit(sub, [Text(("s",)), endless(1)], Hints(run=run))
         drain(core)
         clock.now += 1.5
-        held_back = engine.submit(None, [Text(("o" * 120,)), gen(4)], Hints(run=other))
+        held_back = engine.submit(None, [Text(("o" * 120,)), endless(4)], Hints(run=other))
         core.turn()
         assert not held_back.results[0].done
         held_back.cancel()
         drain(core)
-    more = engine.submit(caller, [Text(("more",)), gen(1)], Hints(run=run))
+    more = engine.submit(caller, [Text(("more",)), endless(1)], Hints(run=run))
     drain(core)
     assert engine.stats()["lapsed_leases"] == engine.stats()["broken_leases"] == 0
     assert more.results[0].output().meta["cached_tokens"] > 60
@@ -210,22 +206,22 @@ def test_a_lease_gives_up_no_more_of_its_end_than_is_needed():
     """The younger run's last turn goes for the older one; of what it has from before nothing is computed again."""
     engine, core = stepped(300, max_context=280)
     older, younger = ProgramRun("agent"), ProgramRun("agent")
-    first = engine.submit(None, [Text(("f" * 100,)), gen(4)], Hints(run=older, growth=0))
+    first = engine.submit(None, [Text(("f" * 100,)), endless(4)], Hints(run=older, growth=0))
     drain(core)
-    second = engine.submit(None, [Text(("s" * 100,)), gen(4)], Hints(run=younger, growth=0))
+    second = engine.submit(None, [Text(("s" * 100,)), endless(4)], Hints(run=younger, growth=0))
     drain(core)
     for _ in range(2):
-        second = engine.submit(second, [Text(("t" * 20,)), gen(4)], Hints(run=younger))
+        second = engine.submit(second, [Text(("t" * 20,)), endless(4)], Hints(run=younger))
         drain(core)
     assert engine.stats()["leases"] == 2
-    more = engine.submit(first, [Text(("m" * 50,)), gen(4)], Hints(run=older))
+    more = engine.submit(first, [Text(("m" * 50,)), endless(4)], Hints(run=older))
     drain(core)
     assert more.results[0].done and engine.stats()["broken_leases"] == 1
     (lease,) = (lease for lease in core.scheduler.runs.leases() if lease.run.number == younger.number)
     assert 100 < lease.node.end < 150
     older.end()
     drain(core)
-    last = engine.submit(second, [Text(("l",)), gen(1)], Hints(run=younger))
+    last = engine.submit(second, [Text(("l",)), endless(1)], Hints(run=younger))
     drain(core)
     assert last.results[0].output().meta["cached_tokens"] > 100
     engine.check()
@@ -235,13 +231,13 @@ def test_nothing_is_given_up_while_others_get_on():
     """The older run waits for the answer that is being made, which gives room, and what the younger one has stays."""
     engine, core = stepped(300, max_context=280)
     older, younger, short = (ProgramRun("agent") for _ in range(3))
-    first = engine.submit(None, [Text(("f" * 100,)), gen(4)], Hints(run=older, growth=0))
+    first = engine.submit(None, [Text(("f" * 100,)), endless(4)], Hints(run=older, growth=0))
     drain(core)
-    second = engine.submit(None, [Text(("s" * 100,)), gen(4)], Hints(run=younger, growth=0))
+    second = engine.submit(None, [Text(("s" * 100,)), endless(4)], Hints(run=younger, growth=0))
     drain(core)
-    soon = engine.submit(None, [Text(("n" * 40,)), gen(8)], Hints(run=short, growth=0))
+    soon = engine.submit(None, [Text(("n" * 40,)), endless(8)], Hints(run=short, growth=0))
     core.turn()
-    more = engine.submit(first, [Text(("m" * 60,)), gen(4)], Hints(run=older))
+    more = engine.submit(first, [Text(("m" * 60,)), endless(4)], Hints(run=older))
     core.turn()
     assert not (soon.results[0].done or more.results[0].done)
     short.end()
@@ -255,13 +251,13 @@ def test_who_goes_on_does_not_wait_long_for_others_to_end():
     """An answer of many tokens is being made: an older run has the room of one that is away before that has ended."""
     engine, core = stepped(500, max_context=400)
     older, younger, long = (ProgramRun("agent") for _ in range(3))
-    first = engine.submit(None, [Text(("f" * 60,)), gen(4)], Hints(run=older, growth=0))
+    first = engine.submit(None, [Text(("f" * 60,)), endless(4)], Hints(run=older, growth=0))
     drain(core)
-    second = engine.submit(None, [Text(("s" * 60,)), gen(4)], Hints(run=younger, growth=0))
+    second = engine.submit(None, [Text(("s" * 60,)), endless(4)], Hints(run=younger, growth=0))
     drain(core)
-    talk = engine.submit(None, [Text(("n" * 40,)), gen(300)], Hints(run=long, growth=0))
+    talk = engine.submit(None, [Text(("n" * 40,)), endless(300)], Hints(run=long, growth=0))
     core.turn()
-    more = engine.submit(first, [Text(("m" * 60,)), gen(4)], Hints(run=older))
+    more = engine.submit(first, [Text(("m" * 60,)), endless(4)], Hints(run=older))
     for _ in range(200):
         core.turn()
     assert more.results[0].done and second.results[0].done and not talk.results[0].done
@@ -282,19 +278,14 @@ def test_where_everything_fits_runs_change_nothing():
 # -- no deadlock, and no starving ----------------------------------------------------------------------------------
 
 
-def drain(core: Any) -> None:
-    while core.turn():
-        pass
-
-
 def test_runs_that_wait_for_one_another_outside_do_not_hold_the_pool():
     """The first waits for what only the last can say, which has no room beside it: its lease ends, and the last is admitted."""
     clock = Clock()
     engine, core = stepped(100, now=clock, max_context=100)
     first, last = ProgramRun("first"), ProgramRun("last")
-    kept = engine.submit(None, [Text(("f" * 50,)), gen(8)], Hints(run=first))
+    kept = engine.submit(None, [Text(("f" * 50,)), endless(8)], Hints(run=first))
     drain(core)
-    other = engine.submit(None, [Text(("l" * 60,)), gen(8)], Hints(run=last))
+    other = engine.submit(None, [Text(("l" * 60,)), endless(8)], Hints(run=last))
     drain(core)
     assert kept.results[0].done and not other.results[0].done
     assert engine.stats()["held_back"] == 1 and 0 < core.scheduler.patience < 10
@@ -311,10 +302,10 @@ def test_a_run_does_not_wait_for_what_it_keeps_itself():
     pin = engine.prefill(None, [Text(("p" * 70,))], Hints(run=run, pin=True))
     forks: list[Any] = []
     for name in "fgh":
-        forks.append(engine.submit(None, [Text((name * 25,)), gen(8)], Hints(run=run)))
+        forks.append(engine.submit(None, [Text((name * 25,)), endless(8)], Hints(run=run)))
         drain(core)
     assert engine.stats()["leases"] == 3
-    more = engine.submit(None, [Text(("m" * 100,)), gen(8)], Hints(run=run))
+    more = engine.submit(None, [Text(("m" * 100,)), endless(8)], Hints(run=run))
     drain(core)
     assert more.results[0].done and pin
     assert engine.stats()["pinned"] == 1 and engine.stats()["broken_leases"] > 0
@@ -325,13 +316,13 @@ def test_what_is_needed_does_not_wait_behind_pins_for_runs_that_are_away():
     clock = Clock()
     engine, core = stepped(200, now=clock, max_context=150)
     away, here = ProgramRun("away"), ProgramRun("here")
-    kept = engine.submit(None, [Text(("a" * 40,)), gen(8)], Hints(run=away))
+    kept = engine.submit(None, [Text(("a" * 40,)), endless(8)], Hints(run=away))
     drain(core)
-    begun = engine.submit(None, [Text(("h" * 20,)), gen(8)], Hints(run=here))
+    begun = engine.submit(None, [Text(("h" * 20,)), endless(8)], Hints(run=here))
     drain(core)
     pin = engine.prefill(None, [Text(("p" * 70,))], Hints(run=here, pin=True))
     drain(core)
-    more = engine.submit(begun, [Text(("m" * 80,)), gen(8)], Hints(run=here))
+    more = engine.submit(begun, [Text(("m" * 80,)), endless(8)], Hints(run=here))
     drain(core)
     assert kept.results[0].done and more.results[0].done and pin
     assert engine.stats()["pinned"] == 0 and engine.stats()["broken_leases"] == 0
@@ -342,12 +333,12 @@ def test_a_sub_program_and_forks_do_not_wait_behind_other_runs():
     clock = Clock()
     engine, core = stepped(200, now=clock, max_context=200)
     own, others = ProgramRun("own"), [ProgramRun("other") for _ in range(4)]
-    prompt = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=own))
+    prompt = engine.submit(None, [Text(("p" * 50,)), endless(8)], Hints(run=own))
     core.turn()
-    waiting = [engine.submit(None, [Text((f"{i}" + "o" * 90,)), gen(8)], Hints(run=run)) for i, run in enumerate(others)]
+    waiting = [engine.submit(None, [Text((f"{i}" + "o" * 90,)), endless(8)], Hints(run=run)) for i, run in enumerate(others)]
     drain(core)
-    forks = [engine.submit(prompt, [Text((f"fork {i}",)), gen(8)], Hints(run=own)) for i in range(3)]
-    alone = engine.submit(None, [Text(("sub-program",)), gen(8)], Hints(run=own))
+    forks = [engine.submit(prompt, [Text((f"fork {i}",)), endless(8)], Hints(run=own)) for i in range(3)]
+    alone = engine.submit(None, [Text(("sub-program",)), endless(8)], Hints(run=own))
     for _ in range(12):
         core.turn()
     assert all(handle.results[0].done for handle in (*forks, alone))
@@ -363,7 +354,7 @@ def test_a_sub_program_and_forks_do_not_wait_behind_other_runs():
 def test_a_request_of_no_run_is_not_passed_for_ever(monkeypatch):
     monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 20)
     world = World(POOL)
-    alone = world.engine.submit(None, [Text(("z" * 900,)), gen(8)])
+    alone = world.engine.submit(None, [Text(("z" * 900,)), endless(8)])
     world.run(agents(24))
     assert alone.results[0].done
     world.engine.check()
@@ -372,7 +363,7 @@ def test_a_request_of_no_run_is_not_passed_for_ever(monkeypatch):
 def test_a_run_that_is_dropped_keeps_nothing():
     engine, core = stepped(400)
     run = ProgramRun("dropped")
-    handle = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=run))
+    handle = engine.submit(None, [Text(("p" * 50,)), endless(8)], Hints(run=run))
     drain(core)
     assert engine.stats()["leases"] == 1
     del handle, run
@@ -385,10 +376,10 @@ def test_a_run_that_is_dropped_keeps_nothing():
 def test_what_is_asked_after_a_run_has_ended_is_answered():
     engine, core = stepped(400)
     run = ProgramRun("program")
-    handle = engine.submit(None, [Text(("p" * 50,)), gen(8)], Hints(run=run))
+    handle = engine.submit(None, [Text(("p" * 50,)), endless(8)], Hints(run=run))
     run.end()
     drain(core)
-    more = engine.submit(handle, [Text(("more",)), gen(8)], Hints(run=run))
+    more = engine.submit(handle, [Text(("more",)), endless(8)], Hints(run=run))
     drain(core)
     assert more.results[0].output().meta["cached_tokens"] > 50
     assert engine.stats()["leases"] == 0
@@ -402,7 +393,7 @@ def test_a_choice_is_kept_for_what_follows():
     drain(core)
     (lease,) = core.scheduler.runs.leases()
     assert lease.node.end > 50
-    more = engine.submit(handle, [Text(("more",)), gen(2)], Hints(run=run))
+    more = engine.submit(handle, [Text(("more",)), endless(2)], Hints(run=run))
     drain(core)
     assert more.results[0].done and engine.stats()["leases"] == 1
     engine.check()
@@ -412,7 +403,7 @@ def test_a_place_that_nobody_comes_back_to_keeps_nothing():
     engine, core = stepped(4000)
     for i in range(12):
         run = ProgramRun("program")
-        handle = engine.submit(None, [Text((f"{i}" + "p" * 30,)), gen(8)], Hints(run=run))
+        handle = engine.submit(None, [Text((f"{i}" + "p" * 30,)), endless(8)], Hints(run=run))
         drain(core)
         assert handle.results[0].done and engine.stats()["leases"] == (i < 8)
         run.end()
@@ -426,7 +417,7 @@ def test_a_conversation_outlives_requests_that_never_came_back(eviction, kept):
     engine, core = stepped(400, policy=Policy(eviction=eviction))
 
     def ask(text: str, before: Any = None) -> Any:
-        handle = engine.submit(before, [Text((text,)), gen(2)])
+        handle = engine.submit(before, [Text((text,)), endless(2)])
         drain(core)
         return handle
 
@@ -507,7 +498,7 @@ def test_a_priority_is_a_share():
 
 def order_of(engine: Any, core: Any, asks: list[tuple[str, Hints]]) -> list[int]:
     """In which order they are answered, one at a time."""
-    handles = [engine.submit(None, [Text((text,)), gen(1)], hints) for text, hints in asks]
+    handles = [engine.submit(None, [Text((text,)), endless(1)], hints) for text, hints in asks]
     done: list[int] = []
     while core.turn():
         done += [i for i, handle in enumerate(handles) if handle.results[0].done and i not in done]
@@ -541,7 +532,7 @@ def test_caches_find_what_they_keep(cache, computed):
     engine, core = stepped(2000, policy=Policy(cache=cache), chunk=512)
     first, second = "a" * 90 + "f" * 10, "a" * 90 + "g" * 20
     for text in (first, second, second, second + "h" * 10):
-        handle = engine.submit(None, [Text((text,)), gen(1)])
+        handle = engine.submit(None, [Text((text,)), endless(1)])
         drain(core)
         assert handle.results[0].done
     assert engine.counters().prefilled_tokens == computed
@@ -635,7 +626,7 @@ class AnythingTalked(AnythingOfRuns):
     @rule(begin=st.sampled_from("abcd"), n=st.integers(30, 70), passes=st.integers(0, 12), of_run=st.booleans())
     def begin_to_talk(self, begin, n, passes, of_run):
         run = ProgramRun("talk") if of_run else None
-        handle = self.engine.submit(None, [Text((begin * n,)), gen(3)], Hints(run=run))
+        handle = self.engine.submit(None, [Text((begin * n,)), endless(3)], Hints(run=run))
         self.talks.append((run, handle))
         self.open.append((handle, None, []))
         self.run(passes)
@@ -646,7 +637,7 @@ class AnythingTalked(AnythingOfRuns):
             i = data.draw(st.integers(0, len(self.talks) - 1))
             run, handle = self.talks[i]
             try:
-                handle = self.engine.submit(handle, [Text((text,)), gen(3)], Hints(run=run))
+                handle = self.engine.submit(handle, [Text((text,)), endless(3)], Hints(run=run))
             except PromptTooLongError:
                 return
             self.talks[i] = run, handle

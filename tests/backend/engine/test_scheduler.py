@@ -25,8 +25,9 @@ from tests.backend.engine_fakes import (
     FakeAheadRunner,
     FakeRunner,
     FakeWords,
-    SteppedCore,
     automata,
+    drain,
+    gen,
     reference_ids,
     reserving_little,
     stepped,
@@ -34,18 +35,6 @@ from tests.backend.engine_fakes import (
 from tests.searching import examples
 
 WORDS = FakeWords()
-
-
-def gen(max_new: int = 4, **options) -> Gen:
-    return Gen(SamplingParams(max_new_tokens=max_new, temperature=0.0, **options))
-
-
-def drain(core: SteppedCore, limit: int = 2000) -> int:
-    """Runs until idle; the number of passes."""
-    for n in range(limit):
-        if not core.turn():
-            return n
-    raise AssertionError("the engine does not come to rest")
 
 
 def expected_text(prompt: str, n: int) -> str:

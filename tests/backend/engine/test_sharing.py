@@ -10,7 +10,7 @@ from lmc.backend.engine.forward_batch import Rows
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.segments import Gen, SamplingParams, Text
-from tests.backend.engine_fakes import FakeAheadRunner, stepped
+from tests.backend.engine_fakes import FakeAheadRunner, drain, stepped
 
 
 class Tree:
@@ -105,6 +105,5 @@ def test_groups_of_the_last_pass_are_those_of_the_next_with_the_same_requests():
         handles += [engine.submit(handle, [Text(("and",)), gen(7)]) for handle in handles]
         for _ in range(i * 3):
             core.turn()
-    while core.turn():
-        engine.check()
+    drain(core, engine.check)
     assert sum(known) > len(known) // 3, "groups were made again in nearly every pass"
