@@ -23,7 +23,7 @@ from lmc.fsm.sources import begun
 from lmc.fsm.tokens import TokenAutomaton
 from tests.fsm.patterns import regexes
 from tests.fsm.small_vocabulary import legal, small, stepped
-from tests.fsm.test_lazy import check_same_language
+from tests.fsm.test_lazy import check_distances, check_same_language
 from tests.searching import search
 
 
@@ -61,16 +61,7 @@ def test_the_distance_to_an_end_is_exact_in_bytes(pattern, low, high):
     language = parse(pattern)
     made = LazyDFA(counted(minimised(language, TransitionBudget()), low, high), {}, frozenset())
     whole = ArrayDFA.of(build(both(language, repeat(ANY, low, high))))
-    rng = random.Random(pattern)
-    for _ in range(30):
-        state = at = 0
-        for _ in range(40):
-            assert made.distance(state) == whole.distance(at)
-            moves = made.moves(state)
-            if not moves:
-                break
-            byte, state = rng.choice(moves)
-            at = whole.step(at, bytes((byte,)))
+    check_distances(made, whole, random.Random(pattern))
 
 
 def schema(low: int, high: int) -> dict[str, object]:

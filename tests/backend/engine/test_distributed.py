@@ -34,6 +34,7 @@ from tests.backend.engine.test_models import FAMILIES, saved  # noqa: E402, F401
 from tests.searching import APART, apart  # noqa: E402
 
 UNEVEN = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 16, "hidden_size": 144, "vocab_size": 101, "intermediate_size": 96}
+DISTRIBUTED = "lmc.backend.engine.distributed"
 SOON = 10.0  # seconds in which an engine ends when one of its ranks does
 
 
@@ -423,22 +424,6 @@ from lmc.backend.engine.distributed.rank import main; main()
 """
 
 
-@pytest.mark.parametrize(
-    ("act", "says"),
-    [
-        ("raise MemoryError('no room for a pass')", "rank 1 on cpu failed: MemoryError: no room for a pass"),
-        ("import os; os._exit(7)", "rank 1 on cpu has ended with status 7"),
-    ],
-)
-def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, says):
-    monkeypatch.setattr(crews, "CODE", FAULTY % act)
-    engine = engine_of(tiny)
-    began = time.monotonic()
-    with pytest.raises(BackendError, match=says):
-        long(engine).results[0].output()
-    ended(engine, began, says)
-
-
 COMPILES = """
 import json, os, sys; sys.path[:] = json.loads(sys.argv[1])
 from lmc.backend.engine.distributed.runner import FollowerRunner
@@ -575,46 +560,30 @@ rank = json.loads(sys.argv[2])["rank"]
 """.strip()
 
 
-def test_a_rank_that_misses_another_is_not_the_reason(tiny, monkeypatch):
-    """Rank 2's process ends a while after its connections, as it may on a busy machine: the others fail first."""
-    monkeypatch.setattr(crews, "CODE", FAULTY % MISSES % 1)
-    monkeypatch.setattr(crews, "_GRACE", 60.0)
-    engine = engine_of(tiny, tp=3)
-    with pytest.raises(BackendError, match="rank 2 on cpu has ended with status 7"):
-        long(engine).results[0].output()
-    engine.close()
-    assert gone(engine.were)
-
-
-def test_a_rank_that_misses_another_is_the_reason_if_no_rank_ends(tiny, monkeypatch):
-    monkeypatch.setattr(crews, "CODE", FAULTY % MISSES % 1000)
-    engine = engine_of(tiny, tp=3)
-    with pytest.raises(BackendError, match="rank 1 on cpu failed: a collective did not end"):
-        long(engine).results[0].output()
-    engine.close()
-    assert gone(engine.were)
-
-
-def test_a_pass_that_does_not_end(tiny, monkeypatch):
-    """The rank lives, and its beats say so; the pass hangs."""
-    monkeypatch.setattr(crews, "CODE", FAULTY % "import time; time.sleep(1000)")
-    monkeypatch.setattr("lmc.backend.engine.distributed.start.LIMIT_CPU", 2.0)
-    engine = engine_of(tiny)
+@pytest.mark.parametrize(
+    ("act", "ranks", "patched", "says"),
+    [
+        ("raise MemoryError('no room for a pass')", 2, {}, "rank 1 on cpu failed: MemoryError: no room for a pass"),
+        ("import os; os._exit(7)", 2, {}, "rank 1 on cpu has ended with status 7"),
+        # rank 2's process ends a while after its connections, as it may on a busy machine: the others fail first
+        (MISSES % 1, 3, {f"{DISTRIBUTED}.crew._GRACE": 60.0}, "rank 2 on cpu has ended with status 7"),
+        (MISSES % 1000, 3, {}, "rank 1 on cpu failed: a collective did not end"),
+        # the rank lives, and its beats say so; the pass hangs
+        ("import time; time.sleep(1000)", 2, {f"{DISTRIBUTED}.start.LIMIT_CPU": 2.0}, "the engine has ended"),
+        # that it computes nothing while the other waits tells it from a slow one
+        ("import threading; threading.Event().wait()", 2, {f"{DISTRIBUTED}.crew._STILL": 2.0}, "s: rank 1 on cpu computes nothing"),
+    ],
+    ids=["raises", "exits", "exits late", "is missed", "hangs", "hangs and is named"],
+)
+def test_what_a_rank_fails_with_is_the_reason(tiny, monkeypatch, act, ranks, patched, says):
+    monkeypatch.setattr(crews, "CODE", FAULTY % act)
+    for name, value in patched.items():
+        monkeypatch.setattr(name, value)
+    engine = engine_of(tiny, tp=ranks)
     began = time.monotonic()
-    with pytest.raises(BackendError, match="the engine has ended"):
+    with pytest.raises(BackendError, match=says):
         long(engine).results[0].output()
-    ended(engine, began, "the engine has ended")
-
-
-def test_a_rank_that_hangs_in_a_pass_is_named(tiny, monkeypatch):
-    """It lives, and its beats say so; that it computes nothing while the other waits tells it from a slow one."""
-    monkeypatch.setattr(crews, "CODE", FAULTY % "import threading; threading.Event().wait()")
-    monkeypatch.setattr(crews, "_STILL", 2.0)
-    engine = engine_of(tiny)
-    began = time.monotonic()
-    with pytest.raises(BackendError, match=r"a pass has not moved for \d s: rank 1 on cpu computes nothing"):
-        long(engine).results[0].output()
-    ended(engine, began, "rank 1 on cpu")
+    ended(engine, began, says)
 
 
 SLOW = """

@@ -28,30 +28,22 @@ def answer(engine, core, text: str) -> None:
     assert handle.results[0].done
 
 
-def test_a_prefix_that_is_waited_for_is_evicted_last(by_next_use):
-    """The oldest prefix in the cache is the one that waits behind a long answer."""
+@pytest.mark.parametrize(
+    ("second", "asked", "kept", "recent"),
+    [
+        ("b" * 40, ("a" * 40,), [40], [0]),  # the oldest prefix in the cache waits behind a long answer
+        ("b" * 39, ("b" * 39, "a" * 40), [0, 40], [39, 0]),  # the first to be admitted keeps its prefix longest
+    ],
+)
+def test_a_prefix_that_is_waited_for_is_evicted_last(by_next_use, second, asked, kept, recent):
     engine, core = stepped(150, max_batch=1)
-    for text in ("a" * 40, "b" * 40):
+    for text in ("a" * 40, second):
         answer(engine, core, text)
     long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
     core.turn()
-    waits = engine.submit(None, [Text(("a" * 40 + "e",)), gen(1)])
+    handles = [engine.submit(None, [Text((text + "e",)), gen(1)]) for text in asked]
     drain(core)
-    cached = waits.results[0].output().meta["cached_tokens"]
-    assert cached == (40 if by_next_use else 0)
-    assert long.results[0].done
-
-
-def test_the_first_to_be_admitted_keeps_its_prefix_longest(by_next_use):
-    engine, core = stepped(150, max_batch=1)
-    for text in ("a" * 40, "b" * 39):
-        answer(engine, core, text)
-    long = engine.submit(None, [Text(("c" * 10,)), gen(100)])
-    core.turn()
-    handles = [engine.submit(None, [Text((text,)), gen(1)]) for text in ("b" * 39 + "e", "a" * 40 + "e")]
-    drain(core)
-    found = [handle.results[0].output().meta["cached_tokens"] for handle in handles]
-    assert found == ([0, 40] if by_next_use else [39, 0])
+    assert [handle.results[0].output().meta["cached_tokens"] for handle in handles] == (kept if by_next_use else recent)
     assert long.results[0].done
 
 
