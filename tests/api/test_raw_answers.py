@@ -160,6 +160,35 @@ def test_a_piece_without_a_text_is_what_a_filter_says_of_it(opened):
     assert growing(opened(backend_of("openai", server.url))) == TEXT
 
 
+def _chunks(*deltas):
+    """The events of a stream, from the deltas of its pieces."""
+    found = [{"id": "1", "model": "m", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    return b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in (*found, *streamed("openai")[-2:]))
+
+
+def test_a_character_whose_halves_come_apart_is_one(opened):
+    """They were two halves in the answer, which nothing can print."""
+    server = opened(api("openai", streams(_chunks({"content": "one \ud83d"}, {"content": "\ude00 two"}))))
+    assert growing(opened(backend_of("openai", server.url))) == "one \N{GRINNING FACE} two"
+
+
+CALLED = {"name": "f", "arguments": "{}"}
+SAME_INDEX = ({"index": 0, "id": "a", "function": CALLED}, {"index": 0, "id": "b", "function": CALLED})
+NO_INDEX = ({"id": "a", "function": {"name": "f", "arguments": ""}}, {"function": {"arguments": "{}"}}, {"id": "b", "function": CALLED})
+
+
+@pytest.mark.parametrize("pieces", [SAME_INDEX, NO_INDEX], ids=["same", "none"])
+def test_calls_are_told_apart_where_the_server_does_not_number_them(opened, pieces):
+    @lmc.function
+    def calling(s):
+        s += lmc.user("Call.") + lmc.assistant(lmc.gen("a", tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]))
+        list(s.text_iter("a"))
+        return [(call["id"], call["name"], call["arguments"]) for call in s.get_meta_info("a")["tool_calls"]]
+
+    server = opened(api("openai", streams(_chunks(*[{"tool_calls": [piece]} for piece in pieces]))))
+    assert calling.run(backend=opened(backend_of("openai", server.url)), stream=True).ret_value == [("a", "f", {}), ("b", "f", {})]
+
+
 ERRORS = {
     "of vLLM": (b'data: {"error": {"message": "the engine died", "type": "InternalServerError", "code": 500}}\n\n', 500),
     "of vLLM, older": (b'data: {"object": "error", "message": "the engine died", "type": "BadRequestError", "code": 400}\n\ndata: [DONE]\n\n', 400),

@@ -20,8 +20,8 @@ class Watch:
         self._feed, self._part, self._shown = feed, part, ""
 
     def grown(self, text: str) -> None:
-        """Report the attempt's text so far."""
-        text, shown = self._part(text), self._shown
+        """Report the attempt's text so far. Half of a surrogate pair at its end waits for the other half."""
+        text, shown = self._part(text[:-1] if "\ud800" <= text[-1:] <= "\udbff" else text), self._shown
         if not (text.startswith(shown) or shown.startswith(text)):
             raise Fault(_OTHER, status=400)
         if len(text) > len(shown):
@@ -48,6 +48,14 @@ UNWATCHED = Unwatched()
 _OTHER = "the stream broke off, and the model's next answer is another one"
 
 
+def joined(text: str, piece: str) -> str:
+    """Return a text with the next piece of it. Servers that count in UTF-16 may cut within a character, whose halves
+    JSON can write."""
+    if "\ud800" <= text[-1:] <= "\udbff" and "\udc00" <= piece[:1] <= "\udfff":
+        return text[:-1] + (text[-1] + piece[0]).encode("utf-16-le", "surrogatepass").decode("utf-16-le") + piece[1:]
+    return text + piece
+
+
 class Pieces:
     """Assembles the chunks of a stream into the body that the same request would have returned without streaming."""
 
@@ -58,7 +66,7 @@ class Pieces:
         self._body: Body = {}
         self._scored: dict[str, list[Any]] = {}  # log-probabilities: in either API's form, lists by their names
         self._ids: list[int] = []
-        self._calls: dict[int, Body] = {}
+        self._calls: list[Body] = []
         self._function: Any = None  # a call in the API's first form, which lmc never asks for
         self._blocks: list[Body] = []
         self._said = dict[str, str]()  # besides the answer: a refusal, the reasoning
@@ -99,17 +107,23 @@ class Pieces:
                 self._grow(whole[len(self._text or "") :])
 
     def _grow(self, piece: str) -> None:
-        self._text = (self._text or "") + piece
+        self._text = joined(self._text or "", piece)
         if piece:
             self._watch.grown(self._text)
 
     def _called(self, piece: Any) -> None:
-        """Add a piece of a tool call: the first has its name, all have a part of its arguments."""
-        call = self._calls.setdefault(piece["index"], {"id": "", "function": {"name": "", "arguments": ""}})
-        said = piece.get("function") or {}
-        call["id"] = piece.get("id") or call["id"]
+        """Add a piece of a tool call: the first has its name, all have a part of its arguments. Another id is another
+        call, whatever its index: some servers give all calls the same, or none."""
+        said, id = piece.get("function") or {}, piece.get("id") or ""
+        if (index := piece.get("index")) is None:
+            index = len(self._calls) - (not said.get("name"))
+        call = next((call for call in reversed(self._calls) if call["index"] == index), None)
+        if call is None or (id and call["id"] and call["id"] != id):
+            call = {"index": index, "id": "", "function": {"name": "", "arguments": ""}}
+            self._calls.append(call)
+        call["id"] = id or call["id"]
         call["function"]["name"] += said.get("name") or ""
-        call["function"]["arguments"] += said.get("arguments") or ""
+        call["function"]["arguments"] = joined(call["function"]["arguments"], said.get("arguments") or "")
 
     def _thought(self, piece: Body) -> None:
         """Add a block of the reasoning, or more of the last one, which its signature ends."""
@@ -127,7 +141,7 @@ class Pieces:
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
         said = {**self._said, **({"function_call": self._function} if self._function else {}), **({"thinking_blocks": self._blocks} if self._blocks else {})}
         choice |= (
-            {"message": {**said, "content": self._text, "tool_calls": [call for _, call in sorted(self._calls.items())]}}
+            {"message": {**said, "content": self._text, "tool_calls": sorted(self._calls, key=lambda call: call["index"])}}
             if self._chat
             else {"text": self._text}
         )
