@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from lmc.backend.families import Family
@@ -19,10 +19,18 @@ TokenBytes = Callable[[int, str], list[int]]
 """The bytes of a token by its id and its text."""
 
 
+def encoded(payload: Any) -> bytes:
+    """Encode a JSON value. Half a character, of a token or of an answer that an API has cut, is U+FFFD."""
+    text = json.dumps(payload, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
 def event(payload: Any, kind: str = "") -> bytes:
     """Encode one server-sent event; `kind`: its name, if it has one."""
-    name = f"event: {kind}\n" if kind else ""
-    return f"{name}data: {json.dumps(payload, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return (f"event: {kind}\n".encode() if kind else b"") + b"data: " + encoded(payload) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
@@ -181,11 +189,11 @@ def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def completion_choice(index: int, output: Output, prompt: str | None, *, logprobs: bool) -> Json:
-    """Build a choice; `prompt`: text echoed before the answer, if any."""
+def completion_choice(index: int, output: Output, prompt: str | None, token_bytes: TokenBytes | None) -> Json:
+    """Build a choice; `prompt`: text echoed before the answer, if any; `token_bytes` as for `chat_choice`."""
     text = output.text if prompt is None else prompt + output.text
     echoed = UNSCORED if prompt is None else _of_prompt(output.metas[0])
-    scored = completion_logprobs(Scored.joined((echoed, scored_of(output)))) if logprobs else None
+    scored = None if token_bytes is None else completion_logprobs(Scored.joined((echoed, scored_of(output))), token_bytes)[0]
     return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0])}
 
 
@@ -196,25 +204,38 @@ def _of_prompt(meta: Mapping[str, Any]) -> Scored:
 class CompletionPieces:
     """One answer as the pieces of a stream."""
 
-    def __init__(self, index: int, *, logprobs: bool) -> None:
-        self._index, self._logprobs, self._offset = index, logprobs, 0
+    def __init__(self, index: int, token_bytes: TokenBytes | None) -> None:
+        self._index, self._token_bytes, self._begun = index, token_bytes, 0
 
     def more(self, grown: Grown) -> Json:
         last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0])
         scored = None
-        if self._logprobs:
+        if self._token_bytes is not None:
             tokens = grown.scored if grown.output is None else scored_of(grown.output, grown.scored)
-            scored = completion_logprobs(tokens, self._offset)
-            self._offset += sum(len(text) for _, _, text in tokens.tokens)
+            scored, self._begun = completion_logprobs(tokens, self._token_bytes, self._begun)
         return {"index": self._index, "text": grown.text, "logprobs": scored, **last}
 
 
-def completion_logprobs(scored: Scored, offset: int = 0) -> Json:
-    """Build log-probabilities; `offset`: of the first token in the text."""
-    lengths = [len(text) for _, _, text in scored.tokens]
-    return {
+def completion_logprobs(scored: Scored, token_bytes: TokenBytes, begun: int = 0) -> tuple[Json, int]:
+    """Build log-probabilities; `begun`: characters of the text that begin before the first token. Return that for the next
+    one, too."""
+    offsets: list[int] = []
+    for _, token, text in scored.tokens:
+        part = token_bytes(token, text) if _HALF.search(text) else None  # within a character, which the token before has begun
+        offsets.append(begun - (part is not None and _continues(part[0])))
+        begun += len(text) if part is None else sum(not _continues(byte) for byte in part)
+    found = {
         "tokens": [text for _, _, text in scored.tokens],
         "token_logprobs": [logprob for logprob, _, _ in scored.tokens],
         "top_logprobs": [None if top is None else {text: lp for lp, _, text in top} for top in scored.tops] or None,
-        "text_offset": list(accumulate(lengths, initial=offset))[:-1],
+        "text_offset": offsets,
     }
+    return found, begun
+
+
+_HALF = re.compile("[\ufffd\udc80-\udcff]")
+
+
+def _continues(byte: int) -> bool:
+    """Return whether a byte of UTF-8 continues a character."""
+    return byte & 0xC0 == 0x80

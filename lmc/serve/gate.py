@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import re
 import secrets
 import time
@@ -23,7 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from lmc.backend.usage import MeteredAccount, Usage
 from lmc.observing import observer
-from lmc.serve.answering import event
+from lmc.serve.answering import encoded, event
 from lmc.serve.audit import AuditEntry, AuditLog
 from lmc.serve.errors import ApiError, as_api_error
 from lmc.serve.keys import Account, Keyring
@@ -57,7 +56,7 @@ class EndpointReply:
     def body(self) -> bytes:
         if isinstance(self.payload, bytes):
             return self.payload
-        return json.dumps(self.payload, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return encoded(self.payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +267,7 @@ class _Sender:
 
     async def fail(self, error: ApiError) -> None:
         """Send an error: as the answer, or as the last event of a stream that has begun."""
-        body = None if self.started else json.dumps(self._error_body(error), ensure_ascii=False).encode("utf-8", "replace")
+        body = None if self.started else encoded(self._error_body(error))
         self._seen.status = error.status
         if self.ended:
             return

@@ -87,19 +87,21 @@ class OpenAIApi:
         ]
         arrived = time.perf_counter()
         generation = await self._begin(asks, fields)
-        scored = request.logprobs is not None
+        token_bytes = None if request.logprobs is None else self._token_bytes
         if request.stream:
-            return Events(self._completion_events(stamp, request, generation, arrived), generation.cancel)
+            return Events(self._completion_events(stamp, request, generation, token_bytes, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
         echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
-        made = [completion_choice(i, o, echo, logprobs=scored) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
+        made = [completion_choice(i, o, echo, token_bytes) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
-    async def _completion_events(self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, arrived: float) -> AsyncGenerator[bytes, None]:
-        pieces = [CompletionPieces(i, logprobs=request.logprobs is not None) for i in range(len(generation.results))]
+    async def _completion_events(
+        self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, token_bytes: TokenBytes | None, arrived: float
+    ) -> AsyncGenerator[bytes, None]:
+        pieces = [CompletionPieces(i, token_bytes) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))
@@ -255,7 +257,7 @@ class OpenAIApi:
 
     def _token_bytes(self, token: int, text: str) -> list[int]:
         words = getattr(self._backend, "tokenizer", None)  # a token may be half a character
-        return list(text.encode() if words is None else words.token_bytes(token))
+        return list(text.encode("utf-8", "surrogateescape") if words is None else words.token_bytes(token))
 
     async def _begin(self, asks: list[Ask], fields: Mapping[type[LmcError], str | None]) -> RequestedAnswers:
         """Submit the requests. `fields`: those that errors are about, by their class."""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 import lmc
+from lmc.backend.results import Scored
 from lmc.errors import UnmetConstraint
+from lmc.serve.answering import completion_logprobs
 from tests.serve.serving import HELLO, chat, complete, events, post, talking
 
 pytestmark = pytest.mark.api
@@ -176,6 +178,13 @@ def listed(logprobs: Any) -> list[Any]:
         return [(t["token"], t["logprob"], t["top_logprobs"]) for t in logprobs["content"]]
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
     return list(zip(*(logprobs[name] or [] for name in names), strict=True))
+
+
+def test_tokens_that_are_parts_of_a_character_begin_where_it_does():
+    parts = [b"\xc3", b"\x9c", b"n", b" \xf0\x9f", b"\x98\x80", b" x"]
+    scored = Scored(tuple((-1.0, i, part.decode("utf-8", "replace")) for i, part in enumerate(parts)), ())
+    told, begun = completion_logprobs(scored, lambda token, text: list(parts[token]))
+    assert (told["text_offset"], begun) == ([0, 0, 1, 2, 3, 4], len(b"".join(parts).decode()))
 
 
 def test_a_stream_that_ends_with_its_usage_says_so_from_the_start():

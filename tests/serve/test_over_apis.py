@@ -100,6 +100,35 @@ def test_a_schema_beside_tools_reaches_the_api_and_calls_may_be_limited_to_one()
     assert seen.body["tools"] and seen.body["response_format"]["json_schema"]["schema"] == form["json_schema"]["schema"]
 
 
+HALVES = [{"token": "�", "logprob": -0.5, "bytes": data, "top_logprobs": []} for data in ([0xF0, 0x9F], [0x98, 0x80])]
+
+
+@pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
+def test_a_token_that_is_half_a_character_has_its_bytes(stream: bool) -> None:
+    """It was an internal error."""
+
+    def handle(path: str, body: dict[str, Any]) -> Answer:
+        said, scored = {"role": "assistant", "content": "\N{GRINNING FACE}"}, {"content": HALVES}
+        choice = {"index": 0, "message": said, "delta": said, "logprobs": scored, "finish_reason": "stop"}
+        return Answer({"choices": [choice], "usage": USAGE}, events=[{"choices": [choice]}] if body.get("stream") else None)
+
+    with Server(handle) as api:
+        found = ask(api, "/v1/chat/completions", body={"messages": SYSTEM_AND_USER, "logprobs": True, "stream": stream})
+    choices = [c for event in events(found.text) if event != "[DONE]" for c in event["choices"]] if stream else found.json()["choices"]
+    tokens = [token for c in choices for token in (c["logprobs"] or {"content": []})["content"]]
+    assert [token["bytes"] for token in tokens] == [half["bytes"] for half in HALVES], found.text
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
+def test_an_answer_with_half_a_character_is_an_answer(form: str, stream: bool) -> None:
+    path, body, text, _ = FORMS[form]
+    with Server(answered(content="one \ud83d")) as api:
+        found = ask(api, path, body={**body, "stream": stream})
+    assert found.status_code == 200 and "error" not in found.text.replace('"error":null', ""), found.text
+    assert "\ufffd" in found.text if stream else text(found.json()) == "one \ufffd"
+
+
 def test_results_of_tools_reach_the_api() -> None:
     talked = [
         *SYSTEM_AND_USER,
