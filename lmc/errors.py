@@ -29,13 +29,16 @@ class Loc:
     def excerpt(self) -> str:
         """Return the source line with a caret under the column, or "" when the source is not there; of a long line the part around the column."""
         line = linecache.getline(self.file, self.line).rstrip()
-        if not line.strip():
-            return ""
-        shown = line.lstrip()
-        caret = max(0, self.col - (len(line) - len(shown)))
-        cut = max(0, caret - _WIDE // 2) if len(shown) > _WIDE else 0
-        before, after = "…" if cut else "", "…" if len(shown) > cut + _WIDE else ""
-        return f"    {before}{shown[cut : cut + _WIDE]}{after}\n    {' ' * (len(before) + caret - cut)}^"
+        return excerpt(line, self.col) if line.strip() else ""
+
+
+def excerpt(line: str, col: int) -> str:
+    """Return a line with a caret under a 0-based column; of a long line the part around it."""
+    shown = line.lstrip()
+    caret = max(0, col - (len(line) - len(shown)))
+    cut = max(0, caret - _WIDE // 2) if len(shown) > _WIDE else 0
+    before, after = "…" if cut else "", "…" if len(shown) > cut + _WIDE else ""
+    return f"    {before}{shown[cut : cut + _WIDE]}{after}\n    {' ' * (len(before) + caret - cut)}^"
 
 
 _WIDE = 160

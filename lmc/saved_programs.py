@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmc import codec
-from lmc.errors import LmcError, Loc, ProgramError
+from lmc.errors import LmcError, Loc, ProgramError, message_of
 from lmc.frontend import aio
 from lmc.frontend.digest import source_digest
 from lmc.frontend.expressions import caller_loc
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 VERSION = 2
 MAGIC = "lmc-program"
+_LONGEST_HEADER, _MOST = 200, 256 << 20  # bytes
 _BAD = (KeyError, IndexError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, codec.BadData)
 """Exceptions of reading a file that is not a saved program."""
 _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, bool)}
@@ -130,11 +131,14 @@ class SavedFile:
         """Read the file. Raises ProgramError that says what is wrong with it and what to do; IRError for an invalid graph."""
         name = str(path)
         try:
-            content = path.read_bytes()
+            with path.open("rb") as file:
+                first = file.readline(_LONGEST_HEADER)
+                body = file.read(_MOST + 1) if first.startswith(MAGIC.encode()) else b""  # another file, or a device, may have no end
         except (OSError, ValueError) as error:
             raise ProgramError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from None
-        first, _, body = content.partition(b"\n")
-        magic, version, checksum = (*first.decode("ascii", "replace").split(" "), "", "", "")[:3]
+        if len(body) > _MOST:
+            raise ProgramError(f"{name!r} is too large for a saved program: more than {_MOST >> 20} MiB", loc=caller_loc())
+        magic, version, checksum = (*first.decode("ascii", "replace").rstrip("\n").split(" "), "", "", "")[:3]
         if magic != MAGIC:
             raise ProgramError(f"{name!r} is not a saved program: program.save(path) writes such files", loc=caller_loc())
         if version != str(VERSION):
@@ -148,7 +152,8 @@ class SavedFile:
         except LmcError:
             raise
         except _BAD as error:
-            raise ProgramError(f"{name!r} does not hold a program: {type(error).__name__}: {error}; save the program again", loc=caller_loc()) from None
+            why = f"{type(error).__name__}: {message_of(error):.200}"
+            raise ProgramError(f"{name!r} does not hold a program: {why}; save the program again", loc=caller_loc()) from None
 
 
 class SavedFunction(Function[..., Any]):

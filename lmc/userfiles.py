@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
@@ -78,10 +79,11 @@ def import_file(path: Path) -> ModuleType:
     if not path.exists():
         form = "" if path.suffix == ".py" else f"; the form is FILE.py:FUNCTION{_of_model(path)}"
         raise UsageError(f"no such file: {path} (looked in {Path.cwd()}){form}")
-    if path.is_dir() or path.suffix != ".py":
+    if not path.is_file() or path.suffix != ".py":
         raise UsageError(f"{path} is not a Python file; the form is FILE.py:FUNCTION{_of_model(path)}")
     name = path.stem if path.stem not in sys.modules else f"lmc_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    where = str(path.resolve())  # a link's file may be called anything
+    spec = importlib.util.spec_from_file_location(name, where, loader=SourceFileLoader(name, where))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

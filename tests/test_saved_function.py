@@ -113,6 +113,15 @@ def test_a_file_that_holds_something_else_is_refused_however_sound_its_checksum(
         lmc.load(path, backend=lmc.Mock())()
 
 
+def test_no_more_is_read_of_a_file_than_a_saved_program_can_be(tmp_path, monkeypatch):
+    with pytest.raises(lmc.ProgramError, match="is not a saved program"):
+        lmc.load("/dev/zero")  # has no end
+    lmc.compile(kept).save(tmp_path / "kept.lmcp")
+    monkeypatch.setattr("lmc.saved_programs._MOST", 100)
+    with pytest.raises(lmc.ProgramError, match="is too large for a saved program"):
+        lmc.load(tmp_path / "kept.lmcp")
+
+
 def _write(path, saved):
     body = json.dumps(saved).encode()
     path.write_bytes(f"lmc-program 2 {hashlib.blake2b(body, digest_size=12).hexdigest()}\n".encode() + body)

@@ -53,9 +53,16 @@ class waiting:
             self._status.stop()
 
 
+_MOST_TEXT = 64 << 20  # characters; a device has no end
+
+
 def text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_TEXT + 1)
+        if len(text) > _MOST_TEXT:
+            raise UsageError(f"cannot read {path}: more than {_MOST_TEXT >> 20} million characters")
+        return text
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 

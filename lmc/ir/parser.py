@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from lmc.errors import IRError, Loc
+from lmc.errors import IRError, Loc, excerpt, shown
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, TYPES, Attr, Block, Case, Graph, Op, Operand, Symbol, Type, Value
 from lmc.ir.ops import OPS, default_type, spec_of
 from lmc.segments import Mark, Special
@@ -33,9 +33,11 @@ def parse(text: str, file: str = "<ir>") -> Graph:
 
     try:
         tree: Node = _parser().parse(text)  # pyright: ignore[reportUnknownMemberType]
+        return _GraphReader(text, file).graph(tree)
     except UnexpectedInput as e:
         _syntax_error(e, text, file)
-    return _GraphReader(text, file).graph(tree)
+    except RecursionError:
+        raise IRError("lists are nested too deeply", loc=Loc(file, 1)) from None
 
 
 @cache
@@ -181,7 +183,7 @@ class _GraphReader:
         if tree is None:
             return None
         file, line, col = tree.children
-        return Loc(self._string(file), int(line), int(col) if col is not None else 0)
+        return Loc(self._string(file), self._integer(line), self._integer(col) if col is not None else 0)
 
     # -- atoms
 
@@ -195,11 +197,17 @@ class _GraphReader:
             case "string":
                 return self._string(token)
             case "integer":
-                return int(token)
+                return self._integer(token)
             case "float":
                 return float(token)
             case _:
                 return self._bytes(token)
+
+    def _integer(self, token: Token) -> int:
+        try:
+            return int(token)
+        except ValueError:
+            self._fail(token, f"a number of {len(token)} digits is too long")
 
     def _string(self, token: Token) -> str:
         return self._unquote(token, str(token))
@@ -290,7 +298,7 @@ def _syntax_error(e: Any, text: str, file: str) -> NoReturn:
     if not hasattr(e, "allowed"):
         if e.token.type == "$END":
             _error(f"the text ends too early; expected {wanted}", text, file, *_end(text))
-        found = repr(str(e.token))
+        found = shown(str(e.token))
     elif text[e.pos_in_stream] == '"':
         found = "a string that does not end on its line or has a raw control character"
     else:
@@ -307,8 +315,5 @@ def _error(message: str, text: str, file: str, line: int, column: int) -> NoRetu
     """Raise IRError at a 1-based line and column, with the line and a caret."""
     loc = Loc(file, line, column - 1)
     if not loc.excerpt():
-        source = text.split("\n")[line - 1] if line <= text.count("\n") + 1 else ""
-        shown = source.lstrip()
-        caret = max(0, column - 1 - (len(source) - len(shown)))
-        message += f"\n    {shown}\n    {' ' * caret}^"
+        message += "\n" + excerpt(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", column - 1)
     raise IRError(message, loc=loc)

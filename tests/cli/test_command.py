@@ -154,6 +154,15 @@ def test_no_line_of_a_library_is_given_as_the_place(lmc_cli):
     assert ".py:" not in err
 
 
+def test_a_program_may_be_a_link_to_a_file_of_any_name_and_is_no_device(lmc_cli, folder):
+    (folder / "store").write_text((folder / "prog.py").read_text())
+    (folder / "linked.py").symlink_to("store")
+    assert lmc_cli("run", "linked.py:echo", "-b", "mock", "-a", "text=x")[0] == 0
+    (folder / "device.py").symlink_to("/dev/zero")
+    code, _, err = lmc_cli("run", "device.py:echo", "-b", "mock", "-a", "text=x")
+    assert code == 2 and "device.py is not a Python file" in err
+
+
 def test_what_a_file_does_wrong_while_it_is_imported_is_shown_at_its_line(lmc_cli, tmp_path):
     (tmp_path / "runs.py").write_text('import lmc\np = lmc.function(lambda s: None)\nlmc.set_default_backend("nope")\n')
     code, _, err = lmc_cli("dump-ir", str(tmp_path / "runs.py:p"))

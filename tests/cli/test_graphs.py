@@ -71,3 +71,10 @@ def test_graphs_without_places(lmc_cli, folder):
     assert "loc(" not in lmc_cli("opt", "echo.lmir", "--passes=", "--no-loc")[1]
     code, _, err = lmc_cli("dump-ir", "prog.py:echo", "--no-loc", "--format", "json")
     assert code == 2 and "--no-loc is for text" in err
+
+
+def test_no_more_is_read_of_a_file_than_a_graph_can_be(lmc_cli, folder, monkeypatch):
+    (folder / "g.lmir").write_text("graph @g() -> (any) {}")
+    monkeypatch.setattr("lmc.cli.console._MOST_TEXT", 10)
+    code, _, err = lmc_cli("opt", "g.lmir")
+    assert code == 2 and "cannot read g.lmir: more than 0 million characters" in err

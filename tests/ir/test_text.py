@@ -142,6 +142,16 @@ def test_an_error_names_line_column_and_what_was_expected(
     assert caret.index("^") == 4 + col - indent
 
 
+def test_an_error_in_a_long_line_shows_the_part_around_it() -> None:
+    with pytest.raises(IRError) as e:
+        parse(JUDGE.replace("vars = []", "vars = " + "[" * 100_000), "judge.lmir")
+    assert len(e.value.message) < 1000 and "…[[[" in e.value.message
+    with pytest.raises(IRError, match="lists are nested too deeply"):
+        parse(JUDGE.replace("vars = []", "vars = " + "[" * 10_000 + "]" * 10_000))
+    with pytest.raises(IRError, match="a number of 5000 digits is too long"):
+        parse(JUDGE.replace("vars = []", "vars = " + "1" * 5000))
+
+
 def test_another_version_is_refused_with_what_to_do() -> None:
     with pytest.raises(IRError, match=r"this is IR format 1; this lmc reads format 2\. Print the graph again") as e:
         parse("// a comment\n" + JUDGE.replace("ir 2", "ir 1"), "old.lmir")
