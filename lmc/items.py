@@ -15,6 +15,7 @@ import csv
 import io
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,16 @@ def read_items(program: Any, path: Path) -> InputItems:
     return InputItems(tuple(arguments), tuple(given), tuple(extra), tuple(places))
 
 
+_MOST = 2 << 30
+"""Bytes of items that are read: they are held in memory, several times as large."""
+
+
 def _text_of(path: Path, name: str) -> str:
     try:
-        data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
+        with nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb") as file:
+            data = file.read(_MOST + 1)
+        if len(data) > _MOST:  # or a device, which has no end
+            raise UsageError(f"{name} has more than {_MOST >> 30} GiB; split it, and run the parts one after another")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"no such input file: {path} (looked in {Path.cwd()})") from None

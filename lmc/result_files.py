@@ -171,7 +171,7 @@ def _is_file_with_text(path: Path) -> bool:
 def _rewrite(path: Path, rows: Iterable[Item]) -> TextIO:
     """Replace a locked file by `rows` atomically (a crash leaves the old or the new one), and leave it open at its end, locked."""
     with _writing(path):
-        path = path.resolve()  # a link stays a link
+        path = Path(os.path.realpath(path))  # a link stays a link
         if path.exists() and not path.is_file():  # a pipe or a device, such as /dev/null
             return path.open("w", encoding="utf-8")
         fresh = path.with_name(path.name + ".new")

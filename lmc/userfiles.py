@@ -280,7 +280,7 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
     """Refuse an output that is the input, a folder, or a table by its name."""
     if output is None:
         return
-    if input_file is not None and (output.resolve() == input_file.resolve() or _same_file(output, input_file)):
+    if input_file is not None and (os.path.realpath(output) == os.path.realpath(input_file) or _same_file(output, input_file)):
         raise UsageError(f"--output {output} is the --input file; choose another file for the results")
     if output.is_dir():
         raise UsageError(f"--output {output} is a folder; name a file in it, such as {output / 'results.jsonl'}")

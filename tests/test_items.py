@@ -163,7 +163,8 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path, name, text, says):
         read_items(program, file(tmp_path, name, text))
 
 
-def test_no_text_and_no_file_are_refused(tmp_path):
+def test_no_text_and_no_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("lmc.items._MOST", 1000)
     (tmp_path / "a.csv").write_bytes(b"text\n\xff\n")
     (tmp_path / "a.parquet").write_bytes(b"PAR1\xff")
     (tmp_path / "loop.csv").symlink_to("loop.csv")
@@ -172,6 +173,7 @@ def test_no_text_and_no_file_are_refused(tmp_path):
         (tmp_path / "a.parquet", "is not UTF-8 text .*df.to_json"),
         (tmp_path / "b.csv", "no such input file"),
         (tmp_path, "is a directory"),
+        (Path("/dev/zero"), "zero has more than 0 GiB; split it"),
         (tmp_path / "loop.csv", "loop.csv cannot be read: Too many levels"),
     ):
         with pytest.raises(UsageError, match=says):

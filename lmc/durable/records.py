@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,10 +188,15 @@ def read(path: str | os.PathLike[str], key: Key | None = None) -> Contents:
     """Read a journal from its file, without an incomplete end. Raises JournalError."""
     file = find(path)
     try:
-        data = file.read_bytes()
-    except OSError as error:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise JournalError(f"{file} is not a regular file; give the path of a journal")
+        with file.open("rb") as opened:
+            data = opened.read(len(MAGIC))
+            if MAGIC.encode().startswith(data):  # another file may be of any size
+                data += opened.read()
+    except (OSError, ValueError) as error:
         instead = f"{path} is a directory, and there is no batch's journal in it; " if file != Path(path) else ""
-        raise JournalError(f"{instead}{file}: {error.strerror or error}") from None
+        raise JournalError(f"{instead}{file}: {getattr(error, 'strerror', None) or error}") from None
     found = parse(data, str(file), key)
     if found is None:
         raise JournalError(f"{file}: a journal that was cut off before anything was written; delete it")

@@ -240,6 +240,14 @@ def test_the_input_is_never_the_output(lmc_cli, folder, output, flag):
     assert source.read_text() == before
 
 
+def test_links_that_lead_nowhere_are_named(lmc_cli, folder):
+    (folder / "loop.jsonl").symlink_to("loop.jsonl")
+    items(folder / "in.jsonl", {"text": "a"})
+    for given, result in (("loop.jsonl", "out.jsonl"), ("in.jsonl", "loop.jsonl")):
+        code, _, err = lmc_cli("run", "prog.py:echo", "-i", given, "-o", result, "-b", "mock")
+        assert code == 2 and "loop.jsonl" in err and "symbolic links" in err
+
+
 @pytest.mark.parametrize("what", [["-i", "in.jsonl"], ["-a", "text=x"]], ids=["file", "one"])
 def test_existing_results_are_not_replaced_unasked(lmc_cli, folder, what):
     items(folder / "in.jsonl", {"text": "a"})

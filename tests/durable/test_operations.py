@@ -296,7 +296,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(Path("out.jsonl").read_text())["status"] == "finished"
     assert "bytes before" in command("compact", "batch")
     for words, why in ((["resolve", "done", "--answer", "x"], "no question waits"), (["resolve", "done"], "give one of --answer"),
-        (["show", "nowhere"], "No such file"),
+        (["show", "nowhere"], "No such file"), (["show", "/dev/zero"], "not a regular file"),
                        (["compact", "done", "--older-than", "soon"], "a number with a unit"), (["resolve", "done", "--result", "x"], "is not JSON"),
                        (["list", "out.jsonl"], ""),
                        (["retry", "nowhere"], "there is no journal"), (["compact", "nowhere"], "there is no journal")):  # fmt: skip
