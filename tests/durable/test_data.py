@@ -30,7 +30,7 @@ import urllib.parse
 import uuid
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 from xml.sax import saxutils
 
 import pytest
@@ -113,6 +113,10 @@ class Point(NamedTuple):
     x: int
 
 
+class Row(TypedDict):
+    x: str
+
+
 @dataclasses.dataclass
 class Memo:
     text: str
@@ -132,7 +136,7 @@ def makes_data(s: Any) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     memo = Memo(s["a"])
     memo.lines.append("x")
-    found = memo, Color("red"), Point(1), Counted(s["a"])
+    found = memo, Color("red"), Point(1), Row(x=s["a"]), Counted(s["a"])
     s += str(memo) + lmc.gen("b", max_tokens=2)
     return found
 
