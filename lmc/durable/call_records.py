@@ -20,6 +20,7 @@ from lmc.durable.changes import steadily
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.iterators import SharedIterator
 from lmc.durable.reaches import attribute
+from lmc.frontend.expressions import an
 from lmc.frontend.host import HostFunction
 
 
@@ -28,6 +29,11 @@ def name_of(fn: Any) -> str:
         fn = fn.func
     name = attribute(fn, "__qualname__") or attribute(fn, "name") or type(fn).__qualname__
     return str(name).replace("<locals>.", "")
+
+
+def a_result(cls: str) -> str:
+    """Return a result of which only the class is known, as messages call it."""
+    return "None" if cls == "NoneType" else an(cls)
 
 
 def awaited_call(awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]]:

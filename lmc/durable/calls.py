@@ -15,7 +15,7 @@ from typing import Any
 from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
-from lmc.durable.call_records import arguments_digest, contents_digest, name_of, shown_call
+from lmc.durable.call_records import a_result, arguments_digest, contents_digest, name_of, shown_call
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, inner_of, made_by
 from lmc.durable.effects import is_idempotent
 from lmc.durable.groups import Ask, Record
@@ -291,7 +291,7 @@ class JournaledCalls(Answers):
             if is_idempotent(fn):
                 return None
             return False, self.lost(
-                f"{known.name}() gave {_shown(known.outcome[1])}, and a journal cannot hold that or what the call changed, "
+                f"{known.name}() gave {a_result(known.outcome[1])}, and a journal cannot hold that or what the call changed, "
                 f"so the run cannot be resumed behind it. {_REMEDY}"
             )
         if known.outcome[0] == "awaitable":
@@ -314,7 +314,7 @@ class JournaledCalls(Answers):
                     raise ValueError(f"items taken of iterators: {taken}")
             reached.take(taken or [0] * len(reached.iterators))
         if kind == "opaque":  # of an awaitable
-            return False, self.lost(f"{name} gave {_shown(data)}, which a journal cannot hold, so the run cannot be resumed behind it")
+            return False, self.lost(f"{name} gave {a_result(data)}, which a journal cannot hold, so the run cannot be resumed behind it")
         with self._reading(name):
             if kind == "argument":
                 return True, args[data]
@@ -373,7 +373,7 @@ class JournaledCalls(Answers):
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):
-                warn(f"{name}() gave {_shown(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. "
+                warn(f"{name}() gave {a_result(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. "
                      + _REMEDY, loc)  # fmt: skip
         self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
@@ -381,11 +381,6 @@ class JournaledCalls(Answers):
     def _is_itself(self, x: Any) -> bool:
         """Return whether a result that is an argument is recorded as that, and not by its contents."""
         return mutations.can_change(x) or callable(x) or isinstance(x, (SharedIterator, *ITERATORS)) or self.effects.has_made(x)
-
-
-def _shown(kind: str) -> str:
-    """Return the name of a result's type as messages have it."""
-    return "None" if kind == "NoneType" else f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
 _warned: set[tuple[str, str]] = set()

@@ -274,7 +274,7 @@ _REMEDIES: Mapping[str, str] = {
 
 def an(name: str) -> str:
     """Return a name with its article: `a State`, `an int`, `a user`."""
-    return f"an {name}" if name[0] in "aeio" else f"a {name}"
+    return f"an {name}" if name[0].lower() in "aeio" else f"a {name}"
 
 
 def typed(given: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,18 @@ def test_steps_of_the_file_alone(path: Path) -> None:
     assert story.steps[0].result == " search" and story.steps[0].tokens == (9, 0)
     assert story.title == "run 0 of agent(q='<b>') on mock: finished" and story.totals.endswith("generated), 2 calls of host code")
     assert steps.to_text([story]).splitlines()[0] == story.title and json.loads(steps.to_json([story]))["given"] == "q='<b>'"
+
+
+def test_a_result_that_is_no_data_is_named(tmp_path: Path) -> None:
+    @lmc.function
+    def defines(s: Any) -> None:
+        exec("def one(): return 1", {})
+        open(os.devnull).close()
+
+    with pytest.warns(lmc.JournalWarning):
+        defines.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    lacks = "and it or what the call changed is not in the journal"
+    assert [s.result for s in steps.listed(tmp_path / "j")[0].steps[:2]] == [f"None, {lacks}", f"a TextIOWrapper, {lacks}"]
 
 
 def test_lone_surrogates_are_spelled(tmp_path: Path) -> None:
