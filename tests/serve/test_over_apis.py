@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.backend.api.client import Patience
 from lmc.serve.keys import Key, KeyLimits
-from tests.api.http import Planted, Server
+from tests.api.http import Answer, Planted, Server
 from tests.api.test_answers import chat
 from tests.serve.serving import ByHand, events, running, talk, until
 
