@@ -24,7 +24,7 @@ from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
 from lmc.fsm.lengths import ShortestLengths, bytes_of
-from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
+from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, reached
 from lmc.fsm.words import WordLists, WordRange, are_letters, listed
 
 Classes = tuple[int, ...]
@@ -109,7 +109,6 @@ class Terms:
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes identified by their ids
         self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
-        self._filled: dict[int | str, bool] = {}
         self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
@@ -817,45 +816,15 @@ class Terms:
                 break
         return found
 
-    def _is_filled(self, node: Node) -> bool:
-        """Return whether a cheap check shows that each text of a node has a byte."""
-        if isinstance(node, Chars):
-            return True
-        key = node.rule if isinstance(node, Ref) else id(node)
-        found = self._filled.get(key)
-        if found is None:
-            self._filled[key] = False  # of a rule that is within itself
-            if isinstance(node, Ref):
-                found = not is_mark(node) and self._is_filled(self._rules[node.rule])
-            elif isinstance(node, Concat):
-                found = any(map(self._is_filled, node.parts))
-            elif (words := self._lists.of(node)) is not None:
-                found = not words.may_end
-            elif isinstance(node, Union):
-                found = all(map(self._is_filled, node.arms))
-            elif isinstance(node, Repeat):
-                found = node.low > 0 and self._is_filled(node.body)
-            else:
-                found = isinstance(node, Counted) and node.low > 0
-            self._filled[key] = found
-            self._alive.append(node)
-        return found
-
     def _passed(self, graph: NodeGraph) -> frozenset[int]:
         """Return the states of a graph that may be the end of a text without reading anything more."""
         found = self._ends.get(id(graph))
         if found is None:
-            before, filled = dict[int, list[int]](), self._filled
+            before: dict[int, list[int]] = {}
             for source, body, to in graph.edges:
-                if not (filled.get(id(body)) or self._is_filled(body)):
+                if type(body) is not Chars and not self._bytes(body):
                     before.setdefault(to, []).append(source)
-            ends = set(graph.final)
-            todo = list(ends)
-            while todo:
-                fresh = [source for source in before.get(todo.pop(), ()) if source not in ends]
-                ends.update(fresh)
-                todo += fresh
-            found = self._ends[id(graph)] = frozenset(ends)
+            found = self._ends[id(graph)] = frozenset(reached(graph.final, before))
             self._alive.append(graph)
         return found
 
