@@ -68,12 +68,8 @@ PART = ALL if TIMES else FEW
 """In `make nightly` all prompts are looked at."""
 
 
-@pytest.mark.parametrize(("model", "dtype", "kv", "prompts"), [
-    ("llama", None, None, PART), ("llama", "float32", None, PART), ("qwen3", None, None, PART), ("llama", "float32", "fp8", PART),
-], ids=["half", "float32", "qwen3", "fp8"])  # fmt: skip
-def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, prompts, request):
-    path = request.getfixturevalue(model)
-    options = {"device": "cpu", "dtype": dtype, "kv_dtype": kv, "max_tokens": 8000, "deterministic": True}
+def check_batches(path, prompts, **options):
+    options |= {"max_tokens": 8000, "deterministic": True}
     with lmc.Engine(path, cache="off", **options) as engine:
         alone = dict(zip(prompts, numbers(engine, 1, prompts), strict=True))
     for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
@@ -81,6 +77,13 @@ def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, prompts, req
             assert numbers(engine, batch, prompts) == [*alone.values()]
             assert numbers(engine, 7, FEW) == [alone[i] for i in FEW], "behind what is cached"
             assert engine.counters().cached_tokens > 15 * len(prompts)
+
+
+@pytest.mark.parametrize(("model", "dtype", "kv", "prompts"), [
+    ("llama", None, None, PART), ("llama", "float32", None, PART), ("qwen3", None, None, PART), ("llama", "float32", "fp8", PART),
+], ids=["half", "float32", "qwen3", "fp8"])  # fmt: skip
+def test_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, prompts, request):
+    check_batches(request.getfixturevalue(model), prompts, device="cpu", dtype=dtype, kv_dtype=kv)
 
 
 @pytest.mark.parametrize("kv", [None, "fp8"])
@@ -113,14 +116,7 @@ def test_a_draft_model_changes_no_bits(llama):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("model", "dtype", "kv"), [("llama", "bfloat16", None), ("qwen3", "float16", None), ("llama", "bfloat16", "fp8")])
 def test_on_a_gpu_batches_of_1_7_and_64_have_the_same_bits(model, dtype, kv, request):
-    path = request.getfixturevalue(model)
-    options = {"device": "cuda", "dtype": dtype, "kv_dtype": kv, "max_tokens": 8000, "deterministic": True}
-    with lmc.Engine(path, cache="off", **options) as engine:
-        alone = dict(zip(ALL, numbers(engine, 1, ALL), strict=True))
-    for batch, more in ((7, {}), (64, {"chunk": 37}), (64, {"drafts": 5})):
-        with lmc.Engine(path, **options, **more) as engine:
-            assert numbers(engine, batch, ALL) == [*alone.values()]
-            assert numbers(engine, 7, FEW) == [alone[i] for i in FEW], "behind what is cached"
+    check_batches(request.getfixturevalue(model), ALL, device="cuda", dtype=dtype, kv_dtype=kv)
 
 
 @pytest.mark.gpu

@@ -83,51 +83,32 @@ def test_chatml_with_a_default_system_message(cut_it):
     assert template.notes == ()
 
 
-def test_llama3_writes_bos_once_and_its_trimming_is_noted(cut_it):
-    template = cut_it(LLAMA3)
-    assert written(template, ("system", "S"), ("user", "U")) == (
-        "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    assert template.notes == ("trims or pads contents; lmc leaves them as they are",)
+TRIMS = ("trims or pads contents; lmc leaves them as they are",)
+TURNS = (("user", "U"), ("assistant", "A"), ("user", "V"))
+SYSTEM = ("system", "S")
 
 
-def test_mistral_has_no_prefix_for_the_assistant_and_refuses_system(cut_it):
-    template = cut_it(MISTRAL)
-    assert (
-        written(template, ("user", "U"), ("assistant", "A"), ("user", "V"))
-        == "<s>[INST] U [/INST]A</s>[INST] V [/INST]"
-    )
-    with pytest.raises(ProgramError, match="chat template of m cannot place a system message first: roles must alternate"):
-        template.begin("system", None)
-
-
-def test_a_system_message_that_is_written_elsewhere_is_refused_and_the_rest_is_kept(cut_it):
-    template = cut_it(LAST_SYSTEM)
-    assert (
-        written(template, ("user", "U"), ("assistant", " A"), ("user", "V"))
-        == "<s>[INST] U[/INST] A</s>[INST] V[/INST]"
-    )
-    with pytest.raises(ProgramError, match="cannot place a system message: it does not write it as it is where it stands"):
-        template.begin("system", None)
-
-
-def test_llama2_folds_the_system_message_into_the_first_turn(cut_it):
-    template = cut_it(LLAMA2)
-    assert written(template, ("system", "S"), ("user", "U"), ("assistant", " A"), ("user", "V")) == (
-        "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s><s>[INST] V [/INST]"
-    )
-
-
-def test_gemma_names_the_assistant_model(cut_it):
-    template = cut_it(GEMMA)
-    assert written(template, ("user", "U"), ("assistant", "A"), ("user", "V")) == (
-        "<s><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
-        "<start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n"
-    )
-    with pytest.raises(ProgramError, match="System role not supported"):
-        template.begin("system", None)
+@pytest.mark.parametrize(
+    ("source", "messages", "text", "notes", "without_system"),
+    [
+        (LLAMA3, (SYSTEM, ("user", "U")), "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU<|eot_id|>"
+         "<|start_header_id|>assistant<|end_header_id|>\n\n", TRIMS, None),  # the beginning is written once
+        (MISTRAL, TURNS, "<s>[INST] U [/INST]A</s>[INST] V [/INST]", (), "chat template of m cannot place a system message first: roles must alternate"),
+        (LAST_SYSTEM, (TURNS[0], ("assistant", " A"), TURNS[2]), "<s>[INST] U[/INST] A</s>[INST] V[/INST]", None,
+         "cannot place a system message: it does not write it as it is where it stands"),
+        (LLAMA2, (SYSTEM, TURNS[0], ("assistant", " A"), TURNS[2]), "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s><s>[INST] V [/INST]", None, None),
+        (GEMMA, TURNS, "<s><start_of_turn>user\nU<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n<start_of_turn>user\nV<end_of_turn>\n"
+         "<start_of_turn>model\n", TRIMS, "System role not supported"),
+    ],
+    ids=["llama3", "mistral", "the last system message", "llama2", "gemma"],
+)  # fmt: skip
+def test_templates_of_families(cut_it, source, messages, text, notes, without_system):
+    template = cut_it(source)
+    assert written(template, *messages) == text
+    assert notes is None or template.notes == notes
+    if without_system is not None:
+        with pytest.raises(ProgramError, match=without_system):
+            template.begin("system", None)
 
 
 def test_an_order_that_the_template_refuses_uses_the_usual_prefix(cut_it):
