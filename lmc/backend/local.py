@@ -30,13 +30,14 @@ from lmc.backend.engine.prompt_position import ROOT, PromptPosition
 from lmc.backend.engine.request import Group, Request, RequestKind
 from lmc.backend.engine.request_builder import RequestBuilder
 from lmc.backend.engine.request_results import Finished
+from lmc.backend.engine.riders import equals
 from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, feeder, hearer, stretches
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, Spending, charge
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendEnded, BackendError, ParameterError, UnsupportedOpError
+from lmc.errors import BackendEnded, BackendError, ParameterError, PromptTooLongError, UnsupportedOpError
 from lmc.forking import belongs_here
 from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
@@ -368,9 +369,14 @@ class LocalBackend(SharedBackend):
             requests = self._with_tools(step, step.ask, place)
         elif isinstance(step.ask, Gen):
             ask = bounded(step.ask, step.hints.reserve)
-            requests = self._builder.gen(ask, place, order, feeder(ref), lambda done: self._answered(ref, done))
+            requests = self._builder.gen(ask, place, order, feeder(ref), lambda done: self._answered(ref, done), lambda after: self._select_behind(ref, after))
         elif isinstance(step.ask, Select):
-            requests = [self._builder.select(step.ask, place, order, lambda done: self._answered(ref, done))]
+            request = self._builder.select(step.ask, place, order, lambda done: self._answered(ref, done))
+            request.namespace, rider = step.namespace, step.rider
+            if rider is not None and equals(rider, request):
+                request.rider = rider
+            step.rider = None
+            requests = [request]
         elif isinstance(step.ask, Given):
             return self._complete(step, self._builder.given(step.ask, place), None)
         else:
@@ -394,6 +400,28 @@ class LocalBackend(SharedBackend):
             step.stream()
         self._send(requests)
         self.leave(step)
+
+    def _select_behind(self, ref: weakref.ref[Step], after: PromptPosition) -> Request | None:
+        """Return what a step's first select behind it would be, after the position that its answer is expected to leave; None if there is none yet."""
+        step = ref()
+        if step is None:
+            return None
+        with self._lock:
+            children = [child for pending in step.pending if (child := pending()) is not None]
+        child = next((child for child in children if isinstance(child.ask, Select)), None)
+        if child is None or child.namespace != step.namespace or after.pictures or any(isinstance(part, Preparing) for part in child.parts):
+            return None
+        assert isinstance(child.ask, Select)
+        if child.ask.adapter != after.adapter:
+            return None
+        parts = tuple(part for part in child.parts if not isinstance(part, Preparing))
+        try:
+            rider = self._builder.select(child.ask, after.followed(*parts), (), lambda _: None)
+        except PromptTooLongError:  # as the request itself will say
+            return None
+        rider.namespace, rider.done = child.namespace, True
+        child.rider = rider
+        return rider
 
     def _with_tools(self, step: Step, ask: Gen, place: PromptPosition) -> list[Request]:
         """Build requests over the conversation as rendered by the model's whole template. The step's own prompt

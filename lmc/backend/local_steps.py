@@ -64,6 +64,7 @@ class Step:
         "pending",
         "requests",
         "result",
+        "rider",
         "state",
         "streams",
         "trail",
@@ -89,6 +90,7 @@ class Step:
         self.error: BaseException | None = None
         self.pending: list[weakref.ref[Step]] = []  # children that wait for us
         self.requests: tuple[Request, ...] = ()
+        self.rider: Request | None = None  # of a select that waits: itself, scored beside the answer before it (engine/riders.py)
         self.result: weakref.ref[LocalResult] | None = None
 
     def __del__(self) -> None:

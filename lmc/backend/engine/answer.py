@@ -10,6 +10,7 @@ Without stop strings and log-probabilities, tokens alone determine the end. Then
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
@@ -148,6 +149,37 @@ class Answer:
             return True
         text = self.text[max(0, len(self.text) - self._longest + 1) :] + "".join(self._detok.fork().push_all(tokens))
         return not any(stop in text for stop in self._stops)
+
+    def ended_by(self, tokens: Sequence[int]) -> tuple[Ending, int] | None:
+        """Return how the answer ends if these tokens come next, and how many come before the one that ends it; None if they do not end it, or that cannot be
+        told. It stays as it is."""
+        stops = self._stops or self._regexes or self.matcher is not None or not self.stop_ids.isdisjoint(tokens)
+        left = self._params.max_new_tokens - self.sampled
+        if self._scores is not None or not (stops or len(tokens) >= left) or (self._horizon and left - len(tokens) <= self._horizon):
+            return None
+        after = copy(self)
+        after._ids, after._ends, after._forced, after._detok = self._ids.copy(), self._ends.copy(), self._forced.copy(), self._detok.fork()
+        after._on_text, after.matcher = None, None if self.matcher is None else self.matcher.fork()
+        try:
+            return after._ended_by_all(tokens)
+        except UnmetConstraint:  # if they come, this answer raises it itself
+            return None
+
+    def _ended_by_all(self, tokens: Sequence[int]) -> tuple[Ending, int] | None:
+        at = 0
+        while at < len(tokens):
+            token = tokens[at]
+            if self.matcher is not None and not (self.matcher.complete if token in self.stop_ids else self.matcher.allows(token)):
+                return None
+            before, ending, at = at, self.push(token), at + 1
+            if ending is None and self.matcher is not None and not self._params.logit_bias:
+                forced, ending = self.follow()
+                if any(a != b for a, b in zip(forced, tokens[at:], strict=False)):
+                    return None
+                at += len(forced)
+            if ending is not None:
+                return ending, before
+        return None
 
     def push(self, token: int) -> Ending | None:
         """Push one more token; return the ending if it was the last."""

@@ -186,15 +186,36 @@ class BatchBuilder:
                 break  # the next pass has room again
             slots = self._alloc(n)
             reservations.consume(req, min(req.reserved, n))
-            req.row_slots[first : first + n] = slots
-            above, prompt = trie.above(first), trie.prompt_length(first)
-            context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
-            far = req.is_far if prompt else req.lone_is_far
-            start = self.work.add(Rows(req, trie.ids[first : first + n], trie.positions[first], context, first, far)) - first
-            for row in range(first, first + n):
-                self.work.scores += [Score(start + row, token, req, None, node) for node, token in trie.asks[row]]
-            req.next_row += n
+            self._run_of_choices(req, slots)
             self.room -= n
+
+    def _run_of_choices(self, req: Request, slots: np.ndarray) -> None:
+        """Add the next rows of its choices' trie, a run."""
+        trie, first, n = req.trie, req.next_row, len(slots)
+        req.row_slots[first : first + n] = slots
+        above, prompt = trie.above(first), trie.prompt_length(first)
+        context = np.concatenate((req.slots[:prompt], req.row_slots[above], slots))
+        far = req.is_far if prompt else req.lone_is_far
+        start = self.work.add(Rows(req, trie.ids[first : first + n], trie.positions[first], context, first, far)) - first
+        for row in range(first, first + n):
+            self.work.scores += [Score(start + row, token, req, None, node) for node, token in trie.asks[row]]
+        req.next_row += n
+
+    def has_slots(self, n: int) -> bool:
+        """Return whether so many slots are unreserved and need no eviction."""
+        return n <= self._held.pool.free_count and n <= self._held.reservations.unreserved
+
+    def ride(self, rider: Request, behind: Request, at: int) -> None:
+        """Add all rows of a select behind the first `at` tokens of another request, whose rows are in this pass or were before. There are slots for them."""
+        end = rider.head_len
+        slots = self._held.alloc(end - at + len(rider.trie.ids))
+        rider.slots[:at], rider.slots[at:end] = behind.slots[:at], slots[: end - at]
+        start = self.work.add(Rows(rider, rider.ids[at:end], at, rider.slots[:end]))
+        self.work.scores += [Score(start + end - at - 1, token, rider, None, node) for node, token in rider.trie.first]
+        slots = slots[end - at :]
+        while rider.next_row < len(rider.trie.ids):
+            first = rider.next_row
+            self._run_of_choices(rider, slots[first : first + rider.trie.run(first)])
 
     def _place(self, req: Request, slots: np.ndarray) -> int:
         """Add rows for the next known tokens, one per reserved slot; scores for those after them that are known too."""

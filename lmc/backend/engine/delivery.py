@@ -68,6 +68,8 @@ class Delivery:
                 read.append(req)
             if follows and not req.done:
                 self.scheduler.drafts.follow(req)
+        for req in work.riders:
+            self.scheduler.riders.settle(req)
         for req in drafts:
             if not req.done:
                 self.scheduler.drop_draft(req)
@@ -225,6 +227,7 @@ class Delivery:
             self.scheduler.drafts.ended(req)
         keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
         self.scheduler.finish(req, min(keep, req.device_len))
+        self.scheduler.riders.settle(req)
         self.done(req)
 
     def done(self, req: Request) -> None:
@@ -261,7 +264,7 @@ def tell(req: Request) -> None:
     """Complete the request: notify the listener once, and release it: a finished request must keep nothing alive. A
     listener that fails on an answer is notified of that failure instead, so that nothing waits forever; others
     continue."""
-    listener, req.on_done = req.on_done, _nothing
+    listener, req.on_done, req.following = req.on_done, _nothing, None
     try:
         return listener(req)
     except Exception as error:

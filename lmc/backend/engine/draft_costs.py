@@ -131,6 +131,10 @@ class DraftBudget:
         """Return what is left of what drafts have gained, without what they may cost at first."""
         return self.left - _AT_FIRST
 
+    def gain(self, passes: float) -> None:
+        """Record that so many passes were saved beside drafts."""
+        self.left = min(self.left + passes, _SAVED)
+
     def ahead(self, req: Request) -> int:
         """Return the tokens of drafts that an answer got since the last one began."""
         return req.accepted - self._since.get(req, req.accepted)

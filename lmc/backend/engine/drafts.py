@@ -300,7 +300,7 @@ class Drafts:
         for req in decoding:
             if req.awaited or req.followed != req.length:
                 continue
-            place = self._place(req, len(decoding))
+            place = self.place(req, len(decoding))
             draft = None if place is None else place.next(min(self._longest(place), _room(req)))
             if draft is not None and len(draft) and not self._guesses_better(req, place):
                 found[req] = draft
@@ -330,7 +330,7 @@ class Drafts:
     def foresee(self, req: Request, draft: Sequence[int], rows: int) -> tuple[list[int], np.ndarray] | None:
         """Return the tokens that the pass in flight is expected to give a lone answer, all of the draft in it and one more, and the next draft, of at most
         so many rows; None if that is unlikely."""
-        match, right = self._place(req, 1), len(draft) + 1
+        match, right = self.place(req, 1), len(draft) + 1
         if match is None or self.model is not None or not self._most:
             return None
         behind = match._replace(at=match.at + right, length=match.length + right)
@@ -349,7 +349,29 @@ class Drafts:
                 n -= 1
         return (legal[:right].tolist(), legal[right : right + n]) if n else None
 
-    def _place(self, req: Request, answers: int) -> Match | None:
+    def pay(self, req: Request, place: Match, drafted: int, rows: int) -> float | None:
+        """Pay for so many rows of a rider behind a draft of so many tokens, and return what they cost; None if they do not pay."""
+        if self.setting != "auto":
+            return 0.0
+        chance = self._odds(req, _END).chances(place.length, 1)[0]
+        if drafted:
+            chance *= self._odds(req, place.source).chances(place.length, drafted, place.next(drafted).tolist())[-1]
+        cost = self.costs.row * rows + (0 if drafted else self.costs.some)
+        if chance * self.costs.plain < _PAYS * (1 - chance) * cost or cost > self._left(place):
+            return None
+        self._budget.left -= cost
+        return cost
+
+    def learn_end(self, req: Request, place: Match, right: bool) -> None:
+        """Learn whether an answer ended where that was expected."""
+        for odds in (self._odds(req, _END), self._of_all(_END)):
+            odds.learn(place.length, right)
+
+    def gained(self, passes: float) -> None:
+        """Record that a rider has saved so many passes."""
+        self._budget.gain(passes)
+
+    def place(self, req: Request, answers: int) -> Match | None:
         """Return where an answer's draft comes from: others that run beside it would wait for one that is less sure than an occurrence."""
         affords = self.setting != "auto" or self._budget.gained > 0
         return req.match or (req.nearby if answers == 1 and affords else None)
@@ -392,7 +414,7 @@ class Drafts:
             return False
         offers: list[_Offer] = []
         for req in requests:
-            place = self._place(req, len(requests))
+            place = self.place(req, len(requests))
             if place is not None and not self._guesses_better(req, place):
                 n = min(self._longest(place), _room(req))
                 offers.append(_Offer(req, n, 1, place.next(n + 1).tolist(), place))
@@ -437,7 +459,9 @@ class Drafts:
 
 
 _MODEL, _FOUND = "model", "found"  # as sources; the second: an occurrence that may be found after the token being sampled
+_END = "end"  # as a source: that an answer ends where an occurrence does
 _GUESS = 6  # the length under which its odds are kept: they begin at 0.7
+_PAYS = 1.1  # gain of a rider for each unit that it is expected to cost
 _LIKELY = 0.2  # chance from which on the next pass is prepared for a draft that is right as a whole
 _AGAIN = 32  # times that it was not asked for each that it is asked to see whether it would pay now
 _VAIN = 8  # misses in a row per token that skips the search then

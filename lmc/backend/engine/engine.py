@@ -289,6 +289,8 @@ class EngineCore:
             "lapsed_leases": s.runs.lapsed,
             **s.host_stats(),
             "split_groups": s.tally.split_groups,
+            "riders": s.tally.riders,
+            "riders_used": s.tally.riders_used,
             "preempted": sum(req.preempted > 0 for req in waiting),
             "recomputed_tokens": s.tally.recomputed_tokens,
             "evictable_tokens": s.tree.evictable,
@@ -607,7 +609,7 @@ class EngineCore:
             self.delivery.guarded(req, lambda: self._open(req))
         if req.done:
             return
-        if req.needs_no_model:
+        if req.needs_no_model or req.rider is not None:
             return self.post(lambda: self._settle(req))  # not at once: chains of such answers would recurse
         if self.scheduler.add(req):
             assert req.run is not None
@@ -622,6 +624,10 @@ class EngineCore:
 
     def _settle(self, req: Request) -> None:
         if req in self.delivery.live:
+            if req.rider is not None:
+                self.scheduler.riders.use(req)
+                assert req.choose is not None
+                req.choose(req)
             req.done = True
             self.delivery.done(req)
 

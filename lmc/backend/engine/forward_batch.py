@@ -41,6 +41,8 @@ class PassCounts:
     twins: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0  # of preempted requests, no longer cached
+    riders: int = 0  # selects that were scored beside an answer (riders.py)
+    riders_used: int = 0  # of those, as the program made them
 
 
 _FIRST, _SECOND = itemgetter(0), itemgetter(1)
@@ -85,6 +87,7 @@ class ModelPass:
     scores: list[Score] = field(default_factory=list)
     first: list[tuple[int, Request]] = field(default_factory=list)  # prompts that end here, before twins are added
     followers: dict[Request, int] = field(default_factory=dict)  # tokens of its head that others compute here
+    riders: list[Request] = field(default_factory=list[Request])  # answers behind which a select is scored here
     rows: int = 0
     requests: Sequence[Request] = ()  # all with a row or a sample in it, each once; set when it is complete
     places: list[int] = field(default_factory=list)  # for each sample: its position in the request; set by `commit`

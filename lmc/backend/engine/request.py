@@ -105,6 +105,8 @@ class Request:
     pictures: tuple[Laid, ...] = ()  # of the prompt
     script: np.ndarray | None = None  # fixed answer, whatever the model draws, for benchmarks
     guess: bool = False  # made ahead of a decision: after all others, and preempted first
+    following: Callable[[Ending], Request | None] | None = None  # GENERATE: the SCORE that its program makes behind it if it ends so, if that is known
+    rider: Request | None = None  # SCORE: one of the same tokens that was scored beside the answer before it (riders.py)
 
     # identity and outcome
     order: int = field(default_factory=lambda: next(_order))

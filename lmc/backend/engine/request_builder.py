@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from lmc.backend.engine.answer import Answer, OnText
+from lmc.backend.engine.answer import Answer, Ending, OnText
 from lmc.backend.engine.choice_trie import Continuation
 from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
@@ -80,9 +80,12 @@ class RequestBuilder:
 
     # -- gen ---------------------------------------------------------------------------------------------------
 
-    def gen(self, ask: Gen, place: PromptPosition, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone) -> list[Request]:
+    def gen(
+        self, ask: Gen, place: PromptPosition, order: Order, on_text: Callable[[str, Scored], None], on_done: OnDone,
+        behind: Callable[[PromptPosition], Request | None] | None = None,
+    ) -> list[Request]:  # fmt: skip
         """Build `n` requests over one prompt; `on_text` receives the growing text of the first, with its
-        log-probabilities if wanted."""
+        log-probabilities if wanted. behind: the select that follows a single one, if it is known by then."""
         ids = self.ids(place)
         prompt = self._nonempty(ids)
         pictures = laid(prompt, place.all_pictures)
@@ -95,6 +98,9 @@ class RequestBuilder:
 
         def feed(delta: str, tokens: Sequence[TokenLogprob]) -> None:
             on_text(delta, self.results.scored(tokens, params) if tokens else UNSCORED)
+
+        def following(ending: Ending) -> Request | None:
+            return None if behind is None else behind(sampling.after(ending, None, params.adapter))
 
         return [
             Request(
@@ -112,6 +118,7 @@ class RequestBuilder:
                 gen=(ask.loc, ask.params.max_new_tokens),
                 near=self.near,
                 pictures=pictures,
+                following=None if behind is None or params.n > 1 else following,
             )
             for item in range(params.n)
         ]

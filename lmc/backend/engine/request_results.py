@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,8 @@ from lmc.backend.usage import Usage
 from lmc.segments import SamplingParams, Select
 
 if TYPE_CHECKING:
-    pass
+    from lmc.backend.engine.answer import Ending
+    from lmc.backend.engine.radix_cache import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ class SamplingResult:
         self._finished[item] = req
         done = [r for r in self._finished if r is not None]
         if len(done) == len(self._finished):
-            self._on_done(Finished(self._output(done), self._after(done[0])))
+            first = done[0]
+            assert first.ending is not None
+            self._on_done(Finished(self._output(done), self.after(first.ending, first.kept, first.params.adapter)))
 
     def _output(self, done: Sequence[Request]) -> Output:
         usage = Usage(
@@ -139,13 +143,13 @@ class SamplingResult:
         forced = ending.forced if ending is not None else ()
         return Output(texts, tuple(self._results.meta(r) for r in done), usage, ids, forced, _phases(done[0]))
 
-    def _after(self, first: Request) -> PromptPosition:
-        assert first.ending is not None
+    def after(self, ending: Ending, kept: weakref.ref[Node] | None, adapter: str) -> PromptPosition:
+        """Return the position after an answer that ends like this."""
         if self._results.seam == "text":
-            return self._place.followed(first.ending.text)
-        answer = np.asarray(first.ending.ids, np.int32)
+            return self._place.followed(ending.text)
+        answer = np.asarray(ending.ids, np.int32)
         begun = len(self._ids) == self._prompt_len  # without a start token that the model needs
-        return PromptPosition(np.concatenate((self._ids, answer)), (), first.kept if begun else None, self._place.all_pictures, first.params.adapter)
+        return PromptPosition(np.concatenate((self._ids, answer)), (), kept if begun else None, self._place.all_pictures, adapter)
 
 
 def _phases(req: Request) -> tuple[float, float] | None:

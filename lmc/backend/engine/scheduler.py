@@ -34,6 +34,7 @@ from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.reservations import most_preemptions
+from lmc.backend.engine.riders import Riders
 from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.waiting import WaitingQueue
 
@@ -75,7 +76,7 @@ class Scheduler:
         self._held = held
         self.pool, self.tree, self.reservations = held.pool, held.tree, held.reservations
         self.running, self.pins, self.runs = held.running, held.pins, held.runs
-        self.waiting = WaitingQueue(held)
+        self.waiting, self.riders = WaitingQueue(held), Riders(held, self.drafts, self.tally)
         self._admission = Admission(held, self.waiting, self.tally, self.max_batch)
 
     # -- in and out --------------------------------------------------------------------------------------------
@@ -187,7 +188,10 @@ class Scheduler:
         known = [req.extend_len for req in decoding]
         if (others or self.waiting) and (most := min(rows or self.chunk, self.pace.rows(decoding))) < self.chunk:
             builder.limit(most)
-        builder.decode(decoding, known, self.drafts.propose(decoding, self._spare_rows(known, others)) if self.drafts.setting != "off" else {})
+        spare = self._spare_rows(known, others) if self.drafts.setting != "off" else 0
+        builder.decode(decoding, known, self.drafts.propose(decoding, spare) if self.drafts.setting != "off" else {})
+        if spare > builder.work.checked:
+            self.riders.join(builder, decoding, spare - builder.work.checked)
         others = self._shared(others, builder)
         for req in others:
             assert req.node is not None
@@ -216,7 +220,7 @@ class Scheduler:
         if found is None:
             return None
         tokens, ids = found
-        if not req.answer.goes_on(tokens):
+        if not req.answer.goes_on(tokens) or self.riders.may_follow(req, [*tokens, *ids.tolist()]):
             return None
         following = self._of_one(req, np.array(tokens[-1:], np.int32), req.length + len(tokens) - 2, ids)
         return None if following is None else Foreseen(tokens, following)
@@ -234,6 +238,8 @@ class Scheduler:
         if self.drafts.setting != "off":
             draft = self.drafts.propose([req], self._spare_rows([n], [])).get(req, _NO_IDS)
             self.drafts.expect(req, draft, is_proposed=True)
+            if self.riders.may_follow(req, draft.tolist()):
+                return None
         return self._of_one(req, req.ids[at : at + n], at, draft)
 
     def _of_one(self, req: Request, known: np.ndarray, at: int, draft: np.ndarray) -> ModelPass | None:
@@ -427,7 +433,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
-        self._held.check()
+        self._held.check(self.riders.slots())
         if self.drafts.model is not None:
             self.drafts.model.check()
         self.runs.check(list(self.waiting), list(self.running))

@@ -288,12 +288,12 @@ class SlotOwnership:
 
     # -- invariants -------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
+    def check(self, more: Iterable[np.ndarray] = ()) -> None:
+        """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner. more: slots that others own."""
         self.tree.check()
         for req in self.running:
             req.check()
-        owned = [n.slots for n in self.tree.nodes()]
+        owned = [*more, *(n.slots for n in self.tree.nodes())]
         owned += [r.slots[r.cached_len : r.draft_end] for r in self.running]
         owned += [r.row_slots[r.held_rows] for r in self.running]
         copied: list[Node] = []

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from lmc.segments import Constraint, Gen, SamplingParams, Text
-from tests.backend.engine.test_device_automata import CONSTRAINTS, folder, k
+from lmc.errors import Loc
+from lmc.segments import Constraint, Gen, SamplingParams, Select, Text
+from tests.backend.engine.test_device_automata import CONSTRAINTS, ahead_runner, folder, k
 from tests.searching import TIMES
 
 pytestmark = pytest.mark.model
@@ -87,6 +88,32 @@ def test_what_was_recorded_is_answered_whatever_the_model_draws(folder):
         assert engine.counters().accepted_tokens > 0
         engine.replay(None)
         assert engine.submit(None, [Text(("ab ",)), Gen(SamplingParams(max_new_tokens=9, temperature=0.0))]).results[0].output().text != answers["ab "]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_choices_that_ride_beside_an_answer_have_the_same_scores(k, folder, ahead):
+    """And what follows them reads the KV that they left."""
+    import lmc
+
+    found: list[list[Any]] = []
+    with lmc.Engine(folder, load_format="dummy", device="cpu", max_tokens=2048, drafts="off") as engine:
+        if ahead:
+            engine._core._runner = ahead_runner(engine._core._runner, k.slow)
+        engine.replay(lambda prompt: "the order and the end of the order" if prompt.endswith("go ") else None)
+        last = Gen(SamplingParams(max_new_tokens=5, temperature=0.0, ignore_eos=True))
+        behind = Text((" so it is:",)), Select(("the end", "the order", "another")), Text((" and",)), last
+        for drafts in ("off", 12):
+            engine.drafts = drafts
+            engine.flush_cache()
+            for i in range(3):
+                handle = engine.submit(None, [Text((f"{i} go ",)), Gen(SamplingParams(max_new_tokens=60), loc=Loc("program.py", 1)), *behind])
+                found.append([result.output() for result in handle.results])
+        engine.check()
+        assert engine.stats()["riders_used"] == 2, "behind a first answer, none is expected"
+    assert [choice.usage.passes > 0 for _, choice, _ in found] == [True] * 4 + [False] * 2
+    for (_, choice, after), (_, other, later) in zip(found[:3], found[3:], strict=True):
+        assert choice.text == other.text and after.ids == later.ids
+        assert choice.meta["normalized_prompt_logprobs"] == pytest.approx(other.meta["normalized_prompt_logprobs"], abs=2e-3)
 
 
 def test_a_compiled_program_tells_what_it_has_for_later(folder):
