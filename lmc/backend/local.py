@@ -336,6 +336,8 @@ class LocalBackend(SharedBackend):
             with self._lock:
                 if parent.state in (StepState.WAITING, StepState.RUNNING):
                     parent.pending.append(weakref.ref(step))
+                    for req in parent.requests if isinstance(step.ask, Select) else ():
+                        req.precedes_select = True
                     return
         self._await_pictures(step)
 
@@ -392,6 +394,9 @@ class LocalBackend(SharedBackend):
             if step.state is not StepState.WAITING:
                 return  # cancelled meanwhile
             step.state, step.requests = StepState.RUNNING, tuple(requests)
+            selects = any((child := pending()) is not None and isinstance(child.ask, Select) for pending in step.pending)
+            for req in requests:
+                req.precedes_select = selects
         for req in requests:
             req.group, req.guess = step.group, step.hints.guess
             req.script = self._script(req) if req.kind is RequestKind.GENERATE else None

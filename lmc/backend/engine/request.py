@@ -106,6 +106,7 @@ class Request:
     script: np.ndarray | None = None  # fixed answer, whatever the model draws, for benchmarks
     guess: bool = False  # made ahead of a decision: after all others, and preempted first
     following: Callable[[Ending], Request | None] | None = None  # GENERATE: the SCORE that its program makes behind it if it ends so, if that is known
+    precedes_select: bool = False  # there is one; set from any thread
     rider: Request | None = None  # SCORE: one of the same tokens that was scored beside the answer before it (riders.py)
 
     # identity and outcome

@@ -59,7 +59,7 @@ class Riders:
             return
         sampled = {req for _, req in builder.work.samples}
         for req in decoding:
-            if req.following is None or req not in sampled or req.awaited or req.followed != req.length:
+            if not req.precedes_select or req not in sampled or req.awaited or req.followed != req.length:
                 continue
             draft = builder.work.drafts.get(req)
             place = self._drafts.place(req, len(decoding))
@@ -80,7 +80,7 @@ class Riders:
 
     def may_follow(self, req: Request, tokens: Sequence[int]) -> bool:
         """Return whether there may be a rider behind a lone answer once it has these tokens."""
-        place = self._drafts.place(req, 1)
+        place = self._drafts.place(req, 1) if req.precedes_select else None
         return place is not None and self._expected(req, place, tokens) is not None
 
     def _expected(self, req: Request, place: Match, tokens: Sequence[int]) -> tuple[Ending, int, Request] | None:

@@ -98,6 +98,20 @@ def test_a_seam_that_is_encoded_again_is_the_text_that_the_program_asks_with():
         assert seen_of(results[1]) == seen_of(alone[1]) and engine.stats()["riders_used"] == 1
 
 
+@pytest.mark.parametrize("runs", RUNS)
+def test_a_select_that_is_made_while_the_answer_grows_rides_too(runs):
+    """The first one; one of another prompt behind the same answer, as of a fork, is scored after it."""
+    engine, core, _, _ = asked(runs, LONG, at(1, gen(60)), times=1)
+    copied(core, "x ask:", LONG)
+    grows = engine.submit(None, [Text(("x ask:",)), at(1, gen(60))])
+    core.turn()
+    first, second = (engine.submit(grows, [Text((text,)), select()]) for text in (" So it is: ", " Or it is: "))
+    drain(core)
+    assert grows.results[0].output().text == LONG
+    assert [handle.results[0].output().usage.passes for handle in (first, second)] == [0, 1]
+    engine.check()
+
+
 def test_there_is_none_where_rows_or_slots_are_wanted(monkeypatch):
     """Nor behind an answer whose log-probabilities are asked for, nor if a gen follows."""
     asks = at(1, gen(60))
