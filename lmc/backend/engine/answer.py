@@ -35,6 +35,8 @@ class Words(Protocol):
 
     def detokenizer(self) -> Detokenizer: ...
 
+    def token_bytes(self, token: int) -> bytes: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -88,6 +90,8 @@ class Answer:
         self._stops = tuple(dict.fromkeys((*params.stop, *stop_strings)))
         self._regexes = tuple((pattern, finder(pattern)) for pattern in params.stop_regex)
         self._longest = max(map(len, self._stops), default=0)
+        self._last_bytes = {stop.encode("utf-8", "surrogatepass")[-1] for stop in self._stops if stop}
+        self._may_end: dict[int, bool] = {}  # by token: whether it has one of these
         self._on_text = on_text
         self.streams = False  # its text is read while it grows; may be set at any time, from any thread
         self._fed = self._fed_tokens = 0
@@ -153,7 +157,7 @@ class Answer:
     def ended_by(self, tokens: Sequence[int]) -> tuple[Ending, int] | None:
         """Return how the answer ends if these tokens come next, and how many come before the one that ends it; None if they do not end it, or that cannot be
         told. It stays as it is."""
-        stops = self._stops or self._regexes or self.matcher is not None or not self.stop_ids.isdisjoint(tokens)
+        stops = self._regexes or self.matcher is not None or not self.stop_ids.isdisjoint(tokens) or self._may_stop(tokens)
         left = self._params.max_new_tokens - self.sampled
         if self._scores is not None or not (stops or len(tokens) >= left) or (self._horizon and left - len(tokens) <= self._horizon):
             return None
@@ -164,6 +168,17 @@ class Answer:
             return after._ended_by_all(tokens)
         except UnmetConstraint:  # if they come, this answer raises it itself
             return None
+
+    def _may_stop(self, tokens: Sequence[int]) -> bool:
+        """Return whether one of these has a byte with which a stop string ends: most have none, and the device may wait."""
+        known = self._may_end
+        for token in tokens:
+            if token not in known:
+                spelled = self._words.token_bytes(token)
+                known[token] = any(byte in spelled for byte in self._last_bytes)
+            if known[token]:
+                return True
+        return False
 
     def _ended_by_all(self, tokens: Sequence[int]) -> tuple[Ending, int] | None:
         at = 0

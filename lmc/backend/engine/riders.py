@@ -57,9 +57,10 @@ class Riders:
         """Add riders to a pass whose decoding rows are placed: at most so many rows."""
         if len(decoding) > MOST_DRAFTING or self._held.policy.cache != "tree":
             return
-        sampled = {req for _, req in builder.work.samples}
-        for req in decoding:
-            if not req.precedes_select or req not in sampled or req.awaited or req.followed != req.length:
+        known_so_far = [req for req in decoding if req.precedes_select and not req.awaited and req.followed == req.length]
+        sampled = {req for _, req in builder.work.samples} if known_so_far else ()
+        for req in known_so_far:
+            if req not in sampled:
                 continue
             draft = builder.work.drafts.get(req)
             place = self._drafts.place(req, len(decoding))
