@@ -210,7 +210,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
-CHANGING = frozenset({*map(id, _ORDERED), id(next)})
+CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
 """Functions that change their arguments."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
@@ -328,6 +328,7 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
+    setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: ev.left_off([x for x in args if type(x) in op.CONTAINERS or (type(x) is Object and op.text_of(ev, x, "s"))], None),
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),

@@ -467,10 +467,9 @@ class Desk:
         self.names = names
 
 
-def put(names, value):
-    found = {}
+def put(found, names, value):
     for name in names:
-        found[name] = value
+        setattr(found, name, value)
     return found
 
 
@@ -479,7 +478,7 @@ def around_pure(s, q):
     desk = Desk(["x", "y"])
     while s.fork(1)[0].text() + child(q)["c"] != "enough":
         looked_up(desk.names)
-    s += put(desk.names, q)["y"] + lmc.gen("end")
+    s += put(desk, desk.names, q).y + lmc.gen("end")
 
 
 def test_a_pure_function_in_skipped_code_changes_none_of_its_arguments():
