@@ -11,7 +11,8 @@ import pytest
 import lmc
 from lmc.backend.results import Scored
 from lmc.errors import UnmetConstraint
-from lmc.serve.answering import completion_logprobs
+from lmc.serve.answering import CallReader, ChatDeltas, CompletionPieces, completion_logprobs
+from lmc.serve.asking import Grown
 from tests.serve.serving import HELLO, chat, complete, events, post, talking
 
 pytestmark = pytest.mark.api
@@ -158,16 +159,23 @@ def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(kind):
     fields = {**scored, "n": 2, "seed": 3, "max_tokens": 30, "stop": ["zz"]}
     whole = ask(mock, **fields).json()["choices"]
     found: list[list[Any]] = [[], []]
-    carrying = 0
     for chunk in events(ask(mock, **fields, stream=True).text)[:-1]:
         (choice,) = chunk["choices"]
         text = choice["delta"].get("content", "") if kind == "chat" else choice["text"]
         tokens = listed(choice["logprobs"])
         assert "".join(token for token, *_ in tokens) == text
         found[choice["index"]] += tokens
-        carrying += bool(tokens)
     assert found == [listed(choice["logprobs"]) for choice in whole], "nothing is lost, doubled or out of order"
-    assert carrying > 3, "they came in pieces"
+
+
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_a_piece_has_the_log_probabilities_of_its_text_before_the_answer_is_complete(kind):
+    spelled: Any = lambda token, text: list(text.encode())
+    pieces = ChatDeltas(0, CallReader(None), spelled) if kind == "chat" else CompletionPieces(0, spelled)
+    for entry in ((-1.0, 0, "Go"), (-2.0, 1, "od"), (-3.0, 2, ".")):
+        made = pieces.more(Grown(0, entry[2], Scored((entry,), ((entry,),)), None))
+        (choice,) = made if isinstance(made, list) else [made]
+        assert [found[:2] for found in listed(choice["logprobs"])] == [(entry[2], entry[0])]
 
 
 def listed(logprobs: Any) -> list[Any]:
