@@ -233,12 +233,12 @@ def _replayed(contents: Contents, path: Path, program: Function, backend: Backen
         given = {name: codec.decode(data) for name, data in known.arguments.items()}
         sampling = {name: codec.decode(data) for name, data in contents.header.get("sampling", {}).items()}
         defaults = replace(SamplingParams(), **sampling)
-    except (codec.BadData, TypeError) as error:
-        raise JournalError(f"{path}: the arguments of run {item} are not data: {error}") from None
+        bound = program.signature.bind(None, **{k: v for k, v in given.items() if k in program.params})
+    except (codec.BadData, TypeError, AttributeError) as error:
+        raise JournalError(f"{path}: the arguments of run {item} cannot be read: {error}") from None
     recorded, ours = str(contents.header.get("backend")), backend.capabilities.name
     view = View(_Shelf(path, contents), item, change, elsewhere=recorded != ours)
     state = State(LiveEmitter(Run(backend, defaults, contents.header["seed"], item, journal=view)), name=program.name)
-    bound = program.signature.bind(None, **{k: v for k, v in given.items() if k in program.params})
     end = "finished"
     try:
         program._call(state, bound)  # pyright: ignore[reportPrivateUsage]

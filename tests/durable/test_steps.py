@@ -14,11 +14,11 @@ import pytest
 import lmc
 from lmc.backend.mock import CAPABILITIES
 from lmc.cli.errors import RunFailed
-from lmc.durable import steps, viewer
+from lmc.durable import records, steps, viewer
 from lmc.durable.viewer import WhatIf
 from lmc.errors import JournalError
 from lmc.userfiles import UsageError, load_program
-from tests.durable.resuming import lay
+from tests.durable.resuming import journal_of, lay
 
 CALLS: list[Any] = []
 
@@ -242,3 +242,13 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(RunFailed, match="run 0 cannot be made again like this"):
         ran("k", "dep.py")
     assert "JournalError: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [{}, ["q"], 5, {"q": {"!": ["no such"]}}])
+def test_arguments_that_are_not_the_programs_are_an_error_of_the_journal(path: Path, arguments: Any) -> None:
+    """With checksums that are right, which anybody can compute."""
+    contents = records.read(path)
+    (first, *rest) = contents.records[0]
+    lay(path, journal_of(contents.header, [(0, [first[0], arguments, *first[2:]]), *((0, record) for record in rest)]))
+    with pytest.raises(JournalError, match="the arguments of run 0 cannot be read"):
+        viewer.replayed(path, agent, lmc.Mock(script))
