@@ -35,6 +35,7 @@ from lmc.errors import (
 from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Image, Mark, SamplingParams, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.backend.engine_fakes import gen
+from tests.backend.gated import Gated
 from tests.conformance.harness import differences_through
 from tests.conformance.table import CARRIED
 from tests.searching import size, some
@@ -361,7 +362,7 @@ def test_others_go_on_while_one_waits_until_all_is_compiled():
 def test_a_program_says_that_others_of_its_batch_are_to_come():
     """Only its process knows; the engine begins its first pass a moment later then."""
     hinted = []
-    with piped(lmc.Mock()) as (client, server):
+    with piped(Gated(3)) as (client, server):  # a program whose answer has arrived is to come, too
         server._backend.submit = lambda parent, segments, hints, submit=server._backend.submit: (hinted.append(hints), submit(parent, segments, hints))[1]
 
         @lmc.function
