@@ -52,8 +52,19 @@ _BUNDLED = ("common", "lark", "python", "unicode")  # grammars bundled with lark
 
 
 def _loaded(source: str) -> Any:
+    from lark.exceptions import UnexpectedInput
+
     builder = _builder()(False, [])
-    builder.load_grammar(source, "<grammar>")
+    try:
+        builder.load_grammar(source, "<grammar>")
+    except TypeError as error:  # Lark 1.3 fails where it looks for the mistake that an error of syntax is most like
+        found: list[UnexpectedInput] = []
+        context: BaseException | None = error
+        while (context := context.__context__) is not None:
+            found += [context] if isinstance(context, UnexpectedInput) else []
+        if not found:
+            raise
+        raise ConstraintError(f"lark: Unexpected input at line {found[-1].line} column {found[-1].column}") from None
     return builder.build()
 
 
