@@ -64,9 +64,13 @@ def _based(x: Any) -> Any:
 
 
 def _clean(_: Any) -> None:
-    error = sys.exception()
-    if error is not None:
-        error.__traceback__ = without_own_frames(error.__traceback__)
+    left = [sys.exception()]
+    while left:
+        error = left.pop()
+        if error is not None:
+            error.__traceback__ = without_own_frames(error.__traceback__)
+        if isinstance(error, BaseExceptionGroup):  # also one that `except*` has made of an error, and which has no traceback yet
+            left += error.exceptions
 
 
 def _decide(loc: str, test: str) -> Callable[[Any], bool]:
@@ -87,9 +91,10 @@ def without_own_frames(traceback: types.TracebackType | None) -> types.Traceback
         if not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
             kept.append(traceback)
         traceback = traceback.tb_next
-    for above, below in zip(kept, [*kept[1:], None], strict=True):
-        above.tb_next = below
-    return kept[0] if kept else None
+    top: types.TracebackType | None = None
+    for entry in reversed(kept):
+        entry.tb_next, top = top, entry
+    return top
 
 
 # -- rewriting -------------------------------------------------------------------------------------------------------

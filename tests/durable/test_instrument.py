@@ -442,8 +442,26 @@ def handles(s: Any) -> Any:
     return found
 
 
-def test_tracebacks_have_the_frames_of_the_program_alone(tmp_path: Path) -> None:
-    assert handles.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == ["handles", "fails"]
+@lmc.function
+def handles_in_a_group(s: Any) -> Any:
+    """The group is made by the statement, and has no traceback of its own."""
+    found = list[str]()
+    try:
+        fails()
+    except* LookupError as group:
+        at = group.exceptions[0].__traceback__
+        while at is not None:
+            found.append(at.tb_frame.f_code.co_name)
+            at = at.tb_next
+        s += lmc.gen("a", max_tokens=2)
+    return found
+
+
+@pytest.mark.parametrize("program", [handles, handles_in_a_group], ids=lambda p: p.name)
+def test_tracebacks_have_the_frames_of_the_program_alone(program: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert program.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value[0] == program.name
+    assert program.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value == [program.name, "fails"]
 
 
 class Ordered:
