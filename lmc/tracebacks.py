@@ -225,17 +225,20 @@ def _explain_text(error: BaseException) -> None:
         match node:
             case ast.Subscript(value=ast.Name(id=state), slice=ast.Constant(value=str() as name)) if state in states:
                 if isinstance(value := _value(states[state], name), str):
-                    about = _did_not_parse if isinstance(error, ValueError) else _awaited if awaited else _is_text
-                    note(error, about(state, name, value))
+                    if isinstance(error, ValueError):
+                        note(error, _did_not_parse(state, name, value, ", cut by max_tokens" if _is_cut(states[state], name) else ""))
+                    else:
+                        note(error, _awaited(state, name) if awaited else _is_text(state, name, value))
             case _:
                 pass
 
 
-def _did_not_parse(state: str, name: str, value: str) -> str:
-    return f"({state}[{name!r}] is {reprlib.repr(value)}; a type makes it parse: gen({name!r}, dtype=…), then {state}.parsed({name!r}))"
+def _did_not_parse(state: str, name: str, value: str, ends: str) -> str:
+    """`ends`: how the answer ended, if not by itself; one of a type ends in time."""
+    return f"({state}[{name!r}] is {reprlib.repr(value)}{ends}; a type makes it parse: gen({name!r}, dtype=…), then {state}.parsed({name!r}))"
 
 
-def _awaited(state: str, name: str, value: str) -> str:
+def _awaited(state: str, name: str) -> str:
     return f"({state}[{name!r}] is the answer already: reading waits for it, without an await)"
 
 
@@ -260,6 +263,14 @@ def _value(state: Any, name: str) -> Any:
         return state[name]
     except Exception:  # its own failure must not hide this error
         return None
+
+
+def _is_cut(state: Any, name: str) -> bool:
+    try:
+        meta = state.get_meta_info(name)
+    except Exception:  # as above: it was not generated, or by something that has no meta info
+        return False
+    return isinstance(meta, Mapping) and meta.get("finish_reason", {}).get("type") == "length"
 
 
 def _as_number(text: str) -> str | None:

@@ -173,6 +173,8 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
     assert raised(compares, "two") == ["(s['n'] is text, like everything a model writes: here 'two'; ask with gen('n', dtype=int), and read s.parsed('n'))"]
     assert raised(other_mistake) == []
     assert raised(parses, "yes") == ["(s['n'] is 'yes'; a type makes it parse: gen('n', dtype=…), then s.parsed('n'))"]
+    cut = "(s['n'] is '{\"a', cut by max_tokens; a type makes it parse: gen('n', dtype=…), then s.parsed('n'))"
+    assert raised(parses, '{"a": 1}') == [cut]
     assert raised(awaits) == ["(s['n'] is the answer already: reading waits for it, without an await)"]
 
 
