@@ -204,7 +204,8 @@ class Recorder:
             except BaseException as error:  # raised again below
                 return False, error
 
-        loc, owner = caller_loc(), attribute(fn, "__self__")
+        loc = caller_loc()
+        owner = fn if mutations.is_object(fn) else attribute(fn, "__self__")  # `model(x)` may change the model, as a method does
         of, given = (
             (fn.__func__, (owner, *args))
             if isinstance(attribute(fn, "__func__"), HostFunction)
