@@ -208,7 +208,9 @@ class JournaledCalls(Answers):
         return number
 
     def _differs(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
-        return self.differs(f"calls {call.name}({shown_call(args, kwargs)}) where the run of its journal called {instead.name}({instead.shown})", loc)
+        now, then = f"{call.name}({shown_call(args, kwargs)})", f"{instead.name}({instead.shown})"
+        contents = ", with other contents of what it was given" if now == then else ""
+        return self.differs(f"calls {now} where the run of its journal called {then}{contents}", loc)
 
     # -- attempts
 

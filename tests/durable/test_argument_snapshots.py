@@ -204,3 +204,29 @@ HOLDERS = [
 @some("how", HOLDERS, 3)
 def test_what_a_tool_does_to_a_list_is_there_again_whatever_held_it(how: str, tmp_path: Path) -> None:
     resumes_anywhere(gives_what_holds_a_list, {"how": how}, tmp_path, doubtful=True)
+
+
+@dataclasses.dataclass
+class Note:
+    text: str
+
+
+def files(note: Note) -> str:
+    return note.text
+
+
+TEXTS = ["first"]
+
+
+@lmc.function
+def files_what_is_outside(s: Any) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return files(Note(TEXTS[-1]))
+
+
+def test_a_call_with_other_contents_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files_what_is_outside.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    monkeypatch.setattr("tests.durable.test_argument_snapshots.TEXTS", ["second"])
+    says = r"calls files\(<Note>\) where the run of its journal called files\(<Note>\), with other contents of what it was given"
+    with pytest.raises(lmc.JournalError, match=says):
+        files_what_is_outside.run(backend=lmc.Mock(), journal=tmp_path / "j")
