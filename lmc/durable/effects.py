@@ -103,7 +103,11 @@ def kind_of(fn: Any) -> CallKind:
     call = vars(cls).get("__call__") or getattr(cls, "__call__", None)  # noqa: B004
     if not isinstance(call, types.FunctionType) or from_library(cls):
         return CallKind.EITHER
-    return CallKind.AGAIN if is_instrumented(call.__code__) else CallKind.OWN if names_language(call) or holds_language(fn) else CallKind.EITHER
+    if is_instrumented(call.__code__):
+        return CallKind.AGAIN
+    if names_language(call) or holds_language(fn):
+        return CallKind.OWN
+    return CallKind.MAKES_COROUTINE if makes_coroutine(call) else CallKind.EITHER
 
 
 def _of_function(fn: types.FunctionType) -> CallKind:

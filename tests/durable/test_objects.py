@@ -839,6 +839,27 @@ def calls_models(s: Any) -> Any:
     return meter, gauge
 
 
+class SlowMeter:
+    def __init__(self) -> None:
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"{self.used} times"
+
+    async def __call__(self, x: str) -> int:
+        CALLS.append(("SlowMeter.__call__", x))
+        self.used += 1
+        return self.used
+
+
+@lmc.function
+async def awaits_calls_of_objects(s: Any) -> Any:
+    meter = SlowMeter()
+    for x in "ab":
+        s += f"{await meter(x)}" + lmc.gen("a", max_tokens=2)
+    return await asyncio.gather(meter(s["a"]), asyncio.create_task(meter("c"))), meter
+
+
 @attrs.define
 class Game:
     most: int = attrs.field(default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.instance_of(int)])
@@ -942,8 +963,8 @@ def test_what_attrs_calls_in_functions_of_its_own_is_not_called_again(cls: type,
 PROGRAMS = [
     is_used_by_the_library_as_more_than_a_function, is_called_by_a_base_of_the_library, makes_objects_of_attrs, changes_slots,
     looks_on_shelves, writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
-    copies_objects, makes_objects_by_the_library, changes_models, calls_models, remembers, fills_containers, enters_and_leaves, grows_a_tree,
-    calls_programs_of_its_objects,
+    copies_objects, makes_objects_by_the_library, changes_models, calls_models, awaits_calls_of_objects, remembers, fills_containers, enters_and_leaves,
+    grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
 ]  # fmt: skip
