@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.answers import parse as parse_answer
@@ -15,10 +15,9 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.havoc import callee_of
-from lmc.frontend.capture.objects import instance, special_methods
+from lmc.frontend.capture.flow import CHANGING
+from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
-from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
@@ -111,6 +110,8 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
 
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    if x.of and name in CHANGING:
+        ev.lose(x, x.deps)
     if x.deps is None:
         return ev.unknown_code(x, args, kwargs)
     deps = join(x.deps, *(op.need(ev, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, BoundMethod)))
@@ -362,41 +363,9 @@ def _entered(ev: Evaluator, manager: Any) -> Manager:
 def unknown_code(ev: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Evaluate a call that cannot be followed: it may change its arguments."""
     ev.may_raise(None)
-    ev.hand_over([*args, *kwargs.values()])
+    ev.hand_over([fn, *args, *kwargs.values()] if isinstance(fn, Unknown) else [*args, *kwargs.values()])
     ev.shifted |= ev.may_ask_in([fn]) or (isinstance(fn, Unknown) and fn.deps is not None)  # as may a function chosen by an answer
     return ev.domain.call(ev, fn, args, kwargs)
-
-
-def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None, depth: int = 0) -> None:
-    """Pass these values to code that may do anything with them: functions may have been called, and all that is mutable is unknown from now on."""
-    for x in values:
-        kind = type(x)
-        if kind in op.ATOMS or isinstance(x, (Unknown, Expr)):
-            continue
-        if depth < 4 and (kind in (Object, BoundMethod, Partial) or ((kind in op.CONTAINERS or kind in op.VIEWS) and not ev.is_lost(x))):
-            inside = x.attributes.values() if kind is Object else [x.receiver] if kind is BoundMethod else x.of if kind is Partial else x
-            held = x.values() if kind in op.MAPPINGS else inside
-            ev.hand_over([i for i in held if type(i) not in op.ATOMS], deps, depth + 1)
-        if kind is Coroutine and x.of is not None:
-            frame, effects = x.of
-            ev.havoc(frame, effects, deps)
-        if (callee := callee_of(ev, x)) is not None:
-            ev.havoc(callee[1], callee[0].effects, deps)
-        ev.lose(x, deps)
-
-
-def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
-    """Hand over iterators, functions and special methods: native code stopped at something undecided, and Python goes on with them."""
-    changes = lambda x: type(x) in (LazyItems, Partial) or (type(x) is BoundMethod and x.function in MUTATING) or callee_of(ev, x) is not None
-    ev.hand_over([*filter(changes, values), *_special_methods(ev, values)], deps)
-
-
-def _special_methods(ev: Evaluator, values: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    for x in values:
-        if type(x) is Object:
-            yield from (BoundMethod(fn, x) for fn in special_methods(x.cls))
-        elif depth < 4 and (type(x) in op.CONTAINERS or type(x) in op.VIEWS) and not ev.is_lost(x):
-            yield from _special_methods(ev, [*x, *x.values()] if type(x) in op.MAPPINGS else x, depth + 1)
 
 
 def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list[Any], deps: Deps) -> Any:

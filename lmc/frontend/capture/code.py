@@ -7,7 +7,7 @@ import builtins
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.errors import Loc
@@ -82,6 +82,8 @@ class Code:
         self.place = None if python is None else place_of(python)
         a = node.args
         self.positional = tuple(p.arg for p in (*a.posonlyargs, *a.args))
+        self.names = (*self.positional, *(p.arg for p in a.kwonlyargs))
+        self.rest = tuple(p.arg for p in (a.vararg, a.kwarg) if p)
         self.binder = _binder(a, scope)
         self.effects: PossibleEffects = effects(node.body)
         self.is_generator = self.effects.yields
@@ -89,9 +91,7 @@ class Code:
         self.once = bound_once(node.body, [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]) if python is not None else frozenset[str]()
         self.writes_globals = tuple(scope.bindings.global_)
         self.nonlocals = tuple(scope.bindings.nonlocal_)
-        bound = frozenset(scope.bindings.bound)
-        self.free_effects = replace(self.effects, touched=self.effects.touched - bound, loads=self.effects.loads - bound, names=frozenset())
-        """Effects, except those on its own names."""
+        self.bound = frozenset(scope.bindings.bound)
         self.body = body
 
 
@@ -227,6 +227,7 @@ class Evaluator:
     rest      where that ended in another evaluation, from a request on: nothing that it depends on has arrived since, so this one ends there
     expected  for a `rest` of another run: what is lacked by then
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
+    harmless  by id, code that changes and asks nothing as long as it is passed nothing that can be changed
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
     """
@@ -247,7 +248,7 @@ class Evaluator:
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
-        self.globals, self.functions, self.asks = dict[tuple[int, str], Any](), dict[int, Any](), dict[tuple[int, tuple[int, ...]], bool]()
+        self.globals, self.functions, self.harmless = dict[tuple[int, str], Any](), dict[int, Any](), set[int]()
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:
@@ -324,6 +325,7 @@ class Evaluator:
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.changed.append(module)
+        self.harmless.clear()
         self.snapshot.changed.add((id(module), name))
         self.globals[id(module), name] = x
 
@@ -337,13 +339,13 @@ class Evaluator:
     def catches(self, /, kinds: Any, value: Any) -> bool: ...
     def changes(self, /, x: Any) -> None: ...
     def class_of(self, /, x: Any) -> Any: ...
-    def hand_over(self, /, values: Iterable[Any], deps: Deps = None, depth: int = 0) -> None: ...
+    def hand_over(self, /, values: Iterable[Any], deps: Deps = None) -> None: ...
     def havoc(self, /, frame: Frame, effects: PossibleEffects, deps: Deps) -> None: ...
     def is_instance(self, /, x: Any, kinds: Any) -> Any: ...
     def language(self, /, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def left_off(self, /, values: Sequence[Any], deps: Deps) -> None: ...
     def lose(self, /, x: Any, deps: Deps) -> None: ...
-    def may_ask(self, /, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool: ...
+    def may_ask(self, /, frame: Frame, effects: PossibleEffects) -> bool: ...
     def may_ask_in(self, /, values: Iterable[Any]) -> bool: ...
     def may_skip(self, /, frame: Frame, target: Any) -> bool: ...
     def run_frame(self, /, frame: Frame) -> Any: ...

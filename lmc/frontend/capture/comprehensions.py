@@ -94,6 +94,7 @@ class Comprehended:
             if (found := self.computed(frame, items)) is None:
                 found = [*self.elements(inner)]
         except Undecided as undecided:
+            ev.left_off([items], undecided.deps)
             return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps), self.site)
         try:
             if inner.undecided is not False:

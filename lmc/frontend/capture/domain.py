@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import ATOMS
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
@@ -98,7 +98,9 @@ class Domain:
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
-        return Unknown(deps, begins=_beginning(operands) if name in ("add", "fstring") else "")
+        if name in ("add", "fstring"):
+            return Unknown(deps, begins=_beginning(operands))
+        return Unknown(deps, of=tuple([x for x in operands if type(x) not in ATOMS]) if name in _PARTS else ())
 
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
@@ -144,8 +146,9 @@ class Domain:
             evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
+        of = site.then.effects, site.orelse.effects
         self._either(evaluation, frame, test, site)
-        return Unknown(test.deps)
+        return Unknown(test.deps, of=tuple([x for each in of for x in map(frame.peek, each.loads) if type(x) in CONTAINERS or type(x) is Object]))
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
@@ -189,6 +192,10 @@ class Domain:
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
         evaluation.blocked(deps)
+
+
+_PARTS = frozenset("item attribute unpack next list tuple dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())
+"""Operations that give something of their operands."""
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -63,10 +63,11 @@ class Evaluation(Evaluator):
 
     call, call_method, call_settled, call_with_unknown = calls.call, calls.call_method, calls.call_settled, calls.call_with_unknown
     language, run_frame, state_method = calls.language, calls.run_frame, calls.state_method
-    unknown_code, hand_over, left_off = calls.unknown_code, calls.hand_over, calls.left_off
+    unknown_code = calls.unknown_code
     attribute, set_attribute, special = objects.attribute, objects.set_attribute, objects.special
     class_of, is_instance, catches = objects.class_of, objects.is_instance, objects.catches
-    may_ask, may_ask_in, may_skip, havoc = havoc.may_ask, havoc.may_ask_in, havoc.may_skip, havoc.havoc
+    may_ask, may_ask_in, may_skip = havoc.may_ask, havoc.may_ask_in, havoc.may_skip
+    hand_over, left_off, havoc = havoc.hand_over, havoc.left_off, havoc.havoc
 
     # -- lost knowledge
 
@@ -81,6 +82,8 @@ class Evaluation(Evaluator):
     def lose(self, x: Any, deps: Deps) -> None:
         """Make the contents of a container, state or object unknown from now on."""
         kind = type(x)
+        if kind is Unknown:
+            return havoc.lose_parts(self, x, deps)
         self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)

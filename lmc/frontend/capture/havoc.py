@@ -1,116 +1,344 @@
-"""Havoc: knowledge that an evaluation loses at code that it skips, and whether such code may make requests."""
+"""Havoc: what code that is skipped may change, followed through its names and calls, and whether it may make requests."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
+from lmc.frontend.capture.flow import CHANGING, SAYING, Call, Origins
 from lmc.frontend.capture.objects import class_attribute, special_methods
 from lmc.frontend.capture.outside import LRU, is_plain
-from lmc.frontend.capture.scan import PossibleEffects, root
-from lmc.frontend.capture.table import ASKS, CHANGING, is_known
+from lmc.frontend.capture.scan import PossibleEffects
+from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
-from lmc.frontend.capture.values import BoundMethod, Closure, LazyItems, Object, Partial
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State, StateGroup
 
+Read = dict[str, Any]
+"""Values by name."""
+Callee = tuple[Code, Frame, int]
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
-_DEEPEST = 4
-_MOST_FUNCTIONS = 64
-"""Items of a container that is looked through for functions."""
+_MOST_ENTERED = 32
+"""Functions that are followed from code that is skipped; what further ones get is lost."""
+_FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type})
+_HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
+_USELESS = _HOLD_NOTHING | {Closure}
+_KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(), ("text", "messages", "get_meta_info", "get_var", "sync", "error"))
 
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
     if effects.calls or effects.loads:
         ev.may_raise(deps)
-    if ev.may_ask(frame, effects):
-        ev.shifted = True
-        ev.blocked(deps)
-    for change in _changes(ev, frame, effects):
-        change(deps)
-    for x in [x for x in map(frame.peek, effects.loads) if type(x) is LazyItems]:  # it may have taken some of its items
-        ev.lose(x, deps)
-    for name in effects.names | effects.appends:
+    losses = Losses(ev)
+    read, scan = losses.run(frame, effects), effects.scan
+    bound = {name: losses.value(read, scan.binding(name)) for name in effects.names | effects.appends}
+    losses.apply(deps)
+    for name, x in bound.items():
         held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
             code, holder = frame.code, frame if name in frame.vars else frame.function
-            holder.store(name, Unknown(deps), "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local")
+            kind = "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local"
+            of = x.of if type(x) is Unknown else () if type(x) in _HOLD_NOTHING else (x,)
+            holder.store(name, Unknown(deps, of=of), kind)
 
 
-def _changes(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> Iterator[Callable[[Deps], None]]:
-    """Yield what loses the objects that code with these effects may change, and the names of others that it may bind."""
-    lost = set(effects.touched)
-    for call in effects.calls:
-        fn = _resolved(ev, frame, call.func)
-        callee, named = callee_of(ev, fn), [(k.arg, k.value) for k in call.keywords]
-        if callee is None:
-            changed = [*call.args, *(x for _, x in named)] if id(fn) in CHANGING or _is_opaque(fn) else []
-        else:
-            code, inner = callee
-            receiver = call.func.value if isinstance(fn, BoundMethod) and isinstance(call.func, ast.Attribute) else call.func
-            given = [receiver, *call.args] if isinstance(fn, (BoundMethod, type, Object)) else call.args
-            changed = [arg for parameter, arg in (*zip(code.positional, given, strict=False), *named) if parameter in code.effects.touched]
-            if depth < _DEEPEST:
-                for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
-                    yield from [lambda deps, inner=inner, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
-                yield from _changes(ev, inner, code.free_effects, depth + 1)
-        lost.update(filter(None, map(root, changed)))
-    for x in map(frame.peek, lost):
-        if x is not None and type(x) not in op.ATOMS:
-            yield lambda deps, x=x: ev.lose(x, deps)
+def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None) -> None:
+    """Pass these values to code that may do anything with them: functions may have been called, and all that is mutable is unknown from now on."""
+    if values := [x for x in values if type(x) not in op.ATOMS and (type(x) is not Unknown or x.of)]:
+        losses = Losses(ev)
+        losses.hand(values)
+        losses.apply(deps)
 
 
-def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects, depth: int = 0) -> bool:
+def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
+    """Native code stopped at something undecided: Python goes on with these iterators, functions and objects."""
+    functions = [x for x in values if type(x) in _FUNCTIONS]
+    used = [x for x in values if type(x) not in _USELESS and (type(x) is not Unknown or x.of)]
+    if used or functions:
+        losses = Losses(ev)
+        losses.use(used, values, functions)
+        losses.apply(deps)
+
+
+def lose_parts(ev: Evaluator, x: Unknown, deps: Deps) -> None:
+    """Change what an unknown value may be."""
+    if x.of:
+        losses = Losses(ev)
+        losses.lose(x)
+        losses.apply(deps)
+
+
+def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
     """Return whether code with these effects may make requests."""
     for call in effects.calls:
-        fn = _resolved(ev, frame, call.func)
-        if id(fn) in ASKS or isinstance(fn, Function):
+        if id(fn := _resolved(ev, frame.peek, call.func)) in ASKS or isinstance(fn, Function):
             return True
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod)):
-            return True
-        if _callee_asks(ev, fn, depth):
-            return True
-        given = call.args if _is_opaque(fn) else [] if isinstance(call.func, (ast.Name, ast.Attribute)) else [call.func]
-        if any(_asks_if_used(ev, frame.peek(x.id), depth, whole=True) for part in given for x in ast.walk(part) if isinstance(x, ast.Name)):
-            return True
-    appended = any(isinstance(frame.peek(name), (State, StateGroup)) for name in effects.appends)
-    held = [x for x in map(frame.peek, effects.loads) if type(x) not in op.ATOMS]
-    return (appended and any(map(_asks, held))) or any(_asks_if_used(ev, x, depth) for x in held)
+    losses = Losses(ev)
+    losses.run(frame, effects)
+    return losses.asks
 
 
-def _callee_asks(ev: Evaluator, fn: Any, depth: int) -> bool:
-    """Return whether calling a function may make requests."""
-    callee = callee_of(ev, fn)
-    if callee is None or depth >= _DEEPEST:
-        return False
-    code, inner = callee
-    of = id(code), tuple(map(id, inner.vars.values()))
-    known = ev.asks.get(of)
-    if known is None:
-        ev.asks[of] = False  # while it is visited: a recursion adds nothing
-        known = ev.asks[of] = ev.may_ask(inner, code.effects, depth + 1)
-    return known
+class Losses:
+    """What code that may or may not run changes: the objects that it reaches, followed through its names, calls and their results."""
+
+    def __init__(self, ev: Evaluator) -> None:
+        self.ev = ev
+        self._lost: dict[int, Any] = {}
+        self._stores: list[Callable[[Deps], None]] = []
+        self._followed: set[Any] = set()
+        self._attributes: set[str] = set()
+        self._entered = self._depth = 0
+        self.asks = False
+
+    def apply(self, deps: Deps) -> None:
+        ev = self.ev
+        if self.asks:
+            ev.shifted = True
+            ev.blocked(deps)
+        if self._entered:
+            ev.may_raise(deps)
+        for store in self._stores:
+            store(deps)
+        for x in self._lost.values():
+            ev.lose(x, deps)
+
+    def lose(self, x: Any) -> None:
+        """Lose an object; of an unknown one, all that it may be."""
+        if type(x) is Unknown:
+            for one in self._reach(x.of):
+                self.lose(one)
+        elif type(x) is not tuple and type(x) not in op.ATOMS:
+            self._lost[id(x)] = x
+
+    def run(self, frame: Frame, effects: PossibleEffects) -> Read:
+        """Lose what code with these effects may change in a frame; return what its names are."""
+        scan, own, code = effects.scan, frame.vars, frame.code
+        local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
+        read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
+        self._attributes |= scan.attributes
+        flow = scan.flow(frozenset([name for name in scan.holding if type(read[name]) in _HOLD_NOTHING]))
+        for (whole, inside), states in ((flow.changed, False), (flow.said, True)):
+            for name in whole:
+                self._changed(read[name], scan.stores)
+            parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in self._parts(x)]
+            for x in self._reach(parts) if parts else ():
+                if states or not isinstance(x, (State, StateGroup)):
+                    self._changed(x, scan.stores)
+        for call in flow.calls:
+            self._call(read, call)
+        if effects.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in effects.appends):
+            self.asks = any(map(_asks, read.values()))
+        used = [x for name in effects.loads if type(x := read[name]) not in _USELESS and (type(x) is not Unknown or x.of)]
+        functions = [x for name in scan.given if type(x := read[name]) in _FUNCTIONS]
+        if used or functions:
+            self.use(used, [x for x in read.values() if type(x) not in op.ATOMS], functions)
+        if scan.reads_frame:
+            self.hand([x for each in frame.around() for x in each.vars.values()])
+        return read
+
+    def _changed(self, x: Any, stores: Iterable[str]) -> None:
+        if isinstance(x, (type, types.ModuleType)):
+            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps)) for name in stores]
+        else:
+            self.lose(x)
+
+    def value(self, read: Read, origins: Origins) -> Any:
+        """Return what a value with these origins is; one of which that is not known, with what it may be or be a part of."""
+        whole, inside = origins
+        parts = [x for name in inside if type(of := read[name]) not in op.ATOMS for x in self._parts(of)] if inside else ()
+        if len(whole) == 1 and not parts:
+            return read[next(iter(whole))]
+        return _any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
+
+    # -- calls
+
+    def _call(self, read: Read, call: Call) -> None:
+        ev, func = self.ev, call.node.func
+        fn: Any = None if call.root is None else read[call.root] if not call.method else _resolved(ev, read.get, func)
+        if id(fn) in ASKS or isinstance(fn, Function) or (call.method in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod))):
+            self.asks = True
+        if call.method and type(fn) is BoundMethod and type(fn.function) is str and type(fn.receiver) is not Function:
+            return  # a method of a builtin type or of lmc's: what that changes is seen by its name
+        if fn is not None and is_known(fn):
+            for _, origins in call.args if id(fn) in CHANGES else ():
+                self.lose(self.value(read, origins))
+            return
+        of = self.value(read, call.fn) if fn is None else fn
+        if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:
+            return
+        given = [(key, self.value(read, origins)) for key, origins in call.args]
+        values = [x for _, x in given if type(x) not in op.ATOMS]
+        if isinstance(fn, Function) and type(fn.func) is types.FunctionType:
+            fn, given = fn.func, [(0, None), *((key + 1 if type(key) is int else key, x) for key, x in given)]
+        if fn is None or (isinstance(fn, Unknown) and fn.of):
+            self._call_any(call, of, given, values)
+        elif type(fn) is Partial or (type(fn) is BoundMethod and type(fn.function) is str):
+            self.use((), values, [fn])
+        elif (callee := callee_of(ev, fn)) is not None:
+            self._enter(callee, given)
+        elif _is_opaque(fn):
+            self.hand(values)
+        if isinstance(fn, type) and is_plain(fn):
+            self._call_all([BoundMethod(one, _any_of(values)) for one in _implicit(fn)], given)
+
+    def _call_any(self, call: Call, of: Any, given: Sequence[Any], values: list[Any]) -> None:
+        """Call what is not known, but what it may be part of: of a method, what has it."""
+        func, found = call.node.func, list[Any]()
+        for x in self._reach([of]):
+            if not call.method:
+                found.append(x)
+            elif type(x) is Object or (isinstance(x, type) and is_plain(x)):
+                one = class_attribute(self.ev, x.cls if type(x) is Object else x, call.method)  # pyright: ignore[reportArgumentType]
+                found.append(BoundMethod(one, x if type(x) is Object else of) if isinstance(one, (Closure, types.FunctionType)) else one)
+                found += [x.attributes.get(call.method)] if type(x) is Object else []
+        entered = self._call_all(found, given)
+        if isinstance(func, ast.Call):
+            self.hand([of, *values])
+        elif not (entered or isinstance(func, ast.Lambda) or call.method in _KNOWN_METHODS):
+            self.hand(values)
+
+    def _call_all(self, functions: Iterable[Any], given: Sequence[Any]) -> int:
+        """Enter those that are functions of the program's; return how many."""
+        every, callees = _any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
+        for fn, callee in callees:
+            self._enter(callee, [(None, _any_of((every, *fn.of)) if type(fn) is Partial else every)])
+        return len(callees)
+
+    def _enter(self, callee: Callee, given: Sequence[tuple[int | str | None, Any]]) -> None:
+        """Follow a function of the program's with these arguments, by position or name; None: any."""
+        code, inner, shift = callee
+        if any(key is None for key, _ in given) or code.rest:
+            every = _any_of([x for _, x in given])
+            names = (*code.rest, *(name for name in code.names if name not in code.positional[:shift] and any(key is None for key, _ in given)))
+            inner.vars.update(dict.fromkeys(names, every))
+        for key, x in given:
+            name = key if type(key) is not int else code.positional[key + shift] if key + shift < len(code.positional) else None
+            if name is not None:
+                inner.vars[str(name)] = x
+        inert = inner.outer is None and all(type(x) in op.ATOMS or (type(x) is Unknown and not x.of) for x in inner.vars.values())
+        if inert and id(code) in self.ev.harmless:
+            return
+        key = id(code), *((name, frozenset(map(id, x.of)) if type(x) is Unknown else id(x)) for name, x in inner.vars.items())
+        if key in self._followed:
+            return
+        self._followed.add(key)
+        if self._entered >= _MOST_ENTERED:
+            self.asks = True
+            return self.lose(_any_of(inner.vars.values()))
+        before = self._depth, len(self._lost), len(self._stores), False
+        self._entered, self._depth, asks = self._entered + 1, self._depth + 1, self.asks
+        self.asks = False
+        for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
+            self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
+        self.run(inner, code.effects)
+        self._depth -= 1
+        if inert and before == (0, len(self._lost), len(self._stores), self.asks):  # not within a recursion
+            self.ev.harmless.add(id(code))
+        self.asks |= asks
+
+    # -- values
+
+    def use(self, values: Sequence[Any], operands: Sequence[Any], functions: Sequence[Any]) -> None:
+        """Use values by operators, builtins and iteration, and call functions."""
+        methods = [*functions]
+        for x in self._reach(values):
+            if type(x) is LazyItems:
+                self.lose(x)
+            elif type(x) is Object:
+                methods += [BoundMethod(fn, x) for fn in _implicit(x.cls)]
+        for x in functions:
+            if type(x) is BoundMethod and type(x.function) is str and (x.function in CHANGING or x.function in SAYING):
+                self.lose(x.receiver)
+        if methods:
+            self._call_all(methods, [(None, x) for x in operands])
+
+    def hand(self, values: list[Any]) -> None:
+        """Pass values to code that may do anything with them."""
+        for x in self._reach(values):
+            self.lose(x)
+            if type(x) is Coroutine and x.of is not None:
+                self.run(*x.of)
+            elif type(x) is BoundMethod:
+                self.lose(x.receiver)
+            elif isinstance(x, Function):
+                self.asks = True
+            if type(x) is Object or type(x) in _FUNCTIONS:
+                methods = [BoundMethod(fn, x) for fn in _implicit(x.cls)] if type(x) is Object else []
+                self._call_all([x, *methods], [(None, one) for one in values])
+
+    def _reach(self, roots: Iterable[Any]) -> list[Any]:
+        """Return these values and all that they hold."""
+        todo, seen, atoms = [*roots], dict[int, Any](), op.ATOMS
+        while todo:
+            x = todo.pop()
+            if type(x) in atoms or (key := id(x)) in seen:
+                continue
+            seen[key] = x
+            parts = self._parts(x)
+            if parts and not atoms.issuperset(map(type, parts)):
+                todo += parts
+        self.ev.count(len(seen) >> 4)
+        return [x for x in seen.values() if type(x) is not Unknown]
+
+    def _parts(self, x: Any) -> Iterable[Any]:
+        """Return what a value holds, or a function gives that is not passed to it."""
+        kind = type(x)
+        if kind in op.MAPPINGS:
+            return x.values()
+        if kind in op.CONTAINERS or kind in op.VIEWS:
+            return x
+        if kind is Object:
+            of_class = [class_attribute(self.ev, x.cls, name) for name in _held(x.cls)]
+            return (*x.attributes.values(), *of_class, *((x,) if _implicit(x.cls) else ()))
+        if kind is Unknown or kind is Partial:
+            return x.of
+        if kind is StateGroup:
+            return x.states
+        if kind in _HOLD_NOTHING and kind not in (types.FunctionType, types.ModuleType, type):
+            return ()
+        if kind is BoundMethod:
+            return (x.receiver,) if type(x.function) is str else (x.receiver, x.function)
+        if kind is LazyItems:
+            return x.holds()
+        if kind is types.ModuleType:
+            return [self.ev.attribute(x, name) for name in self._attributes if name in vars(x)]
+        if isinstance(x, type):
+            return [class_attribute(self.ev, x, name) for name in _held(x)] if is_plain(x) else ()
+        if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
+            code, inner, _ = callee
+            whole, inside = code.effects.scan.origins(code.effects.scan.returned)
+            return [_peek(inner, name) for name in whole | inside]
+        return ()
 
 
-def _asks_if_used(ev: Evaluator, x: Any, depth: int, *, whole: bool = False, inside: int = 0) -> bool:
-    """Return whether code that has a value may make requests by calling it, or functions in it, or by operators; `whole`: or by its methods and attributes."""
-    kind = type(x)
-    if kind in op.CONTAINERS and len(x) <= _MOST_FUNCTIONS and inside < _DEEPEST and not ev.is_lost(x):
-        return any(_asks_if_used(ev, i, depth, whole=whole, inside=inside + 1) for i in (x.values() if kind in op.MAPPINGS else x) if type(i) not in op.ATOMS)
-    if kind is not Object or inside >= _DEEPEST:
-        return kind is not type and _callee_asks(ev, x, depth)
-    return any(_callee_asks(ev, BoundMethod(fn, x), depth) for fn in _implicit(x.cls)) or (
-        whole and any(_asks_if_used(ev, i, depth, whole=True, inside=inside + 1) for i in x.attributes.values() if type(i) not in op.ATOMS)
-    )
+def _any_of(values: Iterable[Any]) -> Unknown:
+    """Return a value that may be one of these, or part of one."""
+    found = {id(one): one for x in values for one in (x.of if type(x) is Unknown else () if type(x) in op.ATOMS else (x,))}
+    return Unknown(None, of=tuple(found.values()))
+
+
+def _peek(frame: Frame, name: str) -> Any:
+    """Return the value of a name; None if it is unbound."""
+    if frame.code is not None and name in frame.code.bound and ((holder := frame.holder(name)) is None or holder.code is not frame.code):
+        return None
+    return frame.peek(name)
+
+
+@functools.lru_cache(4096)
+def _held(cls: type) -> Sequence[str]:
+    """Return the names of a plain class's attributes that may be changed in place."""
+    held = {name: type(x) for one in cls.__mro__[:-1] if one.__module__ != "builtins" for name, x in vars(one).items()}
+    return [name for name, kind in held.items() if kind in op.CONTAINERS or is_plain(kind)]
 
 
 @functools.lru_cache(4096)
@@ -134,8 +362,8 @@ def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
     return not ev.may_ask(frame, target.effects)
 
 
-def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
-    """Return the code of a function of the program's, and a frame around it; None for what is none."""
+def callee_of(ev: Evaluator, fn: Any) -> Callee | None:
+    """Return the code of a function of the program's, a frame around it, and how many arguments that has already; None for what is none."""
     receiver: Any = None
     if type(fn) is Partial:
         return callee_of(ev, fn.of[0]) if fn.of else None
@@ -155,15 +383,16 @@ def callee_of(ev: Evaluator, fn: Any) -> tuple[Code, Frame] | None:
     if type(fn) is not Closure:
         return None
     names = fn.code.positional[:1] if receiver is not None else ()
-    return fn.code, Frame(ev, dict.fromkeys(names, receiver), fn.outer, fn.code, fn.module)
+    given = {**dict.fromkeys(names, receiver), **dict(zip(fn.code.positional[::-1], fn.defaults[::-1])), **fn.kwdefaults}
+    return fn.code, Frame(ev, given, fn.outer, fn.code, fn.module), len(names)
 
 
-def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
+def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
     """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
     if isinstance(node, ast.Name):
-        return frame.peek(node.id)
+        return peek(node.id)
     if isinstance(node, ast.Attribute):
-        base = _resolved(ev, frame, node.value)
+        base = _resolved(ev, peek, node.value)
         if isinstance(base, types.ModuleType):
             return ev.attribute(base, node.attr)
         if type(base) is Object:
@@ -173,6 +402,10 @@ def _resolved(ev: Evaluator, frame: Frame, node: ast.expr) -> Any:
             return BoundMethod(node.attr, base)
         if isinstance(base, Unknown):
             return base
+        if type(base) in op.ATOMS or type(base) in op.CONTAINERS:
+            return BoundMethod(node.attr, base)
+        if isinstance(base, type) and is_plain(base):
+            return class_attribute(ev, base, node.attr)
     return None
 
 

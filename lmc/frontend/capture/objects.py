@@ -156,6 +156,7 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
+        ev.lose(x, x.deps)
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))

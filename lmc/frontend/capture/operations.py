@@ -173,6 +173,8 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     kind = type(a)
     if isinstance(a, (State, StateGroup)):
         return append(ev, name, a, b)
+    if isinstance(a, Unknown):
+        ev.lose(a, a.deps)  # a list, maybe
     if isinstance(a, Unknown) and isinstance(b, Expr):
         return Unknown(a.deps)  # forks of an unknown number, maybe
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in ("add", "or", "sub", "and", "xor", "mul"):
@@ -312,6 +314,7 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
         ev.count(passes(value))
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
     if isinstance(x, Unknown):
+        ev.lose(x, x.deps)
         return ev.hand_over([value])
     with suppress(Undecided):
         change(ev, x, NOTHING, operator.setitem, x, at, value)

@@ -6,21 +6,16 @@ import ast
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-MUTATING = frozenset({
-    "append", "extend", "insert", "pop", "remove", "clear", "add", "update", "setdefault", "sort", "discard", "popleft", "appendleft", "reverse",
-    "popitem", "extendleft", "rotate", "intersection_update", "difference_update", "symmetric_difference_update", "subtract", "move_to_end",
-    "join", "user", "assistant", "system", "fork", "set_var", "each", "write", "__iadd__", "__setitem__", "__next__", "send", "copy", "var_scope",
-})  # fmt: skip
-"""Methods that change what they are called on (by name: of lists, dicts, sets, states …)."""
+from lmc.frontend.capture.flow import Scan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PossibleEffects:
     """Possible effects of a part of a program.
 
     names    names that it binds, other than by augmented assignment
-    touched  names whose objects it may change in place
     appends  targets of augmented assignment: it changes their objects, or rebinds them
     calls    calls that it makes
     loads    names that it reads
@@ -29,8 +24,8 @@ class PossibleEffects:
     yields   whether it may give an item of a generator
     """
 
+    nodes: Sequence[ast.AST]
     names: frozenset[str]
-    touched: frozenset[str]
     appends: frozenset[str]
     calls: tuple[ast.Call, ...]
     loads: frozenset[str]
@@ -38,29 +33,29 @@ class PossibleEffects:
     leaves: str | None
     yields: bool
 
+    @cached_property
+    def scan(self) -> Scan:
+        """Return what it binds and changes, with the sources of the values."""
+        return Scan(self.nodes, self.loads)
+
 
 def effects(nodes: Sequence[ast.AST]) -> PossibleEffects:
     """Return the combined effects of statements or expressions."""
     found = _Scan()
     for node in nodes:
         found.visit(node)
-    inside = [x for node in nodes for x in ast.walk(node)]
-    bound = [(x.targets, x.value) for x in inside if isinstance(x, ast.Assign)] + [([x.target], x.iter) for x in inside if isinstance(x, ast.For)]
-    parts = [(to.id, whole) for targets, value in bound for to in targets if isinstance(to, ast.Name) and (whole := root(value))]
-    while more := {whole for part, whole in parts if part in found.touched} - found.touched:  # other names of its objects, or of what holds them
-        found.touched |= more
     return PossibleEffects(
-        frozenset(found.names), frozenset(found.touched), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
+        tuple(nodes), frozenset(found.names), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
         frozenset(found.exits), _leaves(nodes), found.yields,
     )  # fmt: skip
 
 
-NO_EFFECTS = PossibleEffects(frozenset(), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
+NO_EFFECTS = PossibleEffects((), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
 
 
 class _Scan(ast.NodeVisitor):
     def __init__(self) -> None:
-        self.names, self.touched, self.appends, self.loads, self.exits = set[str](), set[str](), set[str](), set[str](), set[str]()
+        self.names, self.appends, self.loads, self.exits = set[str](), set[str](), set[str](), set[str]()
         self.calls: list[ast.Call] = []
         self.loops = 0
         self.yields = False
@@ -72,15 +67,12 @@ class _Scan(ast.NodeVisitor):
         self.names.add(node.name)
         for part in (*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)])):
             self.visit(part)
-
-    visit_FunctionDef = visit_AsyncFunctionDef = _function
-
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        self._function(node)
-        names = set(self.names)
-        for part in (*node.keywords, *node.body):  # which runs at once
+        names, exits, yields = set(self.names), set(self.exits), self.yields
+        for part in (*(node.keywords if isinstance(node, ast.ClassDef) else ()), *node.body):  # that of a class runs at once, and a function may be called here
             self.visit(part)
-        self.names = names  # those that it binds are the class's
+        self.names, self.exits, self.yields = names, exits, yields  # those of the body are its own
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self.visit(node.body)  # it may be called here
@@ -100,28 +92,15 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        name = root(node.target)
-        if name is not None:
-            self.touched.add(name)
-            if isinstance(node.target, ast.Name):
-                self.appends.add(name)
-                self.loads.add(name)
         self.visit(node.value)
-        if not isinstance(node.target, ast.Name):
+        if isinstance(node.target, ast.Name):
+            self.appends.add(node.target.id)
+            self.loads.add(node.target.id)
+        else:
             self.visit(node.target)
-
-    def visit_Subscript(self, node: ast.Subscript | ast.Attribute) -> None:
-        if not isinstance(node.ctx, ast.Load) and (name := root(node)) is not None:
-            self.touched.add(name)
-        self.generic_visit(node)
-
-    visit_Attribute = visit_Subscript
 
     def visit_Call(self, node: ast.Call) -> None:
         self.calls.append(node)
-        fn = node.func
-        if isinstance(fn, ast.Attribute) and fn.attr in MUTATING and (name := root(fn.value)) is not None:
-            self.touched.update([name] if fn.attr != "fork" or isinstance(fn.value, ast.Name) else [])  # a state that an object holds keeps its prompt
         self.generic_visit(node)
 
     def _loop(self, node: ast.For | ast.AsyncFor | ast.While) -> None:
@@ -143,13 +122,6 @@ class _Scan(ast.NodeVisitor):
         self.generic_visit(node)
 
     visit_Yield = visit_YieldFrom = _yield
-
-
-def root(node: ast.AST) -> str | None:
-    """Return the name that a chain of attributes and items begins with."""
-    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else None
 
 
 def _leaves(nodes: Sequence[ast.AST]) -> str | None:

@@ -333,7 +333,7 @@ def _class(node: ast.ClassDef, scope: Scope) -> Eval:
 
     def run(frame: Frame) -> None:
         frame.ev.havoc(frame, of_body, None)
-        bind(frame, frame.ev.operation("class", (), None))
+        bind(frame, frame.ev.operation("class", [x for x in map(frame.peek, of_body.loads) if type(x) in op.CONTAINERS], None))
 
     return run
 

@@ -25,10 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.frontend import primitives, tools
+from lmc.frontend.capture import flow, searching
 from lmc.frontend.capture import operations as op
-from lmc.frontend.capture import searching
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.scan import MUTATING
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
@@ -210,7 +209,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
-CHANGING = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
+CHANGES = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
 """Functions that change their arguments."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
@@ -240,7 +239,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
         named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
         return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
 
-    changes = name in MUTATING and name != "copy"
+    changes = name in flow.CHANGING
     ev.count((0 if name in _OF_ONE else len(x) >> 3) + sum(op.passes(a) for a in args))
     deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
     try:

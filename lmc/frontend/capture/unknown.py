@@ -31,12 +31,13 @@ class Unknown(Symbolic):
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation
+    of      objects of the evaluation's that it may be, or be a part of
     """
 
-    __slots__ = ("begins", "deps", "note")
+    __slots__ = ("begins", "deps", "note", "of")
 
-    def __init__(self, deps: Deps = None, note: Any = None, begins: str = "") -> None:
-        self.deps, self.note, self.begins = deps, note, begins
+    def __init__(self, deps: Deps = None, note: Any = None, begins: str = "", of: tuple[Any, ...] = ()) -> None:
+        self.deps, self.note, self.begins, self.of = deps, note, begins, of
 
     def __deepcopy__(self, _: Any) -> Unknown:
         return self

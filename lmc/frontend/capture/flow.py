@@ -1,0 +1,276 @@
+"""Where the values in a part of a program come from, by its source: so what a change of one of them may change, too.
+
+A `Source` of a value is a name that it may be (or be inside of), or, of a new value (fresh), what that may hold. Other
+syntax than the rules know gives all of its names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CHANGING = frozenset({
+    "append", "extend", "insert", "pop", "remove", "clear", "add", "update", "setdefault", "sort", "discard", "popleft", "appendleft", "reverse",
+    "popitem", "extendleft", "rotate", "intersection_update", "difference_update", "symmetric_difference_update", "subtract", "move_to_end",
+    "write", "__setitem__", "__delitem__", "__next__", "send",
+})  # fmt: skip
+"""Methods that change what they are called on (by name: of lists, dicts, sets …)."""
+SAYING = frozenset({"join", "user", "assistant", "system", "fork", "set_var", "each", "__iadd__", "copy", "var_scope"})
+"""Methods that change a state."""
+_PLAIN = frozenset("len str int float repr bool abs round ord chr isinstance hash id format print any all range hasattr".split())
+"""Builtins that give nothing that can be changed, and keep nothing."""
+_NEW = frozenset("list tuple set frozenset dict sorted zip enumerate map filter reversed".split())
+"""Builtins that give something new, which holds what they get or parts of it."""
+_OF_TEXT = frozenset("strip lstrip rstrip lower upper title split splitlines replace format startswith endswith join encode isdigit".split())
+_PARTS = frozenset("get values items keys pop popleft popitem setdefault".split())
+ANYTHING = "*"
+"""Instead of a name: any that the part reads."""
+
+Source = tuple[str, bool, bool]
+"""Name, whether the value is a new one that holds it, whether it is what the name holds."""
+_OF_ANYTHING = {(ANYTHING, False, False)}
+Origins = tuple[frozenset[str], frozenset[str]]
+"""Names that a value may be, and names that it may be inside of."""
+NO_NAMES: frozenset[str] = frozenset()
+
+
+def sources(node: ast.AST | None) -> set[Source]:
+    """Return the sources of an expression's value."""
+    match node:
+        case None | ast.Constant() | ast.JoinedStr() | ast.Compare() | ast.UnaryOp(op=ast.Not()):
+            return set()
+        case ast.Name(name):
+            return {(name, False, False)}
+        case ast.Attribute(value, "__dict__") | ast.NamedExpr(_, value) | ast.Await(value):
+            return sources(value)
+        case ast.Attribute(value) | ast.Subscript(value) | ast.Starred(value):
+            return inside(sources(value))
+        case ast.IfExp(_, then, orelse):
+            return sources(then) | sources(orelse)
+        case ast.BoolOp(_, values):
+            return _of_all(values)
+        case ast.BinOp(left, _, right):
+            return holding(inside(sources(left) | sources(right)))
+        case ast.List(items) | ast.Tuple(items) | ast.Set(items):
+            return holding(_of_all(items))
+        case ast.Dict(_, values):
+            return holding(any_of(_of_all(values)) if None in node.keys else _of_all(values))
+        case ast.ListComp(element) | ast.SetComp(element) | ast.GeneratorExp(element) | ast.DictComp(_, element):
+            return holding(sources(element))
+        case ast.Call(fn, args, keywords):
+            given = _of_all([*args, *(k.value for k in keywords)])
+            method = fn.attr if isinstance(fn, ast.Attribute) else ""
+            if method in _OF_TEXT or method == "fork" or (isinstance(fn, ast.Name) and fn.id in _PLAIN):
+                return set()
+            if isinstance(fn, ast.Name) and fn.id in _NEW:
+                return holding(any_of(given))
+            if method in _PARTS:
+                return inside(sources(fn.value)) | given  # pyright: ignore[reportAttributeAccessIssue]
+            return any_of(given | sources(fn.value if isinstance(fn, ast.Attribute) else fn))
+        case _:
+            return any_of({(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)})
+
+
+def _of_all(nodes: Iterable[ast.AST | None]) -> set[Source]:
+    return {source for node in nodes for source in sources(node)}
+
+
+def _root(node: ast.AST) -> str | None:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def inside(found: set[Source]) -> set[Source]:
+    """Return the sources of what a value holds."""
+    return {(name, False, True) for name, _, _ in found} | {(name, new, deep) for name, fresh, deep in found if fresh for new in (False, True)}
+
+
+def holding(found: set[Source]) -> set[Source]:
+    """Return the sources of a new value that holds a value."""
+    return {(name, True, deep) for name, _, deep in found}
+
+
+def any_of(found: set[Source]) -> set[Source]:
+    """Return the sources of a value that may be another, be inside of it, or hold it."""
+    return found | inside(found) | holding(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call with the origins of its function (of a method: of what it is called on) and of its arguments, by position or name (None: any). `root`: the
+    name that its function begins with, unless the part binds that."""
+
+    node: ast.Call
+    root: str | None
+    method: str
+    fn: Origins
+    args: Sequence[tuple[int | str | None, Origins]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What a part of a program may change, as far as the source tells it.
+
+    changed   origins of what it changes in place
+    said      those that may be states
+    calls     calls that it makes
+    """
+
+    changed: Origins
+    said: Origins
+    calls: Sequence[Call]
+
+
+class Scan(ast.NodeVisitor):
+    """Bindings and changes of a part of a program.
+
+    stores   attributes that it sets
+    given    names that it reads other than to call them
+    names    all names in it
+    holding  those given something to hold, but not bound
+    edges    by name, the sources of what it is bound to or given to hold
+    """
+
+    def __init__(self, nodes: Sequence[ast.AST], loads: frozenset[str]) -> None:
+        self.edges = defaultdict[str, set[Source]](set)
+        self.changed, self.said = set[Source](), set[Source]()
+        self.binds, self.defined = set[str](), set[str]()
+        self.returned = set[Source]()
+        self.stores, self.attributes, self.given, self.calls = set[str](), set[str](), set[str](), list[ast.Call]()
+        self.reads_frame = False
+        for node in nodes:
+            self.visit(node)
+        self.names = loads | self.binds | {x.id for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name)}
+        self.holding = frozenset(self.edges) - self.binds
+        self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
+        self._flows: dict[frozenset[str], Flow] = {}
+        self._bindings: dict[str, Origins] = {}
+
+    def origins(self, found: Iterable[Source], holds_nothing: frozenset[str] = NO_NAMES) -> Origins:
+        """Return the origins of a value with these sources. `holds_nothing`: names of values that hold no other, such as states."""
+        todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
+        while todo:
+            if (one := todo.pop()) in seen:
+                continue
+            seen.add(one)
+            name, whole = one[0], not one[1]
+            for other, fresh, deep in self.edges.get(name, ()) if name not in holds_nothing else ():
+                if whole:
+                    todo += [] if fresh else [(other, deep)]
+                else:
+                    todo += [(other, True)] if deep or not fresh else [(other, False), (other, True)]
+        names = [frozenset([name for name, deep in seen if deep is inside and name != ANYTHING]) for inside in (False, True)]
+        return names[0], names[1]
+
+    def binding(self, name: str) -> Origins:
+        """Return the origins of what a name is bound to."""
+        if name not in self._bindings:
+            self._bindings[name] = self.origins(self.edges.get(name, ()))
+        return self._bindings[name]
+
+    def flow(self, holds_nothing: frozenset[str]) -> Flow:
+        found = self._flows.get(holds_nothing)
+        if found is None:
+            of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, holds_nothing)
+            calls: list[Call] = []
+            for node in self.calls:
+                if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
+                    continue  # a function of its own, with any arguments
+                args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
+                fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
+                root = _root(node.func)
+                calls.append(Call(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
+            found = self._flows[holds_nothing] = Flow(self.origins(self.changed, holds_nothing), self.origins(self.said, holds_nothing), calls)
+        return found
+
+    # -- bindings
+
+    def _bind(self, target: ast.AST, found: set[Source]) -> None:
+        match target:
+            case ast.Name(name):
+                self.edges[name] |= found
+                self.binds.add(name)
+            case ast.Tuple(items) | ast.List(items):
+                for item in items:
+                    self._bind(item, inside(found))
+            case ast.Starred(value):
+                self._bind(value, holding(found))
+            case ast.Attribute(value) | ast.Subscript(value):
+                self._hold(value, found)
+            case _:
+                pass
+
+    def _hold(self, node: ast.AST, found: set[Source]) -> None:
+        for name, _, _ in sources(node):
+            self.edges[name] |= holding(found)
+
+    def _binding(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets, value):
+                for target in targets:
+                    self._bind(target, sources(value))
+            case ast.AnnAssign(target, _, value) | ast.NamedExpr(target, value):
+                self._bind(target, sources(value))
+            case ast.AugAssign(target, _, value):
+                self._hold(target, sources(value))
+                self.said |= sources(target)
+                self.given.update([target.id] if isinstance(target, ast.Name) else [])
+            case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
+                self._bind(target, inside(sources(items)))
+            case ast.withitem(manager, ast.AST() as target):
+                self._bind(target, any_of(sources(manager)))
+            case ast.ClassDef(name, bases):
+                self._bind(ast.Name(name), _OF_ANYTHING | _of_all(bases) | {(name, False, False)})
+            case ast.arg(name) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                self.defined.update(() if isinstance(node, ast.arg) else [name])
+                self._bind(ast.Name(name), _OF_ANYTHING)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
+                self._bind(ast.Name(name), _OF_ANYTHING)
+            case _:
+                pass
+        self.generic_visit(node)
+
+    visit_Assign = visit_AnnAssign = visit_NamedExpr = visit_AugAssign = visit_For = visit_AsyncFor = visit_comprehension = visit_withitem = _binding
+    visit_arg = visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _binding
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _binding
+
+    # -- changes
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.given.update([node.id] if isinstance(node.ctx, ast.Load) else [])
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self.changed |= set() if isinstance(node.ctx, ast.Load) else sources(node.value)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        (self.attributes if isinstance(node.ctx, ast.Load) else self.stores).add(node.attr)
+        if node.attr in SAYING and (node.attr != "fork" or isinstance(node.value, ast.Name)):  # a state that an object holds keeps its prompt
+            self.said |= sources(node.value)
+        elif node.attr in CHANGING or not isinstance(node.ctx, ast.Load):  # a method may be called later
+            self.changed |= sources(node.value)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.calls.append(node)
+        fn, given = node.func, [*node.args, *(k.value for k in node.keywords)]
+        if isinstance(fn, ast.Attribute):
+            if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
+                self.changed |= _of_all(given[:1])
+            given += [fn.value] if fn.attr not in _OF_TEXT else []
+        elif isinstance(fn, ast.Name) and fn.id in ("exec", "locals", "globals", "vars"):
+            self.reads_frame = True
+        if not (isinstance(fn, ast.Name) and fn.id in _PLAIN):
+            for one in given:  # it may keep one in another
+                self._hold(one, _of_all([other for other in given if other is not one]))
+        for part in (*node.args, *node.keywords, *([] if isinstance(fn, ast.Name) else [fn])):
+            self.visit(part)
+
+    def _returned(self, node: ast.Return | ast.Yield | ast.YieldFrom) -> None:
+        self.returned |= any_of(sources(node.value))
+        self.generic_visit(node)
+
+    visit_Return = visit_Yield = visit_YieldFrom = _returned

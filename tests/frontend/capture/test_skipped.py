@@ -1,0 +1,388 @@
+"""Code that is skipped behind an undecided condition: what it may change is not taken for certain, and what it only reads stays known."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.frontend.capture.comparing import evaluation, run_python
+
+BEGINNING = """
+import copy, functools, heapq, json, operator, random, re
+from contextvars import copy_context
+import lmc
+
+XS = ["x", "y", "z", "w"]
+GL = "old"
+
+def ask(s, q):
+    (f,) = s.fork(1)
+    f += q + lmc.gen("a", max_tokens=4)
+    return f["a"]
+
+class Box:
+    def __init__(self, items): self.items = items
+    def add(self, x): self.items.append(x)
+
+class Left: pass
+
+class Right:
+    def __init__(self, seen): self.seen = seen
+    def __radd__(self, x): self.seen.append("r"); return self
+    def __gt__(self, x): self.seen.append("gt"); return True
+
+def adds(seen):
+    for x in XS:
+        seen.append(x); yield x
+
+def put(xs, x): xs.append(x)
+def put2(xs, x): put(xs, x)
+def put3(xs, x):
+    ys = xs
+    ys.append(x)
+def each_(boxes):
+    for b in boxes: b.items.append("e")
+def reads(xs): return f"{xs} {len(xs)}"
+
+class Cmp:
+    def __init__(self, seen): self.seen = seen
+    def __enter__(self): self.seen.append("enter"); return self
+    def __eq__(self, o): self.seen.append("eq"); return self is o
+    def __hash__(self): return 1
+"""
+SPECIAL = (
+    "lt:True len:1 str:'s' repr:'s' add:self radd:self iter:iter('ab') contains:True getitem:'i' setitem:None delitem:None bool:True format:'f' index:1 neg:1 "
+    "call:1 exit:None reversed:iter('ab') deepcopy:self round:1 float:1.0 next:1"
+)
+"""Methods of `Cmp`, each of which changes the object, with their results."""
+PROGRAM = """
+@lmc.function
+def {name}(s):
+    global GL
+    answer = ask(s, "q")
+    L = ["a", "b"]; seen1 = ["s1"]; seen = ["s"]; D = {{"k": L, "l": ["m"]}}
+    C1, C, R = Cmp(seen1), Cmp(seen), Right(seen)
+    BX = Box(L); BS = [BX, Box([])]
+    G = adds(L); GS = [adds(L), adds([])]
+    IT = iter(XS); ITS = {{"k": IT}}
+    P = functools.partial(put, L); PS = [P]; AP = L.append; FS = {{"f": lambda x: L.append(x)}}
+{skipped}
+    for text in (f"{{L}}", f"{{D}}", f"{{seen}} {{seen1}}", f"{{seen}}", f"{{BX.items}}", f"{{BS[0].items}}"):
+        ask(s, text)
+    ask(s, f"{{next(iter([*IT, 'end']))}}")
+    ask(s, f"{{getattr(Box, 'kind', 0)}}")
+    ask(s, f"{{GL}}")
+    ask(s, "end")
+"""
+CHANGES = r"""
+Left() + R
+Left() < R
+1 + C
+"a" + C
+C1 + C
+sorted([C1, C])
+[C1, C].sort()
+max(C1, C)
+min([C1, C])
+list(map(len, [C1, C]))
+list(map(str, [C1, C]))
+str([C1, C])
+f"{[C1, C]}"
+f"{C1} {C}"
+f"{C:x}"
+f"{C!r}"
+"%s" % C
+"%s %s" % (C1, C)
+"{} {}".format(C1, C)
+", ".join(map(str, [C1, C]))
+sum([C1, C], 0)
+C in [C1]
+[C1, C].index(3)
+[C1, C].count(3)
+[C1, C] == [1, 2]
+[C1, C] == [C1, 2]
+[C1, C].remove(C)
+{1: C} == {1: 2}
+(C1, C) < (C1, C1)
+"x" in C
+list(C)
+a, b = C
+[*C]
+(*C,)
+XS[C]
+C["x"]
+C["x"] = 1
+del C["x"]
+bool(C)
+not C
+1 if C else 2
+C and 1
+C or 1
+-C
+C(1)
+C.seen and C("x")
+list(reversed(C))
+copy.deepcopy([C1, C])
+round(C)
+float(C)
+range(C)
+next(C)
+dict([(1, C), C])
+zip(C, C); list(zip(C, XS))
+[x for x in C]
+{C: 1}[C1]
+C1 == C
+C1 != C
+{C1, C}
+any([C1, C])
+all([C1, C])
+any(x == 3 for x in [C1, C])
+list(filter(None, [C1, C]))
+tuple(C)
+set(C)
+"a".join(C)
+sorted(XS, key=C)
+list(map(C, XS))
+functools.reduce(C, XS)
+functools.reduce(operator.add, [C1, C])
+re.sub("a", C, "aa")
+heapq.heappush([C1], C)
+heapq.nsmallest(1, [C1, C])
+[y for y in [C1, C] if y]
+C1 is C or C1 == C
+isinstance(C, str)
+getattr(C, "x", 1)
+hasattr(C, "x")
+setattr(C, "seen", [])
+C.seen.append(1)
+vars(C)["seen"].append(1)
+C.__dict__["seen"].append(1)
+print(C)
+print(f"{C}")
+C += 1
+C1 += C
+[1] * C
+"a" * C
+XS[C:]
+XS[:C]
+"a".replace("a", "b", C)
+chr(C)
+json.dumps([C])
+random.choice([C])
+random.shuffle(L)
+random.shuffle(x=L)
+L.sort(key=C)
+with C: pass
+with C as q: q.seen.append(3)
+for _ in C: pass
+while C: break
+if C: pass
+assert C
+match C:\n case Cmp(): pass
+match C:\n case 1: pass
+match C:\n case [a, b]: pass
+del L[0]
+x = L; del x[0]
+seen2 = L; seen2 += [3]
+L[0:1] = [4]
+{**{"a": L}}["a"].append(2)
+next(adds(L))
+list(adds(L))
+a, *b = adds(L)
+[*adds(L)]
+print(*adds(L))
+dict.fromkeys(adds(L))
+"".join(adds(L))
+"z" in adds(L)
+sorted(adds(L))
+for x in adds(L): pass
+for x in zip(adds(L), XS): pass
+g = adds(L); iter(g); next(g, None)
+G.send(None)
+G.__next__()
+next(G)
+list(zip(G, XS))
+(lambda: put(L, 1))()
+[put(L, 1) for _ in "a"]
+functools.partial(put, L)(1)
+functools.partial(put, x=1)(L)
+functools.partial(put, xs=L)(x=1)
+getattr(L, "append")(1)
+operator.methodcaller("append", 1)(L)
+list.append(L, 1)
+append = L.append; append(1)
+list(map(L.append, XS))
+BX.add(1)
+BX.items.append(1)
+Box.add(BX, 1)
+setattr(BX, "items", [])
+BX.__init__([])
+BX.__dict__.update(items=3)
+copy_context().run(L.append, 1)
+copy_context().run(put, L, 1)
+copy_context().run(put, xs=L, x=1)
+copy_context().run(lambda: L.append(1))
+copy_context().run(BX.add, 1)
+copy_context().run(functools.partial(put, L), 1)
+copy_context().run(each_, [BX])
+copy_context().run(list, adds(L))
+copy_context().run(list, map(L.append, XS))
+copy_context().run(operator.setitem, D, "k", 3)
+copy_context().run(D["k"].append, 3)
+operator.setitem(D, "k", 3)
+D["k"].append(1)
+D.get("k").append(1)
+D.setdefault("k", []).append(1)
+for v in D.values(): v.append(1)
+for k, v in D.items(): v.append(k)
+[v.append(1) for v in D.values()]
+list(D.values())[0].append(1)
+max(D.values()).append(1)
+(L or []).append(1)
+(L if True else D).append(1)
+[L][0].append(1)
+dict(a=L)["a"].append(1)
+Box(L).add(1)
+b = Box(L); b.add(1)
+b = Box(L); b.items += [3]
+put(L, 1)
+put(xs=L, x=1)
+put(*[L, 1])
+put(**{"xs": L, "x": 1})
+put2(L, 1)
+put2(xs=L, x=1)
+put3(L, 1)
+each_([BX])
+each_(BS)
+for bx in BS: bx.items.append(1)
+for bx in BS: bx.add(1)
+for bx in BS: put(bx.items, 1)
+for g in GS: next(g)
+for g in GS: list(g)
+for g in GS:\n for _ in g: pass
+[next(g) for g in GS]
+next(GS[0])
+[*GS[0]]
+next(ITS["k"])
+next(IT)
+list(IT)
+for _ in IT: break
+a, b = IT, 1; next(a)
+list(zip(IT, "p"))
+"x" in IT
+[*IT]
+copy_context().run(next, IT)
+copy_context().run(next, ITS["k"])
+P(1)
+PS[0](1)
+AP(1)
+FS["f"](1)
+BX.f = 3
+BX.items = [9]
+Box.kind = 4
+def inner(): L.append(1)\ninner()
+def inner(f, x): f(x, 1)\ninner(put, L)
+def inner(y=L): y.append(1)\ninner()
+async def inner(): L.append(1)\nimport asyncio; asyncio.run(inner())
+class K:\n L.append(1)
+class K:\n x = L\n x.append(1)
+class K:\n def go(self): L.append(1)\nK().go()
+class K:\n y = [L]\nK.y[0].append(1)
+class K(Box): pass\nK(L).add(1)
+class K(Box): pass\nK(L).items.append(1)
+try:\n raise KeyError(L)\nexcept KeyError as e: e.args[0].append(1)
+x = y = L; y.append(1)
+(x, y) = (L, 1); x.append(1)
+x, = [L]; x.append(1)
+(z := L).append(1)
+for z in [L]: z.append(1)
+for z, w in zip([L], XS): z.append(1)
+for i, z in enumerate([L]): z.append(1)
+[z.append(1) for z in [L]]
+import contextlib\nwith contextlib.nullcontext(L) as z: z.append(1)
+t = (L, 1); t[0].append(1)
+t = [L]; t.extend([1]); t[0].append(2)
+q = L; r = q; r.append(1)
+q = D["k"]; r = q; r.append(1)
+global GL; GL = "new"
+""".strip().splitlines()
+READS = r"""
+pass
+print(len(L), f"{D} {BX.items}")
+n = len(L) + sum(len(v) for v in D.values())
+text = ", ".join(x.upper() for x in L)
+k = D["k"]; text = f"{k[0]} {k}"
+for v in D.values(): text = f"{v}"
+for i, v in enumerate(L): text = f"{i}: {v.strip()}"
+rows = []; rows.append(D["k"]); rows.append(L)
+rows = [v for v in D.values()]; rows.sort(key=len)
+pairs = dict(zip(XS, L)); pairs["x"] = L
+total = 0; total += len(D["k"])
+reads(L); reads(D["k"]); reads(xs=BX.items)
+def inner(xs): return len(xs)\ninner(L)
+text = json.dumps(D) + re.sub("a", "b", L[0])
+first = max(L); last = sorted(L)[0]; part = L[1:]
+match L:\n case [a, b]: pass
+""".strip().splitlines()
+
+
+def indented(n: int, code: str) -> str:
+    return "".join(f"{' ' * n}{line}\n" for line in code.replace("\\n", "\n").splitlines())
+
+
+def programs_of(code: str, number: str) -> dict[str, str]:
+    """The source of programs that skip code: in an arm, in a loop, in a function of theirs."""
+    test = '    if "no" not in answer:\n'
+    inside = indented(8, code).replace("global GL; ", "")
+    outer = "        nonlocal C, C1\n" if "C += " in code or "C1 +=" in code else ""
+    skipped = {
+        "arm": test + indented(8, code), "loop": "    for word in answer.split():\n" + indented(8, code),
+        "function": f"    def helper():\n{outer}{inside}{test}        helper()\n",
+    }  # fmt: skip
+    return {f"{kind}_{number}": PROGRAM.format(name=f"{kind}_{number}", skipped=lines.rstrip()) for kind, lines in skipped.items()}
+
+
+CODE = {f"{kind}{i}": code for kind, codes in (("changes", CHANGES), ("reads", READS)) for i, code in enumerate(codes)}
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    made = [f"    def __{name}__(self, *a): self.seen.append({name!r}); return {result}" for name, _, result in (x.partition(":") for x in SPECIAL.split())]
+    file = tmp_path_factory.mktemp("skipped") / "skipped_programs.py"
+    programs = [program for number, code in CODE.items() for program in programs_of(code, number).values()]
+    file.write_text(BEGINNING + "\n".join([*made, *programs]))
+    spec = importlib.util.spec_from_file_location("skipped_programs", file)
+    assert spec is not None and spec.loader is not None
+    found = sys.modules["skipped_programs"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def certain_and_right(module: Any, name: str) -> tuple[int, set[Any]]:
+    """Return how many requests are known to be certain while the first answer is unknown, and the prompts of those that Python does not make."""
+    module.GL = "old"
+    vars(module.Box).get("kind") is not None and delattr(module.Box, "kind")
+    python = run_python(getattr(module, name), {}, {"a": "1 2"})
+    prompts = {address: prompt for address, _, prompt in python.asked}
+    module.GL = "old"
+    vars(module.Box).get("kind") is not None and delattr(module.Box, "kind")
+    asked, _ = evaluation(getattr(module, name), {}, {})
+    known = [a for a in asked if a.certain and not a.shifted and a.prompt is not None]
+    return len(known), set() if python.error is not None else {a.prompt for a in known if a.prompt != prompts.get(a.address)}
+
+
+@pytest.mark.parametrize("kind", ["arm", "loop", "function"])
+@pytest.mark.parametrize("i", range(len(CHANGES)))
+def test_what_skipped_code_may_change_is_not_certain(module: ModuleType, i: int, kind: str) -> None:
+    known, wrong = certain_and_right(module, f"{kind}_changes{i}")
+    assert known and not wrong, CHANGES[i]
+
+
+@pytest.mark.parametrize("kind", ["arm", "loop", "function"])
+@pytest.mark.parametrize("i", range(len(READS)))
+def test_what_skipped_code_reads_stays_known(module: ModuleType, i: int, kind: str) -> None:
+    assert certain_and_right(module, f"{kind}_reads{i}") == certain_and_right(module, f"{kind}_reads0") == (10, set()), READS[i]
