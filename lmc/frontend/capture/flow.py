@@ -124,7 +124,7 @@ class Flow:
     calls: Sequence[Call]
 
 
-class Scan(ast.NodeVisitor):
+class Scan:
     """Bindings and changes of a part of a program.
 
     stores   attributes that it sets
@@ -136,14 +136,16 @@ class Scan(ast.NodeVisitor):
 
     def __init__(self, nodes: Sequence[ast.AST], loads: frozenset[str]) -> None:
         self.edges = defaultdict[str, set[Source]](set)
-        self.changed, self.said = set[Source](), set[Source]()
+        self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
         self.binds, self.defined = set[str](), set[str]()
-        self.returned = set[Source]()
-        self.stores, self.attributes, self.given, self.calls = set[str](), set[str](), set[str](), list[ast.Call]()
-        self.reads_frame = False
-        for node in nodes:
-            self.visit(node)
-        self.names = loads | self.binds | {x.id for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name)}
+        self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
+        inside = [x for node in nodes for x in ast.walk(node)]
+        for node in inside:
+            self._read(node)
+        called = {id(call.func) for call in self.calls}
+        self.given = {x.id for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in called} & loads
+        self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
+        self.names = loads | self.binds | {x.id for x in inside if isinstance(x, ast.Name)}
         self.holding = frozenset(self.edges) - self.binds
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._flows: dict[frozenset[str], Flow] = {}
@@ -186,7 +188,53 @@ class Scan(ast.NodeVisitor):
             found = self._flows[holds_nothing] = Flow(self.origins(self.changed, holds_nothing), self.origins(self.said, holds_nothing), calls)
         return found
 
-    # -- bindings
+    def _read(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets, value):
+                for target in targets:
+                    self._bind(target, sources(value))
+            case ast.AnnAssign(target, _, value) | ast.NamedExpr(target, value):
+                self._bind(target, sources(value))
+            case ast.AugAssign(target, _, value):
+                self._hold(target, sources(value))
+                self.said |= sources(target)
+            case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
+                self._bind(target, inside(sources(items)))
+            case ast.withitem(manager, ast.AST() as target):
+                self._bind(target, any_of(sources(manager)))
+            case ast.ClassDef(name, bases):
+                self._bind(ast.Name(name), _OF_ANYTHING | _of_all(bases) | {(name, False, False)})
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                self.defined.add(name)
+                self._bind(ast.Name(name), _OF_ANYTHING)
+            case ast.arg(name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
+                self._bind(ast.Name(name), _OF_ANYTHING)
+            case ast.Return(value) | ast.Yield(value) | ast.YieldFrom(value):
+                self.returned |= any_of(sources(value))
+            case ast.Subscript(value, ctx=ast.Store() | ast.Del()):
+                self.changed |= sources(value)
+            case ast.Attribute(value, name, ctx):
+                (self.attributes if isinstance(ctx, ast.Load) else self.stores).add(name)
+                if name in SAYING and (name != "fork" or isinstance(value, ast.Name)):  # a state that an object holds keeps its prompt
+                    self.said |= sources(value)
+                elif name in CHANGING or not isinstance(ctx, ast.Load):  # a method may be called later
+                    self.changed |= sources(value)
+            case ast.Call(fn, args, keywords):
+                self.calls.append(node)
+                self._pass(fn, [*args, *(k.value for k in keywords)])
+            case _:
+                pass
+
+    def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
+        """Assume that a function keeps any of its arguments in another."""
+        if isinstance(fn, ast.Attribute):
+            if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
+                self.changed |= _of_all(given[:1])
+            given += [fn.value] if fn.attr not in _OF_TEXT else []
+        elif isinstance(fn, ast.Name) and fn.id in _PLAIN:
+            return
+        for one in given:
+            self._hold(one, _of_all([other for other in given if other is not one]))
 
     def _bind(self, target: ast.AST, found: set[Source]) -> None:
         match target:
@@ -206,71 +254,3 @@ class Scan(ast.NodeVisitor):
     def _hold(self, node: ast.AST, found: set[Source]) -> None:
         for name, _, _ in sources(node):
             self.edges[name] |= holding(found)
-
-    def _binding(self, node: ast.AST) -> None:
-        match node:
-            case ast.Assign(targets, value):
-                for target in targets:
-                    self._bind(target, sources(value))
-            case ast.AnnAssign(target, _, value) | ast.NamedExpr(target, value):
-                self._bind(target, sources(value))
-            case ast.AugAssign(target, _, value):
-                self._hold(target, sources(value))
-                self.said |= sources(target)
-                self.given.update([target.id] if isinstance(target, ast.Name) else [])
-            case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
-                self._bind(target, inside(sources(items)))
-            case ast.withitem(manager, ast.AST() as target):
-                self._bind(target, any_of(sources(manager)))
-            case ast.ClassDef(name, bases):
-                self._bind(ast.Name(name), _OF_ANYTHING | _of_all(bases) | {(name, False, False)})
-            case ast.arg(name) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
-                self.defined.update(() if isinstance(node, ast.arg) else [name])
-                self._bind(ast.Name(name), _OF_ANYTHING)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
-                self._bind(ast.Name(name), _OF_ANYTHING)
-            case _:
-                pass
-        self.generic_visit(node)
-
-    visit_Assign = visit_AnnAssign = visit_NamedExpr = visit_AugAssign = visit_For = visit_AsyncFor = visit_comprehension = visit_withitem = _binding
-    visit_arg = visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _binding
-    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _binding
-
-    # -- changes
-
-    def visit_Name(self, node: ast.Name) -> None:
-        self.given.update([node.id] if isinstance(node.ctx, ast.Load) else [])
-
-    def visit_Subscript(self, node: ast.Subscript) -> None:
-        self.changed |= set() if isinstance(node.ctx, ast.Load) else sources(node.value)
-        self.generic_visit(node)
-
-    def visit_Attribute(self, node: ast.Attribute) -> None:
-        (self.attributes if isinstance(node.ctx, ast.Load) else self.stores).add(node.attr)
-        if node.attr in SAYING and (node.attr != "fork" or isinstance(node.value, ast.Name)):  # a state that an object holds keeps its prompt
-            self.said |= sources(node.value)
-        elif node.attr in CHANGING or not isinstance(node.ctx, ast.Load):  # a method may be called later
-            self.changed |= sources(node.value)
-        self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self.calls.append(node)
-        fn, given = node.func, [*node.args, *(k.value for k in node.keywords)]
-        if isinstance(fn, ast.Attribute):
-            if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
-                self.changed |= _of_all(given[:1])
-            given += [fn.value] if fn.attr not in _OF_TEXT else []
-        elif isinstance(fn, ast.Name) and fn.id in ("exec", "locals", "globals", "vars"):
-            self.reads_frame = True
-        if not (isinstance(fn, ast.Name) and fn.id in _PLAIN):
-            for one in given:  # it may keep one in another
-                self._hold(one, _of_all([other for other in given if other is not one]))
-        for part in (*node.args, *node.keywords, *([] if isinstance(fn, ast.Name) else [fn])):
-            self.visit(part)
-
-    def _returned(self, node: ast.Return | ast.Yield | ast.YieldFrom) -> None:
-        self.returned |= any_of(sources(node.value))
-        self.generic_visit(node)
-
-    visit_Return = visit_Yield = visit_YieldFrom = _returned

@@ -12,7 +12,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import CHANGING, SAYING, Call, Origins
-from lmc.frontend.capture.objects import class_attribute, special_methods
+from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
@@ -189,7 +189,7 @@ class Losses:
         elif _is_opaque(fn):
             self.hand(values)
         if isinstance(fn, type) and is_plain(fn):
-            self._call_all([BoundMethod(one, _any_of(values)) for one in _implicit(fn)], given)
+            self._call_all([BoundMethod(one, _any_of(values)) for one in implicit_methods(fn)], given)
 
     def _call_any(self, call: Call, of: Any, given: Sequence[Any], values: list[Any]) -> None:
         """Call what is not known, but what it may be part of: of a method, what has it."""
@@ -255,7 +255,7 @@ class Losses:
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:
-                methods += [BoundMethod(fn, x) for fn in _implicit(x.cls)]
+                methods += [BoundMethod(fn, x) for fn in implicit_methods(x.cls)]
         for x in functions:
             if type(x) is BoundMethod and type(x.function) is str and (x.function in CHANGING or x.function in SAYING):
                 self.lose(x.receiver)
@@ -273,7 +273,7 @@ class Losses:
             elif isinstance(x, Function):
                 self.asks = True
             if type(x) is Object or type(x) in _FUNCTIONS:
-                methods = [BoundMethod(fn, x) for fn in _implicit(x.cls)] if type(x) is Object else []
+                methods = [BoundMethod(fn, x) for fn in implicit_methods(x.cls)] if type(x) is Object else []
                 self._call_all([x, *methods], [(None, one) for one in values])
 
     def _reach(self, roots: Iterable[Any]) -> list[Any]:
@@ -299,7 +299,7 @@ class Losses:
             return x
         if kind is Object:
             of_class = [class_attribute(self.ev, x.cls, name) for name in _held(x.cls)]
-            return (*x.attributes.values(), *of_class, *((x,) if _implicit(x.cls) else ()))
+            return (*x.attributes.values(), *of_class, *((x,) if implicit_methods(x.cls) else ()))
         if kind is Unknown or kind is Partial:
             return x.of
         if kind is StateGroup:
@@ -339,14 +339,6 @@ def _held(cls: type) -> Sequence[str]:
     """Return the names of a plain class's attributes that may be changed in place."""
     held = {name: type(x) for one in cls.__mro__[:-1] if one.__module__ != "builtins" for name, x in vars(one).items()}
     return [name for name, kind in held.items() if kind in op.CONTAINERS or is_plain(kind)]
-
-
-@functools.lru_cache(4096)
-def _implicit(cls: type) -> Sequence[Any]:
-    """Return the functions of a class that Python calls for operators and attributes."""
-    held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items()}
-    properties = [item.fget for item in held.values() if isinstance(item, property)]
-    return (*special_methods(cls), *properties, *(item.func for item in held.values() if isinstance(item, functools.cached_property)))
 
 
 def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 from lmc.frontend.capture import operations as op
@@ -171,10 +172,15 @@ def special(ev: Evaluator, x: Object, name: str) -> Any:
 
 
 @functools.lru_cache(4096)
-def special_methods(cls: type) -> tuple[Any, ...]:
-    """Return the functions of the program's own that Python calls for operators, and for builtins that use objects of a class."""
-    held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items() if name.startswith("__")}
-    return tuple(fn for name, fn in held.items() if name not in ("__init__", "__post_init__") and type(fn) is types.FunctionType and not is_generated(fn))
+def implicit_methods(cls: type) -> Sequence[Any]:
+    """Return the functions of the program's own that Python calls for operators, attributes, and builtins that use objects of a class."""
+    held = {name: item for one in reversed(cls.__mro__[:-1]) for name, item in vars(one).items()}
+    found = [
+        x.fget if isinstance(x, property) else x.func if isinstance(x, functools.cached_property) else name.startswith("__") and x
+        for name, x in held.items()
+        if name not in ("__init__", "__post_init__")
+    ]
+    return [fn for fn in found if type(fn) is types.FunctionType and not is_generated(fn)]
 
 
 # -- classes and instances
