@@ -45,7 +45,8 @@ class Comprehended:
         for k, loop in enumerate(loops):
             behind = [effects([*loop.ifs[j + 1 :], *loops[k + 1 :], element]) for j in range(len(loop.ifs))]
             arms = [Arm(lambda frame, k=k, j=j: deque(self._turn(frame, k, j + 1), 0), found, loc) for j, found in enumerate(behind)]
-            whole = BranchStatement(loc, Arm(lambda _: None, effects([loop.target, *loop.ifs, *loops[k + 1 :], element]), loc), nothing)
+            every = effects([loop.target, *loop.ifs, *loops[k + 1 :], element], loop)
+            whole = BranchStatement(loc, Arm(lambda _: None, every, loc), nothing)
             tests = [(expression(test, inner), BranchStatement(loc, arm, nothing)) for test, arm in zip(loop.ifs, arms, strict=True)]
             iterable = expression(loop.iter, inner) if k else lambda frame: frame.vars[_ITEMS]
             self.loops.append((iterable, target(loop.target, inner), tests, whole))

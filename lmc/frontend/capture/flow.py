@@ -134,18 +134,21 @@ class Scan:
     edges    by name, the sources of what it is bound to or given to hold
     """
 
-    def __init__(self, nodes: Sequence[ast.AST], loads: frozenset[str]) -> None:
+    def __init__(self, nodes: Sequence[ast.AST], loads: frozenset[str], over: ast.For | ast.AsyncFor | ast.comprehension | None) -> None:
         self.edges = defaultdict[str, set[Source]](set)
         self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
         self.binds, self.defined = set[str](), set[str]()
         self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
-        inside = [x for node in nodes for x in ast.walk(node)]
-        for node in inside:
+        every = [x for node in nodes for x in ast.walk(node)]
+        for node in every:
             self._read(node)
+        if over is not None:
+            self._bind(over.target, of_items := inside(sources(over.iter)))
+            loads |= {name for name, _, _ in of_items}
         called = {id(call.func) for call in self.calls}
-        self.given = {x.id for x in inside if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in called} & loads
+        self.given = {x.id for x in every if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in called} & loads
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
-        self.names = loads | self.binds | {x.id for x in inside if isinstance(x, ast.Name)}
+        self.names = loads | self.binds | {x.id for x in every if isinstance(x, ast.Name)}
         self.holding = frozenset(self.edges) - self.binds
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._flows: dict[frozenset[str], Flow] = {}

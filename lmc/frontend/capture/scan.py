@@ -25,6 +25,7 @@ class PossibleEffects:
     """
 
     nodes: Sequence[ast.AST]
+    over: ast.For | ast.AsyncFor | ast.comprehension | None
     names: frozenset[str]
     appends: frozenset[str]
     calls: tuple[ast.Call, ...]
@@ -36,21 +37,21 @@ class PossibleEffects:
     @cached_property
     def scan(self) -> Scan:
         """Return what it binds and changes, with the sources of the values."""
-        return Scan(self.nodes, self.loads)
+        return Scan(self.nodes, self.loads, self.over)
 
 
-def effects(nodes: Sequence[ast.AST]) -> PossibleEffects:
-    """Return the combined effects of statements or expressions."""
+def effects(nodes: Sequence[ast.AST], over: ast.For | ast.AsyncFor | ast.comprehension | None = None) -> PossibleEffects:
+    """Return the combined effects of statements or expressions; of those of a loop `over` items that are evaluated before."""
     found = _Scan()
     for node in nodes:
         found.visit(node)
     return PossibleEffects(
-        tuple(nodes), frozenset(found.names), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
+        tuple(nodes), over, frozenset(found.names), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
         frozenset(found.exits), _leaves(nodes), found.yields,
     )  # fmt: skip
 
 
-NO_EFFECTS = PossibleEffects((), frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
+NO_EFFECTS = PossibleEffects((), None, frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
 
 
 class _Scan(ast.NodeVisitor):

@@ -122,7 +122,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     iterable, bind, body = expression(node.iter, scope), target(node.target, scope), arm(node.body, scope)
-    turn = effects([ast.For(node.target, ast.Constant(None), node.body, node.orelse)])  # its items are evaluated before it
+    turn = effects([ast.For(node.target, ast.Constant(None), node.body, node.orelse)], node)  # its items are evaluated before it
     site = LoopStatement(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), turn)
 
     def turns(frame: Frame, x: Any) -> Any:

@@ -310,6 +310,24 @@ q = L; r = q; r.append(1)
 q = D["k"]; r = q; r.append(1)
 global GL; GL = "new"
 """.strip().splitlines()
+LEFT = r"""
+for v in D.values():\n if "no" in answer: break\n v.append(1)
+for k, v in D.items():\n while len(answer) > len(v): v.append(1)
+[v.append(1) for v in D.values() if "no" not in answer]
+any(v.append(1) for v in D.values() if "no" not in answer)
+{k: v.append(1) for k, v in D.items() if "no" not in answer}
+D[answer[:0] + "k"].append(1)
+D.get(answer[:0] + "k").append(1)
+v = L if "no" not in answer else []; v.append(1)
+v = D[answer[:0] + "k"]; v += [1]
+D[answer[:0] + "k"][0] = 1
+v = BS[len(answer[:0])]; v.items = [1]
+put(D[answer[:0] + "k"], 1)
+for v in (D[answer[:0] + "k"],): v.append(1)
+for v in [L] * len(answer): v.append(1)
+v = [L, answer].pop(len(answer[:0])); v.append(1)
+""".strip().splitlines()
+"""Left undecided within: by a loop, or by which object is changed."""
 READS = r"""
 pass
 print(len(L), f"{D} {BX.items}")
@@ -341,12 +359,12 @@ def programs_of(code: str, number: str) -> dict[str, str]:
     outer = "        nonlocal C, C1\n" if "C += " in code or "C1 +=" in code else ""
     skipped = {
         "arm": test + indented(8, code), "loop": "    for word in answer.split():\n" + indented(8, code),
-        "function": f"    def helper():\n{outer}{inside}{test}        helper()\n",
+        "line": indented(4, code), "function": f"    def helper():\n{outer}{inside}{test}        helper()\n",
     }  # fmt: skip
     return {f"{kind}_{number}": PROGRAM.format(name=f"{kind}_{number}", skipped=lines.rstrip()) for kind, lines in skipped.items()}
 
 
-CODE = {f"{kind}{i}": code for kind, codes in (("changes", CHANGES), ("reads", READS)) for i, code in enumerate(codes)}
+CODE = {f"{kind}{i}": code for kind, codes in (("changes", CHANGES), ("left", LEFT), ("reads", READS)) for i, code in enumerate(codes)}
 
 
 @pytest.fixture(scope="module")
@@ -380,6 +398,12 @@ def certain_and_right(module: Any, name: str) -> tuple[int, set[Any]]:
 def test_what_skipped_code_may_change_is_not_certain(module: ModuleType, i: int, kind: str) -> None:
     known, wrong = certain_and_right(module, f"{kind}_changes{i}")
     assert known and not wrong, CHANGES[i]
+
+
+@pytest.mark.parametrize("i", range(len(LEFT)))
+def test_what_code_may_change_that_is_left_undecided_within_is_not_certain(module: ModuleType, i: int) -> None:
+    known, wrong = certain_and_right(module, f"line_left{i}")
+    assert known and not wrong, LEFT[i]
 
 
 @pytest.mark.parametrize("kind", ["arm", "loop", "function"])
