@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import shlex
 import sys
 from dataclasses import dataclass
@@ -28,8 +29,14 @@ class Loc:
 
     def excerpt(self) -> str:
         """Return the source line with a caret under the column, or "" when the source is not there; of a long line the part around the column."""
-        line = linecache.getline(self.file, self.line).rstrip()
+        line = source_line(self.file, self.line).rstrip()
         return excerpt(line, self.col) if line.strip() else ""
+
+
+def source_line(file: str, line: int) -> str:
+    """Return a 1-based line of a file's or a cell's source, "" when it is not there. A graph from a file may name a device, which has no end."""
+    there = file.startswith("<") or file in linecache.cache or os.path.isfile(file)
+    return linecache.getline(file, line) if there else ""
 
 
 def excerpt(line: str, col: int) -> str:

@@ -6,7 +6,6 @@ As lines of text, as a page or a fragment of HTML (ir/page.py), as JSON.
 from __future__ import annotations
 
 import json
-import linecache
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from lmc import dollars, report, run_records
 from lmc.backend.deferred import is_asked
 from lmc.backend.results import Result
 from lmc.backend.usage import Usage
+from lmc.errors import source_line
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
 from lmc.ir.ops import trait
@@ -159,7 +159,7 @@ def _ops(section: Section) -> list[dict[str, Any]]:
             found: dict[str, Any] = {"op": op.kind, "block": block.label, "text": print_op(op)}
             if op.loc is not None:
                 found["file"], found["line"] = op.loc.file, op.loc.line
-                found["source"] = linecache.getline(op.loc.file, op.loc.line).strip()
+                found["source"] = source_line(op.loc.file, op.loc.line).strip()
             if index in section.expected:
                 found["expected"] = _plain(section.expected[index])
             if index in section.seen:

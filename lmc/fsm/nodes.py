@@ -8,6 +8,7 @@ from functools import lru_cache
 from operator import is_
 from typing import TypeVar
 
+from lmc.errors import ConstraintError
 from lmc.fsm import charset
 from lmc.fsm.charset import Ranges
 
@@ -122,6 +123,8 @@ def text(literal: str) -> Node:
 
 @lru_cache(4096)
 def _literal(char: str) -> Chars:
+    if "\ud800" <= char <= "\udfff":
+        raise ConstraintError(f"{char!r}, half of a surrogate pair, cannot be written in UTF-8")
     return Chars(((ord(char), ord(char)),))
 
 

@@ -195,7 +195,7 @@ class _FormatReader:
                 raise _wrong(place, "must be a tag")
             if unknown := set(tag) - _FIELDS["tag"] - {"type"}:
                 raise _wrong(place, f"has {min(unknown)!r}, which cannot be enforced in a tag")
-            if not _is_text(tag.get("begin")) or not tag["begin"]:
+            if not isinstance(tag.get("begin"), str) or not tag["begin"]:
                 raise _wrong(f"{place}/begin", "must be a string that is not empty")
             found.append((tag["begin"], tag, place))
         return found
@@ -269,18 +269,13 @@ def _renamed(node: Node, prefix: str) -> Node:
 
 
 def _literal(value: Any, at: str) -> Node:
-    if not _is_text(value):
+    if not isinstance(value, str):
         raise _wrong(at, "must be a string")
     return text(value) if value else EMPTY
 
 
-def _is_text(value: Any) -> bool:
-    """Return whether a value is text that can be written: halves of surrogate pairs have no UTF-8."""
-    return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
-
-
 def _strings(value: Any, at: str) -> list[str]:
-    if not isinstance(value, list) or not all(map(_is_text, value)):
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
         raise _wrong(at, "must be a list of strings")
     return value
 

@@ -5,12 +5,12 @@ Text from a program is escaped, and the page's content policy lets no script run
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
 from lmc import pages
+from lmc.errors import source_line
 from lmc.ir.analysis import answers_put
 from lmc.ir.core import DEFAULT, Block, Graph, Op
 from lmc.ir.layout import HEIGHT, WIDTH, Box, GraphLayout, picture
@@ -219,7 +219,7 @@ def _style(op: Op) -> str:
 def _source(op: Op) -> str:
     if op.loc is None:
         return ""
-    line = linecache.getline(op.loc.file, op.loc.line).strip()
+    line = source_line(op.loc.file, op.loc.line).strip()
     where = op.loc.short
     return f"<span class=quiet title={quoted(str(op.loc))}>{escape(where)}</span> <code>{escape(short(line, 100))}</code>"
 

@@ -144,6 +144,7 @@ def test_the_ebnf_of_a_lark_grammar(source, good, bad):
         ("start: (", "Unclosed parenthesis, at line 1 column 9"),
         ("start: 'a", "cannot be read|line 1"),
         ("start: start", "derives no text"),
+        (r'start: "ab\ud800"', "half of a surrogate pair, cannot be written"),
         ("start: A\nA: /[a: /[a: /[a-z]+/i", "Unexpected input at line 2 column 12"),  # Lark fails at saying what it is like
         ("start: A\n%import nowhere.A", "lark"),
     ],

@@ -146,6 +146,9 @@ def test_an_error_in_a_long_line_shows_the_part_around_it() -> None:
     with pytest.raises(IRError) as e:
         parse(JUDGE.replace("vars = []", "vars = " + "[" * 100_000), "judge.lmir")
     assert len(e.value.message) < 1000 and "…[[[" in e.value.message
+    with pytest.raises(IRError) as e:  # at a place in what has no end
+        verify(parse('graph @g() -> (any) {\n  %a: str = concat("x") loc("/dev/zero":1)\n  %c = append(%a, "x") loc("/dev/zero":1)\n  return(%c)\n}'))
+    assert str(e.value).startswith("/dev/zero:1: ")
     with pytest.raises(IRError, match="lists are nested too deeply"):
         parse(JUDGE.replace("vars = []", "vars = " + "[" * 10_000 + "]" * 10_000))
     with pytest.raises(IRError, match="a number of 5000 digits is too long"):
