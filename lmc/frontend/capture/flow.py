@@ -146,6 +146,7 @@ class Scan:
             self._bind(over.target, of_items := inside(sources(over.iter)))
             loads |= {name for name, _, _ in of_items}
         called = {id(call.func) for call in self.calls}
+        called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
         self.given = {x.id for x in every if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in called} & loads
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
         self.names = loads | self.binds | {x.id for x in every if isinstance(x, ast.Name)}
