@@ -15,7 +15,6 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
 
-from lmc.errors import ConstraintError
 from lmc.fsm.algebra import automaton
 from lmc.fsm.charset import MAX_CHAR, Ranges, without_surrogates
 from lmc.fsm.counted import folded
