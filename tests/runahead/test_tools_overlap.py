@@ -13,9 +13,8 @@ from lmc.backend.base import Hints, ProgramRun
 from lmc.backend.engine.forward_batch import ModelPass
 from lmc.backend.families import HERMES, LLAMA3, MISTRAL, Family
 from lmc.segments import Text
-from tests.backend.engine.test_host_tier import ask, gen
-from tests.backend.engine.test_runs import drain
-from tests.backend.engine_fakes import FakeRunner, FakeWords, automata, backend, stepped
+from tests.backend.engine.test_host_tier import ask
+from tests.backend.engine_fakes import FakeRunner, FakeWords, automata, backend, drain, gen, stepped
 from tests.waiting import until
 
 LONG = "Consider what was found with great care, and say in one line what follows from it: "
