@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.frontend.capture.comparing import evaluation, run_python
+from tests.searching import some
 
 BEGINNING = """
 import copy, functools, heapq, json, operator, random, re
@@ -393,7 +394,7 @@ def certain_and_right(module: Any, name: str) -> tuple[int, set[Any]]:
     return len(known), set() if python.error is not None else {a.prompt for a in known if a.prompt != prompts.get(a.address)}
 
 
-@pytest.mark.parametrize("kind", ["arm", "loop", "function"])
+@some("kind", ["arm", "loop", "function"], 3)
 @pytest.mark.parametrize("i", range(len(CHANGES)))
 def test_what_skipped_code_may_change_is_not_certain(module: ModuleType, i: int, kind: str) -> None:
     known, wrong = certain_and_right(module, f"{kind}_changes{i}")
@@ -406,7 +407,7 @@ def test_what_code_may_change_that_is_left_undecided_within_is_not_certain(modul
     assert known and not wrong, LEFT[i]
 
 
-@pytest.mark.parametrize("kind", ["arm", "loop", "function"])
+@some("kind", ["arm", "loop", "function"], 3)
 @pytest.mark.parametrize("i", range(len(READS)))
 def test_what_skipped_code_reads_stays_known(module: ModuleType, i: int, kind: str) -> None:
     assert certain_and_right(module, f"{kind}_reads{i}") == certain_and_right(module, f"{kind}_reads0") == (10, set()), READS[i]
