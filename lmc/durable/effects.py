@@ -139,7 +139,7 @@ def _of_cached(fn: Any) -> CallKind:
 
 
 def _of_class(cls: type) -> CallKind:
-    if cls in (collections.defaultdict, threading.Thread, threading.Timer):
+    if cls is collections.defaultdict or cls in _THREADS:
         return CallKind.PASSES_ON
     if from_library(cls) and crosses_processes(cls):
         return CallKind.EFFECT
@@ -182,7 +182,7 @@ def _is_made_by_the_run(cls: type) -> bool:
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
-    if any(init is base.__init__ for base in _USER_CONTAINERS):
+    if any(init is base.__init__ for base in (*_USER_CONTAINERS, *_THREADS)):
         return True
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
@@ -214,7 +214,7 @@ def is_plain(cls: type) -> bool:
         _is_called_as_type(cls)
         and any(cls.__new__ is base.__new__ for base in cls.__mro__ if base in _EMPTY_BASES or base in OWN_DATA)
         and not from_library(cls)
-        and all(base in _EMPTY_BASES or base in OWN_DATA or base in _USER_CONTAINERS or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
+        and all(base in _MADE_OF or base in OWN_DATA or not from_library(base) or _is_mixin(base) for base in cls.__mro__)
     )
 
 
@@ -224,6 +224,8 @@ def _is_called_as_type(cls: type) -> bool:
 
 _USER_CONTAINERS = (collections.UserDict, collections.UserList, collections.UserString)
 _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
+_THREADS = (threading.Thread, threading.Timer)
+_MADE_OF = (*_EMPTY_BASES, *_USER_CONTAINERS, *_THREADS)
 
 
 def _is_mixin(cls: type) -> bool:
@@ -235,8 +237,8 @@ def _of_method(fn: types.MethodType) -> CallKind:
     owner, function = fn.__self__, fn.__func__
     if fn.__name__ in CALL_LATER and isinstance(owner, asyncio.AbstractEventLoop | asyncio.Future | Future):
         return CallKind.PASSES_ON
-    if type(owner) in (threading.Thread, threading.Timer):
-        return CallKind.AGAIN
+    if type(owner) in _THREADS or (isinstance(owner, _THREADS) and is_plain(type(owner)) and from_library(function)):
+        return CallKind.PASSES_ON if fn.__name__ == "__init__" else CallKind.AGAIN
     if not isinstance(function, types.FunctionType):
         return kind_of(function)  # such as of a marked function
     if is_instrumented(function.__code__) or fn.__name__ in MANAGING:

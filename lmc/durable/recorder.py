@@ -17,6 +17,7 @@ import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, get_origin
 
 from lmc.durable import mutations, twins
@@ -75,13 +76,17 @@ class Recorder:
             kind = CallKind.OWN if is_plain(fn) else kind
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
+        if isinstance(fn, types.MethodType) and fn.__name__ == "run_in_executor" and isinstance(fn.__self__, asyncio.AbstractEventLoop):
+            return functools.partial(self._run_in_executor, fn)
+        owner = attribute(fn, "__self__")
+        if isinstance(owner, threading.Thread) and attribute(fn, "__func__") is threading.Thread.start and not from_library(type(owner)):
+            return functools.partial(self._started, owner) if self.journal.effects.has_made(owner) else RecordedFunction(self, fn, CallKind.EITHER)
         if fn is contextlib.closing or fn is contextlib.aclosing:
             return lambda thing: CLOSING[fn](self, thing) if self.journal.effects.has_made(thing) else fn(thing)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType, type) and fn in _WRITING:
             return functools.partial(self._writes, fn)
         if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and (fn in _COPYING or constructs(fn)):
             return functools.partial(self._copied, fn)
-        owner = attribute(fn, "__self__")
         if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
             return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
         if kind is CallKind.EITHER and self._only_computes(fn):
@@ -111,6 +116,18 @@ class Recorder:
         if make is not random.Random or (args and args[0] is not None):
             self.journal.effects.keep(made)
         return made
+
+    def _run_in_executor(self, run: Any, executor: Any, *args: Any) -> Any:
+        """Have a function called on another thread, as by `submit`; a call on another process is an effect."""
+        on_thread = executor is None or isinstance(executor, ThreadPoolExecutor)
+        return self._kept(run, executor, *args) if on_thread else self.made(run, CallKind.EITHER, (executor, *args), {})
+
+    def _started(self, thread: threading.Thread) -> None:
+        """Start a thread of a class of the program's: its `run` is the program's own code."""
+        if not from_library(type(thread).run):
+            run = self._within(self.own(thread.run))
+            thread.run = lambda: (vars(thread).pop("run"), run())[1]
+        thread.start()
 
     def _copied(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Copy an object, or make one without a constructor: the instances of the user's classes in it that it did not take over are the program's."""
@@ -276,8 +293,9 @@ class Recorder:
             return RecordedClass(self, fn)
         if not isinstance(fn, _FUNCTIONS):
             return fn
-        found, path = self.callee(fn), self.journal.effects.callbacks.path()
+        found = self.callee(fn)
         if makes_coroutine(fn):
+            path = self.journal.effects.callbacks.path()
 
             @functools.wraps(fn)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
@@ -285,8 +303,13 @@ class Recorder:
                     return await self.awaited(found(*args, **kwargs))
 
             return awaited
+        return self._within(found, fn)
 
-        @functools.wraps(fn)
+    def _within(self, found: Any, fn: Any = None) -> Any:
+        """Return a function that a library is to call, with hooks on; under the name of `fn`."""
+        path = self.journal.effects.callbacks.path()
+
+        @functools.wraps(fn or found)
         def within(*args: Any, **kwargs: Any) -> Any:
             with self.going_on(), self.journal.effects.callbacks.within(path, args, kwargs):
                 return found(*args, **kwargs)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -81,7 +82,9 @@ def _constructor(journal: RunJournal, callee: Callee, cls: type) -> Callable[...
         if cls not in type(instance).__mro__:
             return instance
         journal.effects.keep(instance)
-        if not isinstance(init, types.FunctionType) or from_library(init):
+        if isinstance(instance, threading.Thread) and from_library(init):
+            callee(types.MethodType(init, instance))(*args, **kwargs)
+        elif not isinstance(init, types.FunctionType) or from_library(init):
             init(instance, *args, **kwargs)
         elif not init.__code__.co_filename.startswith("<"):
             twin_of(journal, init)(instance, *args, **kwargs)

@@ -109,6 +109,56 @@ def works_on_threads(s: Any) -> Any:
     return found, f["a"], g["a"]
 
 
+class Worker(threading.Thread):
+    def __init__(self, x: str) -> None:
+        super().__init__(daemon=True)
+        self.x, self.found = x, list[str]()
+
+    def run(self) -> None:
+        self.found.append(tool(self.x))
+
+
+class Walker(threading.Thread):
+    """Names the language, and calls its base's `run`."""
+
+    def __init__(self, fork: lmc.State) -> None:
+        super().__init__(target=tool, args=("walker",))
+        self.fork = fork
+
+    def run(self) -> None:
+        self.fork += "x" + lmc.gen("a", max_tokens=2)
+        super().run()
+
+
+class Alarm(threading.Timer):
+    pass
+
+
+@lmc.function
+def has_threads_of_its_own(s: Any) -> Any:
+    (f,) = s.fork(1)
+    threads = [Worker("a"), Worker("b"), Walker(f), Alarm(0.001, tool, ["alarm"])]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    s += lmc.gen("b", max_tokens=2)
+    return [*threads[0].found, *threads[1].found], f["a"]
+
+
+@lmc.function
+async def works_in_executors(s: Any) -> Any:
+    loop, found = asyncio.get_running_loop(), list[str]()
+
+    def work(x: str) -> int:
+        found.append(tool(x))
+        return len(found)
+
+    with ThreadPoolExecutor(2) as pool:
+        s += f"{await loop.run_in_executor(None, work, 'a')}{await loop.run_in_executor(pool, functools.partial(work, 'b'))}"
+        s += lmc.gen("a", max_tokens=2)
+        return found, await asyncio.gather(loop.run_in_executor(pool, tool, "c"), loop.run_in_executor(pool, tool, "d"))
+
+
 @lmc.function
 def writes_and_parses(s: Any) -> Any:
     out = io.StringIO()
@@ -259,7 +309,7 @@ async def tells_handlers(s: Any) -> Any:
 
 PROGRAMS = [
     tells_handlers, stacks_managers, runs_loops, sets_a_future, hands_on_by_a_queue, works_on_threads, writes_and_parses, captures_output,
-    sorts_by_what_comes_first, takes_what_has_names,
+    sorts_by_what_comes_first, takes_what_has_names, has_threads_of_its_own, works_in_executors,
 ]  # fmt: skip
 
 
