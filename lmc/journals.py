@@ -14,6 +14,7 @@ from typing import Any
 from lmc import codec
 from lmc.backend.api.submitted import SubmittedWaves
 from lmc.durable import records, rewriting, steps
+from lmc.durable.call_records import arguments_digest
 from lmc.durable.cipher import Key, check_key
 from lmc.durable.groups import Record
 from lmc.durable.opening import batches_of
@@ -205,10 +206,22 @@ def _candidates(known: Known, what: str) -> list[Effect]:
     if what == "question":
         return [effect for effect in known.open if effect.question is not None]
     doubtful = [effect for effect in known.open if effect.doubtful]
+    if what == "retry" and known.end and known.end[0][0] == JournalError.__name__ and (made := _not_awaited(known)):
+        return [*made, *doubtful]
     if what == "doubt" or doubtful:
         return doubtful
+    if not known.end:
+        return []
     raised = [effect for effect in known.effects.values() if effect.outcome is not None and effect.outcome[0] == "raised"]
-    return raised[-1:] if known.end else []
+    return raised[-1:]
+
+
+def _not_awaited(known: Known) -> list[Effect]:
+    """Return the effects that have given a coroutine of which there is no result, unless something else has awaited it."""
+    ended = [(effect, effect.outcome) for effect in known.effects.values() if effect.outcome is not None]
+    awaited = {(effect.call.name, effect.call.digest) for effect, _ in ended}
+    made = [effect for effect, outcome in ended if [*outcome[:2]] == ["awaitable", "coroutine"]]
+    return [effect for effect in made if (f"await {effect.name}", arguments_digest((effect.number,), {}, [])) not in awaited]
 
 
 _NOTHING = {

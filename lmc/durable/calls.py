@@ -16,8 +16,8 @@ from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
 from lmc.durable.call_records import a_result, arguments_digest, contents_digest, name_of, shown_call
-from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, inner_of, made_by
-from lmc.durable.effects import is_idempotent
+from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeAwaitable, inner_of, made_by
+from lmc.durable.effects import is_idempotent, only_makes_coroutine
 from lmc.durable.groups import Ask, Record
 from lmc.durable.iterators import ITERATORS, SharedIterator
 from lmc.durable.journal import JournalFile
@@ -125,9 +125,11 @@ class JournaledCalls(Answers):
         with self.effects.under_way.making(reached):
             with self.attempts(fn, number, known), self.working():
                 outcome = make()
-            if outcome[0] and isinstance(made := inner_of(outcome[1]), types.CoroutineType):
-                self.effects.made[id(made)] = made, made_by(name, number)
             self.effects.under_way.claim(reached)
+            if outcome[0] and inspect.isawaitable(outcome[1]):
+                made = inner_of(outcome[1])
+                of = made_by(name, number) if isinstance(made, types.CoroutineType) else None
+                self.effects.made[id(made)] = MadeAwaitable(made, name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
             self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
         return outcome
 
@@ -280,6 +282,21 @@ class JournaledCalls(Answers):
             with self.effects.lock:
                 self.effects.busy -= 1
 
+    def given_for(self, awaitable: Any) -> Sequence[Any]:
+        """Return the function of the effect that has returned an awaitable, and what it was given; nothing for others. Once: it is awaited now."""
+        if isinstance(awaitable, DeferredAwaitable):
+            return awaitable.given
+        if (made := self.effects.made.pop(id(awaitable), None)) is None:
+            return ()
+        self.note_changes_before(made)
+        return made.given
+
+    def note_changes_before(self, made: MadeAwaitable) -> None:
+        """Warn if what a call was given has changed since it returned a task, or the like, that goes on by itself."""
+        if made.reached is not None and made.reached.has_changed():
+            warn(f"{made.name}() gave {a_result(type(made.awaitable).__name__)}, and what it was given has changed before that was awaited: a journal cannot "
+                 "tell whose change that is, and a resumed run lacks what it changed. Await it at once, or let it return what it found", made.loc)  # fmt: skip
+
     # -- outcomes
 
     def _recalled(
@@ -297,24 +314,42 @@ class JournaledCalls(Answers):
                 f"so the run cannot be resumed behind it. {_REMEDY}"
             )
         if known.outcome[0] == "awaitable":
-            kind = known.outcome[1]
+            kind, given = known.outcome[1], (fn, *args)
             idempotent = is_idempotent(fn) or self.may_begin_again(args)
-            if kind == "coroutine":  # which has not begun if nothing awaited it
-                return True, DeferredAwaitable(make, args, kind, made_by(known.name, known.number), None, idempotent=idempotent)
-            return True, DeferredAwaitable(make, args, kind, (kind, (), {}), None if idempotent else lambda: self.in_doubt(known, loc), idempotent=idempotent)
+            self._redo(known, reached)
+            doubt = None if idempotent else lambda: self.in_doubt(known, loc)
+            if kind != "coroutine":
+                return True, DeferredAwaitable(make, given, kind, (kind, (), {}), doubt, idempotent=idempotent)
+            if doubt is not None:  # it has not begun if nothing awaited it
+                doubt = None if not any(known.outcome[2:]) and only_makes_coroutine(fn) else lambda: self._coroutine_gone(known, loc)
+            return True, DeferredAwaitable(make, given, kind, made_by(known.name, known.number), doubt, idempotent=idempotent)
         return self.known_result(known, args, reached)
+
+    def _coroutine_gone(self, known: Effect, loc: Loc | None) -> JournalError:
+        """Return the error for a coroutine that has not begun, and whose function may have done more than make it."""
+        return self.lost(
+            f"{known.name}({known.shown}) gave a coroutine, and the run was cut off before that was awaited: to have another one, the function would be called "
+            f"again, and do again what else it does. If it may, say so with lmc journal retry {shlex.quote(str(self.journal.path))} --effect {known.number}. "
+            "Of an async def, and of a function marked @lmc.host(idempotent=True), this is known", loc)  # fmt: skip
+
+    def _redo(self, known: Effect, reached: CallSnapshot) -> None:
+        """Make the changes of a known call again."""
+        assert known.outcome is not None
+        if not (rest := known.outcome[2:]):
+            return
+        taken = rest[1]
+        with self._reading(known.name):
+            self.effects.under_way.redo(reached, known, lambda x: self.decoded(x, reached.at))
+            if taken and list(map(type, taken)) != [int] * len(reached.iterators):
+                raise ValueError(f"items taken of iterators: {taken}")
+        reached.take(taken or [0] * len(reached.iterators))
 
     def known_result(self, known: Effect, args: Sequence[Any], reached: CallSnapshot | None) -> tuple[bool, Any]:
         """Return the recorded result of a call, as from `call`; redo its changes to arguments."""
         assert known.outcome is not None
-        name, (kind, data, *rest) = known.name, known.outcome
-        if rest and reached is not None:
-            taken = rest[1]
-            with self._reading(name):
-                self.effects.under_way.redo(reached, known, lambda x: self.decoded(x, reached.at))
-                if taken and list(map(type, taken)) != [int] * len(reached.iterators):
-                    raise ValueError(f"items taken of iterators: {taken}")
-            reached.take(taken or [0] * len(reached.iterators))
+        name, (kind, data, *_) = known.name, known.outcome
+        if reached is not None:
+            self._redo(known, reached)
         if kind == "opaque":  # of an awaitable
             return False, self.lost(f"{name} gave {a_result(data)}, which a journal cannot hold, so the run cannot be resumed behind it")
         with self._reading(name):
@@ -335,9 +370,9 @@ class JournaledCalls(Answers):
         except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that lmc did not write: {error}") from None
 
-    def lost(self, what: str) -> JournalError:
+    def lost(self, what: str, loc: Loc | None = None) -> JournalError:
         """Return the error that ends the run, however the program handles it."""
-        error = JournalError(what)
+        error = JournalError(what, loc=loc)
         self.broken = self.broken or error
         return error
 

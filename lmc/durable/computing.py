@@ -7,6 +7,7 @@ import builtins
 import dis
 import enum
 import functools
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ class ComputingSearch:
     cls       class whose members the code's attributes may be
     known     whether methods of other objects, which are inspected when they are called, must be such of data
     made      whether the code makes objects of the user's classes, or of those in `kept`
+    coroutines  whether making a coroutine computes: the code is called, and what it gives is not awaited
     """
 
     computes: Callable[[Any], bool]
@@ -37,10 +39,11 @@ class ComputingSearch:
     known: bool = False
     made: bool = False
     kept: frozenset[type] = frozenset()
+    coroutines: bool = False
     _seen: set[types.FunctionType] = field(default_factory=set[types.FunctionType])
 
     def only_computes(self, fn: types.FunctionType) -> bool:
-        if fn in self._seen:
+        if fn in self._seen or (self.coroutines and inspect.iscoroutinefunction(fn)):
             return True
         self._seen.add(fn)
         names = _names(fn.__code__)

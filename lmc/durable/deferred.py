@@ -6,9 +6,11 @@ import asyncio
 import inspect
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from lmc.errors import InDoubtEffect
+from lmc.durable.snapshots import CallSnapshot
+from lmc.errors import InDoubtEffect, JournalError, Loc
 from lmc.frontend import tools
 from lmc.frontend.host import HostFunction
 
@@ -21,22 +23,46 @@ def made_by(name: str, number: int) -> MadeBy:
     return name, (number,), {}
 
 
+@dataclass(frozen=True)
+class MadeAwaitable:
+    """An awaitable that an effect has returned.
+
+    of       the call that awaiting a coroutine counts as;  given: the function, and what it was given
+    reached  what the call was given, if it is none: it may change that by itself
+    """
+
+    awaitable: Any
+    name: str
+    of: MadeBy | None
+    given: Sequence[Any]
+    reached: CallSnapshot | None
+    loc: Loc | None
+
+
 class DeferredAwaitable:
     """Stands for the awaitable that a call returned, in a resumed run: the call is made again if it is awaited after
     all.
 
+    given       the function, and what it was given
     kind        its type's name
     of          the call that awaiting it counts as
-    doubt       error raised then: a task may have done something since it began. None if it may be made again
+    doubt       error raised then: a task, or the call itself, may have done something. None if it may be made again
     idempotent  whether an await begun earlier may begin again
     called      methods of it that are in the journal
     """
 
     def __init__(
-        self, call: Callable[[], tuple[bool, Any]], args: Sequence[Any], kind: str, of: MadeBy, doubt: Callable[[], InDoubtEffect] | None, *, idempotent: bool
+        self,
+        call: Callable[[], tuple[bool, Any]],
+        given: Sequence[Any],
+        kind: str,
+        of: MadeBy,
+        doubt: Callable[[], InDoubtEffect | JournalError] | None,
+        *,
+        idempotent: bool,
     ) -> None:
         self.kind, self.of, self.doubt, self.idempotent, self.called = kind, of, doubt, idempotent, set[str]()
-        self._call, self._args, self._made = call, args, list[Any]()
+        self.given, self._call, self._made = given, call, list[Any]()
 
     def __getattr__(self, name: str) -> Any:
         """Return a method, whose call is in the journal too."""
@@ -59,7 +85,7 @@ class DeferredAwaitable:
         return self._made[0]
 
     def drop(self) -> None:
-        for x in (*self._args, *self._made):
+        for x in (*self.given, *self._made):
             drop(x)
 
 

@@ -356,6 +356,16 @@ def makes_coroutine(fn: Any) -> bool:
     return not looks_up(fn) and inspect.iscoroutinefunction(fn)
 
 
+def only_makes_coroutine(fn: Any) -> bool:
+    """Return whether a function that has given a coroutine does no more than make it, so that it may be called for another one."""
+    function, owner = attribute(fn, "__func__", fn), attribute(fn, "__self__")
+    function = function.fn if isinstance(function, HostFunction) else function
+    if not isinstance(function, types.FunctionType | type):
+        function, owner = getattr(type(fn), "__call__", None), fn  # noqa: B004
+    search = ComputingSearch(lambda x: computes(x) or makes_coroutine(x), type(owner), known=True, coroutines=True)
+    return isinstance(function, types.FunctionType) and not from_library(function) and search.only_computes(function)
+
+
 def is_idempotent(fn: Any) -> bool:
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in CHANGE_NOTHING:
         return True

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lmc.durable.deferred import MadeBy
+from lmc.durable.deferred import MadeAwaitable
 from lmc.durable.records import Effect, Kind, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
@@ -51,7 +51,8 @@ class KnownEffects:
                 the task of the last one
     under_way   calls that are being made
     reordered   whether a task was seen to make a call that another one made in an earlier execution
-    idempotent  coroutines of idempotent functions, by id;  made: coroutines returned by effects, by id
+    idempotent  coroutines of idempotent functions, by id
+    made        awaitables returned by effects, by id, until they are awaited
     tasks       that the program began;  coming: awaitables of tasks that have not begun
     busy        running calls of host code
     instances   of classes whose instances the program makes itself, by id: calls that change one are repeated by its fields
@@ -69,7 +70,7 @@ class KnownEffects:
         self.callbacks = Callbacks()
         self.reordered = False
         self.idempotent: dict[int, Any] = {}
-        self.made: dict[int, tuple[Any, MadeBy]] = {}
+        self.made: dict[int, MadeAwaitable] = {}
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0

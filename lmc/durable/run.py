@@ -76,6 +76,8 @@ class RunJournal(JournaledCalls):
             if begun is None and call is not None:
                 if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(stream, call, loc, None):
                     await self._after_doubts()
+                if (gone := self._gone_coroutine(stream, inner_of(awaitable), call, loc, None)) is not None:
+                    gone.made()  # raises
                 begun = self.begin(stream, *call, loc, ordered=False)  # tasks may await in any order
         except BaseException:
             drop(awaitable)
@@ -92,7 +94,7 @@ class RunJournal(JournaledCalls):
         by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
-            passed = _passed(inner, call)
+            passed = self._passed(inner, call)
             reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
             drop(awaitable)
             by.calls += known.outcome[4] if len(known.outcome) == 5 else 0
@@ -120,7 +122,7 @@ class RunJournal(JournaledCalls):
         if self.begins_again(known) or not synced:
             await self._synced(number, awaitable)
         outcome: tuple[bool, Any]
-        before, passed = by.calls, _passed(inner, call)
+        before, passed = by.calls, self._passed(inner, call)
         reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
         step, going_on = self.progress, self.effects.tasks.own()
         turns = list[bool]()
@@ -178,11 +180,24 @@ class RunJournal(JournaledCalls):
         inner = inner_of(awaitable)
         if _lets_others_go_on(inner):
             return None
-        what, args, given = self.effects.made[id(inner)][1] if id(inner) in self.effects.made else awaited_call(inner)
+        made = self.effects.made.get(id(inner))
+        what, args, given = awaited_call(inner) if made is None or made.of is None else made.of
         passed = [*args, *given.values()]
         if inner in self.effects.tasks or (self.effects.tasks.any_in(passed) and not self.effects.tasks.are_timed(passed)):
             return None
         return f"await {what}", args, given
+
+    def _passed(self, inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
+        """Return the function that awaiting something calls, if it is known, and what that is given: also by a coroutine among it, as that of `wait_for`,
+        and by an effect that has returned the coroutine."""
+        held = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD else {}
+        found = [held.get("func"), *call[1], *call[2].values(), *self.given_for(inner)]
+        for x in found:  # grows
+            if given := self.given_for(x):
+                found += given
+            elif isinstance(x, types.CoroutineType) and inspect.getcoroutinestate(x) == inspect.CORO_CREATED:
+                found += inspect.getcoroutinelocals(x).values()
+        return found
 
     def _begin_together(self, first: Coming) -> tuple[int, Effect | None] | None:
         """Return the effect of a beginning task, by number, and its known record. Its intent is on disk, with those of
@@ -200,7 +215,9 @@ class RunJournal(JournaledCalls):
         found = False
         for coming in self.effects.coming:
             call = self._awaited(coming.awaitable) if coming.begun is None else None
-            if call is not None and not self._is_behind_doubts(coming.stream, call, coming.loc, coming.task):
+            if call is None or self._gone_coroutine(coming.stream, inner_of(coming.awaitable), call, coming.loc, coming.task) is not None:
+                continue
+            if not self._is_behind_doubts(coming.stream, call, coming.loc, coming.task):
                 coming.begun = self.begin(coming.stream, *call, coming.loc, ordered=False, of=coming.task)
                 found = found or coming.begun[1] is None
         return found
@@ -216,6 +233,14 @@ class RunJournal(JournaledCalls):
                 else:
                     self.effects.give_back(known)
         drop(coming.awaitable)
+
+    def _gone_coroutine(
+        self, stream: str, inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]], loc: Loc | None, of: int | None
+    ) -> DeferredAwaitable | None:
+        """Return what is awaited, also by `wait_for`, in place of a coroutine that is not to be had again, if the await is in no journal."""
+        found = (x for x in (inner, *call[1], *call[2].values()) if isinstance(x, DeferredAwaitable) and x.kind == "coroutine" and x.doubt is not None)
+        gone = next(found, None)
+        return gone if gone is not None and self.come_to(stream, *call, loc, ordered=False, of=of, peek=True)[1] is None else None
 
     def _is_behind_doubts(self, stream: str, call: tuple[str, Sequence[Any], Mapping[str, Any]], loc: Loc | None, of: int | None) -> bool:
         """Return whether an effect did not begin in an earlier execution of the run, while another one did and is in
@@ -253,6 +278,8 @@ class RunJournal(JournaledCalls):
         unread = self.settle(error)
         if self._effects is not None:
             self._intend_all()  # tasks that were not awaited may still begin
+            for made in [*self._effects.made.values()]:
+                self.note_changes_before(made)
         ended_well = self.resumed and self.known.end == []  # it has gone on behind the call once, as behind one that it cancelled
         error = self.broken or error or (None if ended_well and not self.wanted_more else self.doubt)
         if error is not None and self._effects is not None:
@@ -287,16 +314,6 @@ class RunJournal(JournaledCalls):
         if not self.effects.busy:
             raise JournalError("a batch, or a run with a seed of its own, inside a journaled run has no place in its journal; "
                                "start it in a tool marked @lmc.host, whose result is journaled", loc=caller_loc())  # fmt: skip
-
-
-def _passed(inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
-    """Return the function that awaiting something calls, if it is known, and what that is given: also by a coroutine among it, as that of `wait_for`."""
-    held = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD else {}
-    found = [held.get("func"), *call[1], *call[2].values()]
-    for x in found:  # grows
-        if isinstance(x, types.CoroutineType) and inspect.getcoroutinestate(x) == inspect.CORO_CREATED:
-            found += inspect.getcoroutinelocals(x).values()
-    return found
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -134,6 +134,16 @@ class CallSnapshot:
         except codec.NotData as error:
             self._changes.append((own, error))
 
+    def has_changed(self) -> bool:
+        """Return whether any of the objects has changed since the last look."""
+        if self.is_empty:
+            return False
+        before, self._found = self._found, self._look()
+        try:
+            return bool(self._changed(before))
+        except codec.NotData:
+            return True
+
     def part(self, value: Any) -> list[Any] | None:
         """Return the position of a returned container within the arguments: [number, key, …]."""
         if isinstance(value, State):
