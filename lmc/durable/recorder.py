@@ -119,8 +119,9 @@ class Recorder:
 
     def _run_in_executor(self, run: Any, executor: Any, *args: Any) -> Any:
         """Have a function called on another thread, as by `submit`; a call on another process is an effect."""
-        on_thread = executor is None or isinstance(executor, ThreadPoolExecutor)
-        return self._kept(run, executor, *args) if on_thread else self.made(run, CallKind.EITHER, (executor, *args), {})
+        if executor is not None and not isinstance(executor, ThreadPoolExecutor):
+            return self.made(run, CallKind.EITHER, (executor, *args), {})
+        return self.journal.effects.tasks.add(self._passed_on(run, (executor, *args), {}))
 
     def _started(self, thread: threading.Thread) -> None:
         """Start a thread of a class of the program's: its `run` is the program's own code."""

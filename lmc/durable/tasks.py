@@ -102,6 +102,11 @@ class Tasks:
     def __contains__(self, x: object) -> bool:
         return isinstance(x, asyncio.Future) and x in self._found
 
+    def add(self, future: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """Count a future as a task of the run: of a function that it calls on another thread."""
+        self._found[future] = next(self._made)
+        return future
+
     def own(self) -> list[asyncio.Future[Any]]:
         """Return the tasks of the program's own coroutines that are not over."""
         return [task for task in self._found if task not in self._of_host and not task.done()]
@@ -146,9 +151,7 @@ class Tasks:
         with waiting_for_task() if fn is asyncio.wait_for else contextlib.nullcontext():
             made = self.of_each(args, is_own, wait)
         found = fn(*[made[id(x)] for x in args], **kwargs)
-        if isinstance(found, asyncio.Future):
-            self._found[found] = next(self._made)
-        return found
+        return self.add(found) if isinstance(found, asyncio.Future) else found
 
     def of_each(self, awaitables: Iterable[Any], is_own: Callable[[Any], bool], wait: Wait) -> dict[int, Any]:
         """Return the tasks of awaitables by the ids of these: duplicates count once. What is no awaitable stays what it is."""

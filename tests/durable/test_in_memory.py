@@ -156,7 +156,9 @@ async def works_in_executors(s: Any) -> Any:
     with ThreadPoolExecutor(2) as pool:
         s += f"{await loop.run_in_executor(None, work, 'a')}{await loop.run_in_executor(pool, functools.partial(work, 'b'))}"
         s += lmc.gen("a", max_tokens=2)
-        return found, await asyncio.gather(loop.run_in_executor(pool, tool, "c"), loop.run_in_executor(pool, tool, "d"))
+        done, _ = await asyncio.wait([loop.run_in_executor(pool, tool, "c"), loop.run_in_executor(None, tool, "d")])
+        found += sorted(future.result() for future in done)
+        return found, await asyncio.gather(loop.run_in_executor(pool, tool, "e"), loop.run_in_executor(pool, tool, "f"))
 
 
 @lmc.function
