@@ -21,7 +21,7 @@ from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect
 from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import Coming, of_host
-from lmc.errors import Interrupted, JournalError, Loc, message_of
+from lmc.errors import InDoubtEffect, Interrupted, JournalError, Loc, message_of
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE, numbering
 from lmc.frontend.attempts import aanswer_of
@@ -284,6 +284,8 @@ class RunJournal(JournaledCalls):
         error = self.broken or error or (None if ended_well and not self.wanted_more else self.doubt)
         if error is not None and self._effects is not None:
             self._effects.tasks.forget_stopped()
+        if error is not None and self.doubt is not None and not isinstance(error, InDoubtEffect | BaseExceptionGroup | Interrupted | JournalError):
+            error.add_note(f"A thread or task of the run ended with it: {self.doubt.message}")  # else the program's error would hide that
         failures = [*_causes(error)] or [failure for _, failure in unread]
         if failures and not isinstance(error, Interrupted):
             where = [] if error is not None else [[place for places, _ in unread for place in places]]

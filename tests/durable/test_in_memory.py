@@ -32,7 +32,7 @@ import pytest
 
 import lmc
 from lmc.errors import JournalError
-from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.durable.resuming import CALLS, lay, prefixes, resumes_anywhere
 
 
 @lmc.host(idempotent=True)
@@ -319,6 +319,29 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_what_a_program_makes_of_the_library_is_made_again(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path)
+
+
+def once(x: str, into: list[str]) -> None:
+    into.append(x)
+
+
+@lmc.function
+def takes_what_a_thread_found(s: Any) -> Any:
+    found = list[str]()
+    thread = threading.Thread(target=once, args=("x", found))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_because_of_a_thread_in_doubt_says_so(tmp_path: Path) -> None:
+    takes_what_a_thread_found.run(backend=lmc.Mock(), journal=tmp_path / "whole")
+    lay(path := tmp_path / "again", prefixes(tmp_path / "whole")[1])
+    with pytest.raises(IndexError) as raised:
+        takes_what_a_thread_found.run(backend=lmc.Mock(), journal=path)
+    (note,) = raised.value.__notes__
+    assert "once('x', []) was begun before the run was cut off" in note
 
 
 def finish(x: Any) -> None:
