@@ -78,6 +78,8 @@ class Recorder:
             return functools.partial(self._kept, fn)
         if isinstance(fn, types.MethodType) and fn.__name__ == "run_in_executor" and isinstance(fn.__self__, asyncio.AbstractEventLoop):
             return functools.partial(self._run_in_executor, fn)
+        if type(fn) is types.FunctionType and fn in _OF_THREADS:  # `Thread.__init__(self, …)`
+            return lambda thread, *args, **kwargs: self.callee(types.MethodType(fn, thread))(*args, **kwargs)
         owner = attribute(fn, "__self__")
         if isinstance(owner, threading.Thread) and attribute(fn, "__func__") is threading.Thread.start and not from_library(type(owner)):
             return functools.partial(self._started, owner) if self.journal.effects.has_made(owner) else RecordedFunction(self, fn, CallKind.EITHER)
@@ -396,6 +398,7 @@ _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter:
 """Functions that write to a file, with its place among their arguments."""
 
 
+_OF_THREADS = frozenset(x for cls in (threading.Thread, threading.Timer) for x in vars(cls).values() if isinstance(x, types.FunctionType))
 _COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
 _PLAIN_DATA = frozenset({str, int, float, bool, bytes, type(None)})
 

@@ -111,7 +111,7 @@ def works_on_threads(s: Any) -> Any:
 
 class Worker(threading.Thread):
     def __init__(self, x: str) -> None:
-        super().__init__(daemon=True)
+        threading.Thread.__init__(self, daemon=True)
         self.x, self.found = x, list[str]()
 
     def run(self) -> None:
