@@ -414,11 +414,9 @@ class LocalBackend(SharedBackend):
         with self._lock:
             children = [child for pending in step.pending if (child := pending()) is not None]
         child = next((child for child in children if isinstance(child.ask, Select)), None)
-        if child is None or child.namespace != step.namespace or after.pictures or any(isinstance(part, Preparing) for part in child.parts):
+        if child is None or after.pictures or any(isinstance(part, Preparing) for part in child.parts):
             return None
         assert isinstance(child.ask, Select)
-        if child.ask.adapter != after.adapter:
-            return None
         parts = tuple(part for part in child.parts if not isinstance(part, Preparing))
         try:
             rider = self._builder.select(child.ask, after.followed(*parts), (), lambda _: None)

@@ -93,7 +93,7 @@ class Riders:
         expected = place.next(len(tokens) + 1).tolist()
         found = answer.ended_by(expected) if expected[: len(tokens)] == list(tokens) else None
         rider = None if found is None else following(found[0])
-        return None if found is None or rider is None else (*found, rider)
+        return None if found is None or rider is None or rider.space != req.space else (*found, rider)
 
     def settle(self, req: Request) -> None:
         """End the rider behind an answer, if there is one, whose pass is known: its slots go to the tree if the answer has ended as expected."""

@@ -12,7 +12,7 @@ import pytest
 
 import lmc
 from lmc.backend.base import Hints
-from lmc.errors import ModelLoadError, ParameterError, UnsupportedOpError
+from lmc.errors import Loc, ModelLoadError, ParameterError, UnsupportedOpError
 from lmc.segments import ChoicesMethod, Gen, SamplingParams, Select, Text
 from tests.backend.engine import adapters
 from tests.backend.engine.adapters import ATTENTION, MLP
@@ -334,6 +334,22 @@ def test_the_small_model_with_adapters(tmp_path):
             logits = (adapters.merged(model, paths[name]) if name else model)(torch.tensor([found[:-1]])).logits[0, begun - 1 :]
         chosen = logits.gather(1, torch.tensor(found[begun:])[:, None])[:, 0]
         assert float((logits.max(1).values - chosen).max()) < 0.02
+
+
+@pytest.mark.parametrize("seam", ["token", "text"])
+@pytest.mark.parametrize(("names", "rides"), [(("all", "all"), True), (("all", ""), False), (("", "all"), False)])
+def test_a_select_is_scored_beside_an_answer_of_its_own_adapter_only(llama, names, rides, seam):
+    """The KV before it is that of the answer's adapter."""
+    scores = []
+    for drafts in (8, "off"):
+        with engine_of(llama, seam=seam, drafts=drafts) as engine:
+            for _ in range(2):
+                asked = replace(ask(names[0]), loc=Loc("a program", 1)), Text((" So ",)), Select(("the", "a brown"), adapter=names[1])
+                answer = engine.submit(None, [Text((PROMPTS[0],)), *asked]).results[1].output()
+            scores.append(answer.meta["normalized_prompt_logprobs"])
+            assert engine.stats()["riders_used"] == (rides and drafts == 8)
+            engine.check()
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
 # -- the language -------------------------------------------------------------------------------------------------------
