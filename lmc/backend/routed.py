@@ -21,11 +21,11 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-from lmc.backend.base import Backend, Capabilities, Handle, Hints
+from lmc.backend.base import HEALTHY, Backend, Capabilities, Handle, Health, Hints, SaysHealth, SharedBackend
 from lmc.backend.results import Result
 from lmc.backend.usage import Counters
 from lmc.config import named_backend
-from lmc.errors import CancelledError, Loc, ParameterError
+from lmc.errors import BackendError, CancelledError, Loc, ParameterError
 from lmc.segments import Gen, Given, Segment, Select
 
 
@@ -40,7 +40,7 @@ class Site:
         return self.name if self.loc is None else f"{self.name} ({self.loc.short})"
 
 
-class Routed:
+class Routed(SharedBackend):
     """A backend that gives some gens and selects to others, such as those that a certificate names to an engine whose weights are not quantized.
 
     default   answers what `sites` does not name
@@ -62,24 +62,23 @@ class Routed:
         self.same_tokens = cache(_same_tokens)
         self._pool = ThreadPoolExecutor(1, "lmc-routed")
 
-    def submit(self, parent: RoutedHandle | None, segments: Sequence[Segment], hints: Hints | None = None) -> RoutedHandle:
-        at, parts, results = None if parent is None else parent.parts[-1], list[Part](), list[Result]()
+    def submit(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> RoutedHandle:
+        at, parts, results = self._last_of(parent), list[Part](), list[Result]()
         for backend, piece in self._pieces(at, segments):
             at = Part(self, at, backend, piece, hints or Hints(), backend.submit)
             parts.append(at)
             results += at.enter()
         return RoutedHandle(parts, results)
 
-    def prefill(self, parent: RoutedHandle | None, segments: Sequence[Segment], hints: Hints | None = None) -> RoutedHandle:
-        at = None if parent is None else parent.parts[-1]
+    def prefill(self, parent: Handle | None, segments: Sequence[Segment], hints: Hints | None = None) -> RoutedHandle:
+        at = self._last_of(parent)
         backend = self._default if at is None else at.backend
         part = Part(self, at, backend, segments, hints or Hints(), backend.prefill)
         return RoutedHandle([part], part.enter())
 
     def release(self, handle: RoutedHandle) -> None:
         for part in handle.parts:
-            if part.handle is not None:
-                part.backend.release(part.handle)
+            part.release()
 
     def holds(self, handle: RoutedHandle) -> bool:
         return all(part.error is None and (part.handle is None or part.backend.holds(part.handle)) for part in handle.parts)
@@ -95,9 +94,21 @@ class Routed:
     def server_info(self) -> dict[str, Any]:
         return {"model": self.capabilities.name, "backends": [each.server_info() for each in self.backends]}
 
+    def health(self) -> Health:
+        """Return the first backend's that is not well."""
+        states = (each.health() for each in self.backends if isinstance(each, SaysHealth))
+        return next((state for state in states if not state.ready), HEALTHY)
+
     def close(self) -> None:
-        """Let no further answers pass from one backend to another."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Let no further answers pass from one backend to another: requests that wait for one fail when it is there."""
+        self._pool.shutdown(wait=False)
+
+    def _last_of(self, parent: Handle | None) -> Part | None:
+        if parent is None:
+            return None
+        if not isinstance(parent, RoutedHandle) or parent.parts[-1].owner is not self:
+            raise BackendError(f"{self.capabilities.name} was given a handle of another backend")
+        return parent.parts[-1]
 
     def _pieces(self, at: Part | None, segments: Sequence[Segment]) -> list[tuple[Backend, list[Segment]]]:
         """Return a submission in pieces for one backend each; what follows the last request is its backend's, too."""
@@ -122,7 +133,11 @@ class Routed:
 
     def soon(self, part: weakref.ref[Part]) -> None:
         """Let a part begin, if it can by now. From any thread: backends complete results in theirs, which must not wait for other backends."""
-        self._pool.submit(_proceed, part)
+        try:
+            self._pool.submit(_proceed, part)
+        except RuntimeError:  # it was closed, or the interpreter ends
+            if (waiting := part()) is not None:
+                waiting.fail(BackendError(f"{self.capabilities.name} was closed"))
 
 
 class Part:
@@ -133,10 +148,10 @@ class Part:
     answers  the results of its requests, if they had to wait; others are its backend's own
     """
 
-    __slots__ = ("__weakref__", "_enter", "_owner", "answers", "backend", "error", "handle", "hints", "parent", "segments")
+    __slots__ = ("__weakref__", "_enter", "answers", "backend", "error", "handle", "hints", "owner", "parent", "segments")
 
     def __init__(self, owner: Routed, parent: Part | None, backend: Backend, segments: Sequence[Segment], hints: Hints, enter: Callable[..., Handle]) -> None:
-        self._owner, self.parent, self.backend, self.segments, self._enter = owner, parent, backend, tuple(segments), enter
+        self.owner, self.parent, self.backend, self.segments, self._enter = owner, parent, backend, tuple(segments), enter
         self.hints = hints if hints.namespace or parent is None else hints._replace(namespace=parent.hints.namespace)
         self.handle: Handle | None = None
         self.error: BaseException | None = None
@@ -157,6 +172,12 @@ class Part:
             self.fail(CancelledError("the request was cancelled before its answer was complete"))
         if self.handle is not None:  # also if it has begun meanwhile
             self.handle.cancel()
+
+    def release(self) -> None:
+        """End its pin; if it waits, make none."""
+        self._enter = self.backend.submit
+        if self.handle is not None:  # also if it has begun meanwhile
+            self.backend.release(self.handle)
 
     def fail(self, error: BaseException) -> None:
         self.error = self.error or error
@@ -191,7 +212,7 @@ class Part:
     def _begin(self) -> Handle:
         lacking = self._lacking()
         before = lacking[0].parent if lacking else self.parent
-        missing = [segment for part in lacking for segment in part.written(self._owner.same_tokens(part.backend, self.backend))]
+        missing = [segment for part in lacking for segment in part.written(self.owner.same_tokens(part.backend, self.backend))]
         self.handle = self._enter(None if before is None else before.handle, (*missing, *self.segments), self.hints)
         return self.handle
 
@@ -226,7 +247,7 @@ class Part:
     def _await(self) -> None:
         """Proceed when the first missing answer is there; if it has not been requested yet, after that."""
         ref: weakref.ref[Part] = weakref.ref(self)
-        soon = self._owner.soon
+        soon = self.owner.soon
         asked = next((part for part in self._lacking() if not part.is_known()), None)
         while asked is not None and asked.handle is None and (before := next((p for p in asked._lacking() if not p.is_known()), None)) is not None:
             asked = before
@@ -264,6 +285,7 @@ class RoutedResult(Result):
                 answer.feed(result.deltas[seen], result.scored(seen, seen + 1))
                 seen += 1
             if result.done:
+                answer.in_vain = result.in_vain
                 answer._complete(result.answer, result.error)
 
         result.on_call(self.heard)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import pytest
 
 import lmc
+from lmc.backend.base import Hints
 from lmc.backend.routed import Routed, Site
-from lmc.errors import BackendError, CancelledError, ParameterError
+from lmc.backend.usage import Usage
+from lmc.errors import BackendError, CancelledError, ParameterError, ProgramError
 from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.gated import Gated
 
@@ -139,6 +143,72 @@ def test_what_a_backend_refuses_late_is_raised_where_it_is_read():
     first.open()
     with pytest.raises(ParameterError, match="never"):
         after.results[0].output()
+
+
+def test_what_waits_when_it_is_closed_fails():
+    """Its backends go on, and the answer that it waits for comes."""
+    first = Gated()
+    backend, before, after = chain(first, lmc.Mock())
+    last = backend.submit(after, (GEN,))
+    backend.close()
+    first.open()
+    assert before.results[0].output().text
+    for handle in (after, last, backend.submit(last, (OTHER,))):
+        with pytest.raises(BackendError, match="was closed"):
+            handle.results[0].output()
+
+
+def test_a_pin_that_ended_while_it_waited_is_never_made():
+    class Pinning(lmc.Mock):
+        prefills = 0
+
+        def prefill(self, parent, segments, hints=None):
+            self.prefills += 1
+            return super().prefill(parent, segments, hints)
+
+    for released in (False, True):
+        first, second = Gated(), Pinning()
+        backend, _, after = chain(first, second)
+        pinned = backend.prefill(after, (Text(("D",)),), Hints(pin=True))
+        if released:
+            backend.release(pinned)
+        last = backend.submit(pinned, (OTHER,))
+        first.open()
+        last.results[0].output()
+        assert second.prefills == (not released)
+
+
+def test_what_a_failed_answer_has_cost_is_told():
+    cost = (Usage(prompt_tokens=7), 1)
+
+    class Failing(lmc.Mock):
+        def submit(self, parent, segments, hints=None):
+            handle = super().submit(parent, segments, hints)
+            handle.results[0].in_vain = cost
+            handle.results[0].fail(BackendError("no"))
+            return handle
+
+    first = Gated()
+    _, _, after = chain(first, Failing(latency=60))
+    first.open()
+    after.results[0].wait()
+    assert after.results[0].in_vain == cost
+
+
+def test_it_is_as_well_as_its_backends():
+    other = lmc.Mock()
+    backend = Routed(lmc.Mock(), {"x": other})
+    assert backend.health().ready and copy.deepcopy(backend) is backend
+    other.close()
+    assert backend.health().state == "closed"
+    with pytest.raises(ProgramError, match=r"pickled \(Routed\)"):
+        pickle.dumps(backend)
+
+
+def test_a_handle_of_another_backend_is_refused():
+    for other in (lmc.Mock(), Routed(lmc.Mock(), {})):
+        with pytest.raises(BackendError, match="a handle of another backend"):
+            Routed(lmc.Mock(), {}).submit(other.submit(None, (Text(("A",)),)), (GEN,))
 
 
 def test_an_answer_that_waited_is_streamed():
