@@ -156,8 +156,9 @@ class CudaRunner(ModelRunner):
         return self.buckets[-1]
 
     def attach(self) -> None:
-        """Run passes on this thread from now on: its device is the model's."""
+        """Run passes on this thread from now on: its device is the model's. Its stream may be another than that of who made the engine."""
         torch.cuda.set_device(self._fused.device)
+        self._stream = torch.cuda.current_stream()
 
     def settle(self) -> None:
         """Adopt kernels compiled meanwhile; nothing is running."""

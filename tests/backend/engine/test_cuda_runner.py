@@ -240,6 +240,15 @@ def test_a_pass_without_wanted_rows_still_writes_its_kv():
     both.check((1, slots))
 
 
+def test_a_pass_is_over_when_the_stream_of_its_thread_has_come_so_far():
+    """Also if the engine was made within another stream: what tells that a pass is over is behind it."""
+    with torch.cuda.stream(torch.cuda.Stream()):
+        runner = Both(CONFIGS["llama"]).runner
+    runner.attach()
+    torch.cuda._sleep(1 << 26)  # tens of milliseconds
+    assert not runner._mark().query()
+
+
 def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
     """One request after the other, so that both ways compute the same shapes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
