@@ -73,12 +73,12 @@ def searcher(pattern: str) -> Searcher:
 
 
 def finder(pattern: str) -> Callable[[str], int | None]:
-    """Return a function that takes a growing text at each step and returns where its first nonempty match begins.
+    """Return a function that takes a growing text at each step and returns where its first nonempty match begins. A copy of it goes on by itself.
     Patterns that automata cannot search for are left to a matcher that backtracks; the function then raises ConstraintError if that takes long."""
     found = _searcher_of(pattern)
     if found is None:
         return partial(_backtracking, _interruptible(pattern))
-    return _Incremental(found).start
+    return _Incremental(found)
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +93,7 @@ class _Incremental:
     def __init__(self, of: Searcher) -> None:
         self._of, self._state, self._read = of, 0, 0
 
-    def start(self, text: str) -> int | None:
+    def __call__(self, text: str) -> int | None:
         self._state, self._read = self._of.read(self._state, text[self._read :]), len(text)
         return self._of.start(text) if self._of.found(self._state) else None
 

@@ -164,9 +164,10 @@ class Answer:
         after = copy(self)
         after._ids, after._ends, after._forced, after._detok = self._ids.copy(), self._ends.copy(), self._forced.copy(), self._detok.fork()
         after._on_text, after.matcher = None, None if self.matcher is None else self.matcher.fork()
+        after._regexes = tuple((pattern, copy(find)) for pattern, find in self._regexes)
         try:
             return after._ended_by_all(tokens)
-        except UnmetConstraint:  # if they come, this answer raises it itself
+        except ConstraintError:  # if they come, this answer raises it itself
             return None
 
     def _may_stop(self, tokens: Sequence[int]) -> bool:

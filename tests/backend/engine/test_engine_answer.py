@@ -74,6 +74,32 @@ def test_stop_regex_cuts_at_its_match_and_streams_nothing_before():
     assert ending is not None and ending.text == "ab" and ending.reason["matched"] == "[0-9]{2}" and fed == ["ab"]
 
 
+STOPS = [{}, {"stop": ("ab", "bcb")}, {"stop_regex": ("a[bc]",)}, {"stop_regex": ("b(?=c)", "c{2}")}, {"stop": ("cab",), "stop_regex": ("bb",)}]
+
+
+@search(30, 400)
+@given(st.text("abc", min_size=1, max_size=12), st.text("abc", max_size=4), st.sampled_from(STOPS), st.integers(1, 12))
+def test_looking_ahead_tells_how_an_answer_ends_and_leaves_it_as_it_is(text, other, stops, most):
+    tokens = [*text.encode(), EOS]
+    ending, _ = run(tokens, max_new_tokens=most, **stops)
+    answer = Answer(WORDS, SamplingParams(max_new_tokens=most, **stops), frozenset((EOS,)))
+    for t in tokens:
+        answer.ended_by(list(other.encode()))
+        if (ended := answer.push(t)) is not None:
+            assert ended == ending
+            break
+    last = answer.sampled - 1
+    for i in range(last + 1):
+        answer = Answer(WORDS, SamplingParams(max_new_tokens=most, **stops), frozenset((EOS,)))
+        assert not any(map(answer.push, tokens[:i])) and answer.ended_by(tokens[i:]) == (ending, last - i)
+
+
+def test_looking_ahead_does_not_fail():
+    """A search that takes too long fails the answer if it comes so far."""
+    answer = Answer(WORDS, SamplingParams(max_new_tokens=999, stop_regex=("^(?:a|aa)+$b",)), frozenset((EOS,)))
+    assert answer.push(A) is None and answer.ended_by([A] * 200 + [EOS]) is None
+
+
 @search(15, 200)
 @given(st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 def test_any_seams_give_the_text_before_the_first_stop(text, stops, data):
