@@ -392,8 +392,8 @@ class Scheduler:
                 reservations.extend(req, ahead)
 
     def _make_room(self) -> None:
-        """Preempt guesses while others wait."""
-        while (req := self._in_the_way()) is not None:
+        """Preempt guesses while others wait. One that a pass computes was not in the way when that was known: it is the next time."""
+        while (req := self._in_the_way()) is not None and not req.in_flight:
             self._preempt(req)
 
     def _in_the_way(self) -> Request | None:

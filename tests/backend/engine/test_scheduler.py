@@ -326,6 +326,20 @@ def test_guesses_wait_behind_all_others_until_they_are_needed(monkeypatch):
     assert engine.counters().preemptions == 0
 
 
+@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
+def test_a_guess_that_is_needed_now_takes_the_place_of_one_that_a_pass_computes(runs):
+    engine, core = stepped(4096, max_batch=1, runs=runs)
+    guess, taken = (engine.submit(None, [Text((name,)), gen(12)], Hints(guess=True)) for name in ("guess", "taken"))
+    for _ in range(4):
+        core.turn()
+    taken.needed()
+    while not taken.results[0].done:
+        assert core.turn() and not guess.results[0].done
+        engine.check()
+    drain(core)
+    assert [h.results[0].output().text for h in (guess, taken)] == [expected_text("guess", 12), expected_text("taken", 12)]
+
+
 def test_guesses_leave_the_pool_to_what_is_needed():
     engine, core = stepped(96, max_batch=8)
     guess = engine.submit(None, [Text(("g" * 40,)), gen(20)], Hints(guess=True))
