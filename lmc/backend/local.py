@@ -37,7 +37,7 @@ from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, b
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, Spending, charge
 from lmc.chat import ChatTemplate
-from lmc.errors import BackendEnded, BackendError, ParameterError, PromptTooLongError, UnsupportedOpError
+from lmc.errors import BackendEnded, BackendError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
 from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
@@ -420,7 +420,7 @@ class LocalBackend(SharedBackend):
         parts = tuple(part for part in child.parts if not isinstance(part, Preparing))
         try:
             rider = self._builder.select(child.ask, after.followed(*parts), (), lambda _: None)
-        except PromptTooLongError:  # as the request itself will say
+        except Exception:  # as the request itself will say
             return None
         rider.namespace, rider.done = child.namespace, True
         child.rider = rider

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lmc.errors import LmcError
 from lmc.segments import ChoicesMethod, Gen, Select, Text
 from tests.backend.engine.test_ahead import OPTIONS, PARTS, WORDS, gen, seen_of
 from tests.backend.engine.test_drafts import at, copied, drain
@@ -110,6 +111,14 @@ def test_a_select_that_is_made_while_the_answer_grows_rides_too(runs):
     assert grows.results[0].output().text == LONG
     assert [handle.results[0].output().usage.passes for handle in (first, second)] == [0, 1]
     engine.check()
+
+
+@pytest.mark.parametrize("behind", [(Text((" \ud800",)), select()), (select("a\udfff", "b"),), (Text(("long " * 999,)), select())])
+def test_one_that_cannot_be_made_fails_alone(behind):
+    """Where it is made, and not in the pass of all in which it would have been scored beside its answer."""
+    engine, _, results, _ = asked(Copies, LONG, at(1, gen(60)), behind=behind)
+    assert results[0].output().text == LONG and isinstance(results[1].error, LmcError)
+    assert engine.stats()["riders"] == 0
 
 
 def test_there_is_none_where_rows_or_slots_are_wanted(monkeypatch):
