@@ -224,14 +224,15 @@ class Result:
     def watch(self) -> None:
         """Ask for the text while the answer grows. Backends that otherwise do not feed it override this."""
 
-    def on_change(self, notify: Callable[[Result], None]) -> None:
-        """Call `notify(self)` after each delta and at the end; at once if already done."""
+    def on_change(self, notify: Callable[[Result], None], *, watch: bool = True) -> None:
+        """Call `notify(self)` after each delta and at the end; at once if already done. watch: ask for deltas; else `watch` may later."""
         with _lock:
             if not self.done:
                 self._watchers = self._watchers or []
                 self._watchers.append(notify)
         self.on_done(notify)
-        self.watch()
+        if watch:
+            self.watch()
 
     def on_done(self, notify: Callable[[Result], None]) -> None:
         """Call `notify(self)` at the end; at once if already done."""

@@ -266,15 +266,21 @@ def _proceed(ref: weakref.ref[Part]) -> None:
 class RoutedResult(Result):
     """The answer of a request that waited for those of other backends; keeps it wanted while it may still be read."""
 
-    __slots__ = ("__weakref__", "_part")
+    __slots__ = ("__weakref__", "_followed", "_part", "_watched")
 
     def __init__(self, part: Part) -> None:
         super().__init__()
-        self._part = part
+        self._part, self._watched = part, False
+        self._followed: Result | None = None
+
+    def watch(self) -> None:
+        self._watched = True  # before the other is looked at: `follow` does so the other way round
+        if self._followed is not None:
+            self._followed.watch()
 
     def follow(self, result: Result) -> None:
         """Become what a backend's result becomes."""
-        seen, ref = 0, weakref.ref(self)
+        seen, ref, self._followed = 0, weakref.ref(self), result
 
         def changed(result: Result) -> None:
             nonlocal seen
@@ -289,7 +295,7 @@ class RoutedResult(Result):
                 answer._complete(result.answer, result.error)
 
         result.on_call(self.heard)
-        result.on_change(changed)
+        result.on_change(changed, watch=self._watched)
 
 
 class RoutedHandle:

@@ -14,6 +14,7 @@ from lmc.backend.routed import Routed, Site
 from lmc.backend.usage import Usage
 from lmc.errors import BackendError, CancelledError, ParameterError, ProgramError
 from lmc.segments import Gen, SamplingParams, Text
+from tests.backend.engine_fakes import drain, stepped
 from tests.backend.gated import Gated
 
 
@@ -218,6 +219,22 @@ def test_an_answer_that_waited_is_streamed():
     first.open()
     pieces = list(text)
     assert "".join(pieces) == "abcd" and len(pieces) > 1
+
+
+@pytest.mark.parametrize("when", ["never", "while it waits", "when it has begun"])
+def test_an_answer_is_only_made_in_pieces_for_who_reads_it_so(when):
+    first, (second, core) = Gated(), stepped()
+    backend, _, after = chain(first, second)
+    if when == "while it waits":
+        after.results[0].watch()
+    first.open()
+    while not after.parts[0].handle:
+        backend._pool.submit(int).result()
+    if when == "when it has begun":
+        after.results[0].watch()
+    drain(core)
+    assert after.results[0].output().text
+    assert len(after.results[0].deltas) == (0 if when == "never" else 4)
 
 
 def test_another_template_is_refused():
