@@ -43,8 +43,8 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
             return rule(node, scope)
     except NotUnderstood:
         pass
-    loc = scope.loc(node)
-    site = BranchStatement(loc, Arm(lambda _: None, effects([node]), loc), Arm(lambda _: None, NO_EFFECTS, loc))
+    loc, of = scope.loc(node), effects([node])
+    site = BranchStatement(loc, Arm(lambda frame: frame.ev.havoc(frame, of, None), of, loc), Arm(lambda _: None, NO_EFFECTS, loc))
 
     def skip(frame: Frame) -> Any:
         return frame.ev.domain.branch(frame.ev, frame, Unknown(None), site)
@@ -118,6 +118,42 @@ def _if(node: ast.If, scope: Scope) -> Eval:
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
     return run
+
+
+def _match(node: ast.Match, scope: Scope) -> Eval:
+    """Compile to an `if` for each case, as long as patterns do not take the subject apart."""
+    scope.bindings.bound.add(_SUBJECT)
+    rest: list[ast.stmt] = []
+    for case in reversed(node.cases):
+        tests = [_test(case.pattern), *([case.guard] if case.guard else [])]
+        always = len(tests) == 1 and isinstance(tests[0], ast.Constant)
+        rest = case.body if always else [ast.copy_location(ast.If(ast.BoolOp(ast.And(), tests), case.body, rest), case.pattern)]
+    subject = ast.copy_location(ast.Assign([ast.Name(_SUBJECT, ast.Store())], node.subject), node)
+    return block([ast.fix_missing_locations(x) for x in (subject, *rest)], scope)
+
+
+_SUBJECT = "@subject"
+"""Name of what a `match` looks at."""
+
+
+def _test(pattern: ast.pattern) -> ast.expr:
+    """Return a pattern as a condition, which binds its names."""
+    subject = ast.Name(_SUBJECT, ast.Load())
+    match pattern:
+        case ast.MatchValue(value):
+            return ast.Compare(subject, [ast.Eq()], [value])
+        case ast.MatchSingleton(value):
+            return ast.Compare(subject, [ast.Is()], [ast.Constant(value)])
+        case ast.MatchOr(patterns):
+            return ast.BoolOp(ast.Or(), [_test(one) for one in patterns])
+        case ast.MatchClass(cls, [], [], []):
+            return ast.Call(ast.Constant(isinstance), [subject, cls], [])  # pyright: ignore[reportArgumentType]
+        case ast.MatchAs(inner, name):
+            binds = [ast.Compare(ast.NamedExpr(ast.Name(name, ast.Store()), subject), [ast.Is()], [subject])] if name else []
+            tests = [*([_test(inner)] if inner else []), *binds]
+            return ast.BoolOp(ast.And(), tests) if tests else ast.Constant(True)
+        case _:
+            raise NotUnderstood(type(pattern).__name__)
 
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
@@ -360,7 +396,7 @@ def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
 
 STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented,
-    ast.If: _if, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
+    ast.If: _if, ast.Match: _match, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
     ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
