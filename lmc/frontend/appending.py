@@ -121,6 +121,8 @@ def _select(s: GrowingPrompt, expr: SelectExpr) -> None:
 def _hold(s: GrowingPrompt, name: str | None, answer: Answer, held: Taken | None = None, asked: Any = None) -> None:
     s.ordinal += 1
     s.asked.append(answer)
+    if isinstance(name, Symbolic):  # it may be the name of any variable before it
+        s.variables.pop(name, None)
     s.variables[name] = answer if held is None else held
     if asked is not None:
         s.types = {**s.types, name: asked}
@@ -184,7 +186,7 @@ def _separated(s: GrowingPrompt, name: str | None, asked: tuple[Ctx, Answer], fo
     after, answer = asked
     s.ctx = s.emitter.separate_reasoning(s.ctx, after, format.content)
     _hold(s, name, answer, Taken(answer, format.content))
-    if name is not None:
+    if isinstance(name, str):
         s.variables[reasoning_name(name)] = Taken(answer, format.reasoning)
 
 

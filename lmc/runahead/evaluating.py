@@ -129,13 +129,13 @@ class AheadEmitter:
     # -- requests
 
     def gen(self, ctx: Any, expr: GenExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
-        deps = _deps_of(expr.given.values())
+        deps = _deps_of([*expr.given.values(), expr.name])
         make = lambda origin: make_gen(self.run.defaults, expr.given, origin, expr.name, expr.loc)
         return self._ask(ctx, make, deps, expr, stream, ordinal)
 
     def select(self, ctx: Any, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Any, Pending]:
         choices = expr.choices
-        deps = choices.deps if isinstance(choices, Unknown) else _deps_of([*choices, expr.temperature, expr.choices_method, expr.adapter])
+        deps = _deps_of([*([choices] if isinstance(choices, Unknown) else choices), expr.name, expr.temperature, expr.choices_method, expr.adapter])
         make = lambda origin: make_select(expr.choices, expr.temperature, expr.choices_method, origin, expr.name, expr.loc, adapter_of(expr, self.run.defaults))
         return self._ask(ctx, make, deps, expr, stream, ordinal)
 
@@ -149,7 +149,7 @@ class AheadEmitter:
             if made is not None and not (entry and made.result is entry.result):
                 return made, self._pending(address, made)
             known = not (isinstance(ctx, Hole) or deps is None or deps)
-            if entry is not None and (entry.ask.name != expr.name or (known and made is None)):
+            if entry is not None and ((not isinstance(expr.name, Unknown) and entry.ask.name != expr.name) or (known and made is None)):
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
             after = self.ledger.after(entry)

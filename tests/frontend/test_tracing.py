@@ -618,3 +618,43 @@ def test_a_helper_whose_comprehension_has_an_undecided_condition_is_one_value() 
     """The graph ended there."""
     lines = body(graph_of(marks_the_chosen)).splitlines()
     assert lines[3] == '%v0 = unknown(%chosen) {calls = "marked", reason = "decided by what is not known"}' and 'name = "why"' in lines[6]
+
+
+@lmc.function
+def names_unknown(s: Any, q: str) -> None:
+    s += "x" + lmc.gen("a") + lmc.gen(q) + lmc.select(q, ["y", "z"]) + "and" + lmc.gen("b")
+    s += s["a"] + s["b"] + lmc.gen("c")
+
+
+def test_a_request_whose_name_is_unknown_is_one_and_any_variable_before_it_may_be_its_answer() -> None:
+    shows(names_unknown, """
+        %c0 = ctx.new()
+        %c1 = append(%c0, "x")
+        %c2, %a, %m = gen(%c1) {name = "a", stream = "", ordinal = 0}
+        %c3, %x0, %m.1 = gen(%c2, %q) {stream = "", ordinal = 1, params = ["name"]}
+        %c4, %x1, %m.2 = select(%c3, "y", "z", %q) {stream = "", ordinal = 2, method = "token_length_normalized", temperature = 0.0, params = ["name"]}
+        %c5 = append(%c4, "and")
+        %c6, %b, %m.3 = gen(%c5) {name = "b", stream = "", ordinal = 3}
+        %v0 = py.item(%c6, "a")
+        %x2 = concat(%v0, %b)
+        %c7 = append(%c6, %x2)
+        %c8, %c, %m.4 = gen(%c7) {name = "c", stream = "", ordinal = 4}
+        return(none, %c8, %a, %b, %c) {vars = ["a", "b", "c"]}
+    """)  # fmt: skip
+
+
+@lmc.function
+def skipped_statements(s: Any, q: str) -> None:
+    try:
+        x = q.index("a")
+    except* ValueError:
+        y = x = -1
+    match q.split():
+        case [first, *_]:
+            z = first
+    s += f"{x}{y}{z}" + lmc.gen("a")
+
+
+def test_what_a_skipped_statement_binds_is_unknown() -> None:
+    lines = body(graph_of(skipped_statements)).splitlines()
+    assert 'name = "a"' in lines[-2] and lines[-1].startswith("return")

@@ -1,11 +1,13 @@
-"""A ledger rebuilds the prompts of Python's requests from what it has kept of them."""
+"""What is asked ahead, and how a ledger rebuilds the prompts of Python's requests from what it has kept of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import lmc
 from lmc.prompt import Prompt
 from lmc.runahead.ledger import Ledger
+from tests.conformance.harness import eager
 
 
 def test_a_prompt_that_begins_with_one_of_elsewhere_is_rebuilt_once() -> None:
@@ -14,3 +16,39 @@ def test_a_prompt_that_begins_with_one_of_elsewhere_is_rebuilt_once() -> None:
     before = Prompt(Prompt(None, ("A",)), (), None, object(), ()).append("B")  # type: ignore[arg-type]
     ledger._keep("here", before, None, Prompt(before, (), object(), object(), ()))  # type: ignore[arg-type]
     assert ledger.after(ledger.asked["here"]).parent.text() == "AB"
+
+
+@lmc.function
+def matches(s, kind):
+    a, b, c = s.fork(3)
+    a += kind + lmc.gen("a", max_tokens=3)
+    found = a["a"]
+    match kind:
+        case "x" | "y":
+            text = "1"
+        case _:
+            text = "2"
+    b += text + lmc.gen("b", max_tokens=3)
+    found += b["b"]
+    c += text + "c" + lmc.gen("c", max_tokens=3)
+    return found + c["c"]
+
+
+def test_what_a_match_binds_is_known() -> None:
+    usage = eager(lmc.compile(matches))("y", backend=lmc.Mock(latency=0.001)).usage
+    assert (usage.calls, usage.ahead_asked, usage.ahead_used) == (3, 2, 2)
+
+
+@lmc.function
+def named(s, name):
+    (f,) = s.fork(1)
+    f += "F" + lmc.gen("f", max_tokens=3)
+    s += "x" + lmc.gen("n", max_tokens=3)
+    s += "y" + lmc.gen(name + s["n"], max_tokens=3) + lmc.gen("z", max_tokens=3)
+    return s[name + s["n"]] + f["f"]
+
+
+def test_a_name_that_an_answer_completes_shifts_no_address() -> None:
+    answers = {"f": "1", "n": "2", "k2": "3", "z": "4"}
+    state = eager(lmc.compile(named))("k", backend=lmc.Mock(answers, latency=0.001))
+    assert state.ret_value == "31" and (state.usage.calls, state.usage.ahead_wasted) == (4, 0)

@@ -20,7 +20,7 @@ from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
-from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.expressions import Expr
@@ -268,16 +268,14 @@ def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) ->
     args = [x if type(x) in atoms else _said(ev, x) for x in args]
     kwargs = {k: x if type(x) in atoms else _said(ev, x) for k, x in kwargs.items()} if kwargs else kwargs
     if id(fn) in table.ASKS:
-        name = args[0] if args else kwargs.get("name")
-        if isinstance(name, Unknown):  # a variable of the state
-            ev.shifted = True
-            return name
         if isinstance(kwargs.get("choices"), Unknown):
             kwargs["choices"] = (kwargs["choices"],)
         elif fn is primitives.select and len(args) > 1 and isinstance(args[1], Unknown):
             args[1] = (args[1],)
         inert = lambda x: x if type(x) in atoms or is_inert(x) else Unknown(None)  # else reading it would run code of the user's
-        args, kwargs = [*map(inert, args)], {k: inert(x) for k, x in kwargs.items()}
+        named = lambda x: UnknownName(x) if isinstance(x, Unknown) else x
+        args = [*map(named, map(inert, args[:1])), *map(inert, args[1:])]
+        kwargs = {k: named(inert(x)) if k == "name" else inert(x) for k, x in kwargs.items()}
     try:
         return op.native(fn, *args, **kwargs)
     except Undecided as undecided:  # lmc looks at what it is
@@ -316,8 +314,10 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
         ]
         awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
         return Coroutine(lambda: [run() for run in [_body(ev, f, one) for f, one in zip(x.states, made, strict=False)]]) if awaited else made
-    if ev.is_lost(x) and name in ("text", "messages", "get_meta_info", "error"):
+    if ev.is_lost(x) and name in ("text", "messages", "error"):
         return Unknown(ev.lost[id(x)])
+    if name == "get_meta_info" and len(args) == 1 and (deps := op.unread(ev, x, args[0])) != NOTHING:
+        return ev.operation("." + name, (x, *args), deps)
     unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
     if name == "fork" and unknown != NOTHING:
         next_fork(x)

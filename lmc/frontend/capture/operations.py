@@ -11,13 +11,15 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import dropwhile
 from typing import Any
 
 from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
 from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_users
-from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
+from lmc.frontend.emitter import GatheredAnswers
 from lmc.frontend.expressions import Expr, as_expr
 from lmc.frontend.state import State, StateGroup
 
@@ -225,6 +227,8 @@ def compare(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
         unknown = [x.deps for x in (a, b) if isinstance(x, Unknown)]
         return ev.operation(name, (a, b), join(*unknown)) if unknown and a is not b else (a is b) == (name == "is")
     if name in ("in", "not in"):
+        if type(b) is State and (deps := unread(ev, b, a)) != NOTHING:
+            return ev.operation(name, (a, b), deps)
         ev.count(0 if type(b) is range and type(a) is int else passes(b))  # what is no int is looked for in all of a range
         found = apply(ev, "in", fn, a, b)
         return found if isinstance(found, Unknown) or name == "in" else not found
@@ -299,14 +303,27 @@ def counted(ev: Evaluator, items: Any) -> Iterator[Any]:
 
 def item(ev: Evaluator, x: Any, at: Any) -> Any:
     kind = type(x)
-    if kind is State and (ev.is_lost(x) or (id(x) in ev.forked and not isinstance(at, Unknown) and at not in x.variables)):
-        return Unknown(ev.lost.get(id(x)) if ev.is_lost(x) else ev.forked[id(x)])
+    if kind is State and (deps := unread(ev, x, at)) != NOTHING:
+        return Unknown(deps) if ev.is_lost(x) or id(x) in ev.forked else ev.operation("item", (x, at), deps)
     if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and apply(ev, "in", _in, at, x) is False:
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
     if not (kind in CONTAINERS or kind in ATOMS or isinstance(x, (State, StateGroup, Object, Unknown, Expr))):
         return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
     return apply(ev, "item", operator.getitem, x, at)
+
+
+def unread(ev: Evaluator, x: State, name: Any) -> Deps:
+    """Return the dependencies of knowing what a state holds under a name: that of a later answer may be unknown."""
+    if isinstance(name, Unknown) or ev.is_lost(x):
+        return join(ev.lost.get(id(x), NOTHING), known(ev, name))
+    if type(name) is not str and name is not None:
+        return NOTHING  # no variable is named so
+    names = dropwhile(lambda each: type(each) is not UnknownName, x.variables)
+    unknown: Any = next(names, None)
+    if unknown is not None and (name not in [*names] or type(x.variables[name]) is GatheredAnswers):
+        return unknown.deps
+    return ev.forked.get(id(x), NOTHING) if name not in x.variables else NOTHING
 
 
 def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:

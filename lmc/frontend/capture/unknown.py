@@ -46,12 +46,23 @@ class Unknown(Symbolic):
         raise Undecided(self.deps)
 
 
+class UnknownName(Unknown):
+    """A name of an answer that is unknown: of the variables of a state, one key for all such names."""
+
+    __slots__ = ()
+
+    def __init__(self, name: Unknown) -> None:
+        super().__init__(name.deps, name.note, name.begins)
+
+
 SPECIAL = (
     "str repr format hash eq ne lt le gt ge len iter next contains getitem setitem delitem call int float index complex round neg pos invert abs "
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul"
 ).split()
 for _name in (*SPECIAL, "bool"):
     setattr(Unknown, f"__{_name}__", Unknown._touched)
+UnknownName.__hash__ = lambda self: hash(UnknownName)  # pyright: ignore[reportAttributeAccessIssue]
+UnknownName.__eq__ = lambda self, other: type(other) is UnknownName  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Stop(BaseException):

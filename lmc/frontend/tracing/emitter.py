@@ -243,8 +243,8 @@ class GraphEmitter:
     # -- requests
 
     def gen(self, ctx: Context, expr: GenExpr, stream: str, ordinal: int) -> tuple[Context, Answered]:
-        attrs, params, given = self._request(expr.given)
-        return self._ask("gen", ctx, given, {"name": expr.name, **self._address(stream, ordinal)}, {**attrs, **params}, expr.loc)
+        attrs, params, given = self._request({**expr.given, "name": expr.name} if isinstance(expr.name, Unknown) else expr.given)
+        return self._ask("gen", ctx, given, self._identity(expr, stream, ordinal), {**attrs, **params}, expr.loc)
 
     def select(self, ctx: Context, expr: SelectExpr, stream: str, ordinal: int) -> tuple[Context, Answered]:
         choices = expr.choices
@@ -252,6 +252,9 @@ class GraphEmitter:
         attrs: dict[str, Attr] = {}
         given: list[Operand] = []
         names: list[str] = []
+        if isinstance(expr.name, Unknown):
+            given.append(self.operand(expr.name))
+            names.append("name")
         known: dict[str, Any] = {"method": expr.choices_method, "temperature": expr.temperature, **({} if expr.adapter is None else {"adapter": expr.adapter})}
         for name, x in known.items():
             if isinstance(x, Unknown):
@@ -261,7 +264,7 @@ class GraphEmitter:
                 attrs[name] = x if name == "temperature" else str(x)
         if names:
             attrs["params"] = tuple(names)
-        return self._ask("select", ctx, [*texts, *given], {"name": expr.name, **self._address(stream, ordinal)}, attrs, expr.loc)
+        return self._ask("select", ctx, [*texts, *given], self._identity(expr, stream, ordinal), attrs, expr.loc)
 
     def _ask(
         self, kind: str, ctx: Context, operands: Sequence[Operand], identity: Mapping[str, Attr], attrs: Mapping[str, Attr], loc: Loc | None
@@ -271,9 +274,10 @@ class GraphEmitter:
         after, value, meta = self.emit(kind, (self.seen(ctx), *operands), {**identity, **attrs}, types=types, loc=loc)
         return Context(after), Answered(value, meta, frozenset([(identity["stream"], identity["ordinal"])]))
 
-    def _address(self, stream: str, ordinal: int) -> dict[str, Attr]:
+    def _identity(self, expr: GenExpr | SelectExpr, stream: str, ordinal: int) -> dict[str, Attr]:
         adrift = stream in self.shifted or any(stream.startswith(s) for s in self.adrift)
-        return {"stream": stream, "ordinal": ordinal, **({"shifted": True} if adrift else {})}
+        name: dict[str, Attr] = {} if isinstance(expr.name, Unknown) else {"name": expr.name}
+        return {**name, "stream": stream, "ordinal": ordinal, **({"shifted": True} if adrift else {})}
 
     def _request(self, given: Mapping[str, Any]) -> tuple[dict[str, Attr], dict[str, Attr], list[Operand]]:
         """Return the parameters of a gen as attributes; unknown ones by name, with their operands."""

@@ -232,6 +232,45 @@ def streams(s, q):
         s += str(s["y"]) + lmc.select("z", choices=[q, "b"]) + lmc.gen(dtype=int)
 
 
+@lmc.function
+def matches(s, q):
+    for x in (q, "k", 2, None, True, "", 2.5):
+        match x:
+            case "k" | "l" as found:
+                s += found + lmc.gen("a", max_tokens=2)
+            case 2:
+                s += "two" + lmc.gen("b", max_tokens=2)
+            case str() as found if found:
+                s += found + "!" + lmc.gen("c", max_tokens=2)
+            case None:
+                s += "none"
+            case str() | float():
+                s += f"{x}"
+            case other:
+                s += f"{other}" + lmc.gen("d", max_tokens=2)
+    s += lmc.gen("e", max_tokens=2)
+    match s["e"]:
+        case "a":
+            s += "A" + lmc.gen("f", max_tokens=2)
+        case k:
+            s += k + lmc.gen("f", max_tokens=2)
+
+
+@lmc.function
+def named_by_answers(s, q):
+    s += q + lmc.gen("a", max_tokens=2) + lmc.gen("n", max_tokens=2)
+    s += "<" + lmc.gen(s["n"], max_tokens=2) + lmc.select(name=s["n"] + "2", choices=["x", "y"]) + ">"
+    s += s["a"] + lmc.gen("b", max_tokens=2)
+    s += s["b"] + s[s["n"]] + lmc.gen("c", max_tokens=2)
+    if s["n"] in s and "nothing" not in s and "d" not in s:
+        s += lmc.separate_reasoning(lmc.gen(s["n"], max_tokens=2), "qwen3")
+    forks = s.fork(2)
+    for f in forks:
+        f += lmc.gen("d", max_tokens=2) + lmc.gen(s["n"], max_tokens=2)
+    forks.join()
+    s += str(s["d"]) + str(s.get_meta_info("b") is None) + lmc.gen("e", max_tokens=2)
+
+
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function) and k != "child"}
 
 
@@ -689,6 +728,16 @@ def skips(s, q, way):
                 s += first + lmc.gen("x")
     s += q + lmc.gen("a")
     s += f"{text}{found}" + lmc.gen("b")
+
+
+def test_a_request_whose_name_is_unknown_has_its_address_and_may_be_any_variable():
+    """`a` may be the answer before `b`, and `d` of the forks the one after it."""
+    asked, outcome = evaluate(named_by_answers, {("", 0): "1", ("", 2): "3", ("", 3): "x", ("", 4): "4", ("", 5): "5", ("", 6): "6"}, q="q")
+    assert outcome.stopped_at is None
+    names = [("a", True), ("n", True), (None, True), (None, True), ("b", False), ("c", False)]
+    first = [(a.address, a.name if isinstance(a.name, str) else None, a.prompt is not None, a.shifted) for a in asked[:6]]
+    assert first == [(("", i), name, known, False) for i, (name, known) in enumerate(names)]
+    assert [(a.address, a.prompt) for a in asked[6:]] == [(("/0.0", 0), None), (("/0.0", 1), None), (("/0.1", 0), None), (("/0.1", 1), None), (("", 6), None)]
 
 
 @pytest.mark.parametrize("way, expected", [("groups", [True, False, False]), ("patterns", [True, False, False]), ("asks", [True, True, True])])
