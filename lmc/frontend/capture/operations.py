@@ -319,8 +319,8 @@ def unread(ev: Evaluator, x: State, name: Any) -> Deps:
         return join(ev.lost.get(id(x), NOTHING), known(ev, name))
     if type(name) is not str and name is not None:
         return NOTHING  # no variable is named so
-    names = dropwhile(lambda each: type(each) is not UnknownName, x.variables)
-    unknown: Any = next(names, None)
+    names = dropwhile(lambda each: type(each) is not UnknownName, list[Any](x.variables))
+    unknown = next(names, None)
     if unknown is not None and (name not in [*names] or type(x.variables[name]) is GatheredAnswers):
         return unknown.deps
     return ev.forked.get(id(x), NOTHING) if name not in x.variables else NOTHING

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lmc.frontend.capture.flow import Scan
+from lmc.frontend.scopes import Bindings
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,9 @@ class PossibleEffects:
 
 def effects(nodes: Sequence[ast.AST], over: ast.For | ast.AsyncFor | ast.comprehension | None = None) -> PossibleEffects:
     """Return the combined effects of statements or expressions; of those of a loop `over` items that are evaluated before."""
-    found = _Scan()
-    for node in nodes:
-        found.visit(node)
+    found = _Scan(nodes)
     return PossibleEffects(
-        tuple(nodes), over, frozenset(found.names), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
+        tuple(nodes), over, frozenset(found.bound), frozenset(found.appends), tuple(found.calls), frozenset(found.loads),
         frozenset(found.exits), _leaves(nodes), found.yields,
     )  # fmt: skip
 
@@ -54,43 +53,37 @@ def effects(nodes: Sequence[ast.AST], over: ast.For | ast.AsyncFor | ast.compreh
 NO_EFFECTS = PossibleEffects((), None, frozenset(), frozenset(), (), frozenset(), frozenset(), None, False)
 
 
-class _Scan(ast.NodeVisitor):
-    def __init__(self) -> None:
-        self.names, self.appends, self.loads, self.exits = set[str](), set[str](), set[str](), set[str]()
-        self.calls: list[ast.Call] = []
-        self.loops = 0
-        self.yields = False
+class _Scan(Bindings):
+    """Also goes into comprehensions, lambdas and functions, which may be called here: the names that those bind are their own."""
+
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
+        self.appends, self.loads, self.exits, self.calls = set[str](), set[str](), set[str](), list[ast.Call]()
+        self.loops, self.yields = 0, False
+        super().__init__(ast.Module(list(nodes), []))  # pyright: ignore[reportArgumentType]
 
     def visit_Name(self, node: ast.Name) -> None:
-        (self.loads if isinstance(node.ctx, ast.Load) else self.names).add(node.id)
+        (self.loads if isinstance(node.ctx, ast.Load) else self.bound).add(node.id)
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
-        self.names.add(node.name)
+        self.bound.add(node.name)
         for part in (*node.decorator_list, *(node.bases if isinstance(node, ast.ClassDef) else [*node.args.defaults, *filter(None, node.args.kw_defaults)])):
             self.visit(part)
-        names, exits, yields = set(self.names), set(self.exits), self.yields
-        for part in (*(node.keywords if isinstance(node, ast.ClassDef) else ()), *node.body):  # that of a class runs at once, and a function may be called here
+        names, exits, yields = set(self.bound), set(self.exits), self.yields
+        for part in (*(node.keywords if isinstance(node, ast.ClassDef) else ()), *node.body):  # that of a class runs at once
             self.visit(part)
-        self.names, self.exits, self.yields = names, exits, yields  # those of the body are its own
+        self.bound, self.exits, self.yields = names, exits, yields
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
 
     def visit_Lambda(self, node: ast.Lambda) -> None:
-        self.visit(node.body)  # it may be called here
+        self.visit(node.body)
 
-    def visit_alias(self, node: ast.alias) -> None:
-        self.names.add((node.asname or node.name).split(".")[0])
+    visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = ast.NodeVisitor.generic_visit
 
-    def _named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
-        if node.name:
-            self.names.add(node.name)
-        self.generic_visit(node)
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
+        pass  # what it binds elsewhere is an effect, too
 
-    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _named
-
-    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
-        self.names.update([node.rest] if node.rest else [])
-        self.generic_visit(node)
+    visit_Nonlocal = visit_Global
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
