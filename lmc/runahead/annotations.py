@@ -3,9 +3,6 @@ at submit.
 
     planned graph ──annotate──► (stream, ordinal) → Annotation ──hints(…)──► lmc.backend.base.Hints
                                                       └──pins: where to cut the prompt's text, prefill and pin it
-
-Advice only: an address that is not in the table, or is used by another line, has no annotation, and a pin whose text is
-not that of the prompt is not made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The ledger of a run: requests by address, guesses made ahead there, and their outcome.
 
-    Python ──ask at an address──► Ledger ──► equal guess? its answer : Python's own request ──► Backend
-    Python ──wait──► Ledger: while it waits, a source evaluates the next steps and makes requests ahead (guesses)
-
-A guess is used iff the prompt and everything the backend would see of the request are equal, so a wrong, missing or
-malicious guess changes nothing but counters and time.
+Python ──ask at an address──► Ledger ──► equal guess? its answer : Python's own request ──► Backend
+Python ──wait──► Ledger: while it waits, a source evaluates the next steps and makes requests ahead (guesses)
 """
 
 from __future__ import annotations

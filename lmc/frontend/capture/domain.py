@@ -1,9 +1,7 @@
 """The domain of an evaluation: its treatment of unknown values, and its emitter; the protocol shared by run-ahead and
 the graph. And the state of an evaluation, which is restored between arms.
 
-`Domain` is run-ahead's: an undecided arm is skipped and its bindings are unknown. The graph builder overrides the
-hooks: it evaluates both arms, and the body of an unknown loop, once, as regions, and makes an op of each pure operation
-on unknown values. Between two arms a `Heap` restores the state.
+`Domain` is run-ahead's: an undecided arm is skipped. The graph builder overrides the hooks: it evaluates both arms, and the body of an unknown loop, once.
 
 A hook that returns a `Signal` says how control continues after the statement: None (the next statement), BREAK,
 CONTINUE, or RETURN (`frame.result` is the value).
@@ -175,11 +173,7 @@ class Domain:
             evaluation.havoc(frame, arm.effects, deps)
 
     def leave(self, evaluation: Evaluator, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
-        """Handle an undecided return, break, continue or raise.
-
-        A loop or helper function that makes no requests is skipped as a whole. Elsewhere certainty ends, except at a
-        raise that was passed often enough.
-        """
+        """Handle an undecided return, break, continue or raise: skip the loop or helper function, or end certainty (docs/run-ahead.md)."""
         if kind == "raise":
             if evaluation.tries or evaluation.passes(loc) < PASSES:
                 evaluation.certain = False

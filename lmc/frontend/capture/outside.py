@@ -1,11 +1,7 @@
-"""The outside as a run's evaluations see it: arguments, globals, closure cells and plain objects, each as of its first
-read.
+"""The outside as a run's evaluations see it: arguments, globals, closure cells and plain objects, each as of its first read (docs/run-ahead.md).
 
-A `Snapshot` is kept for a run and copies shallowly: arguments before the program starts, all else when an evaluation
-first reads it. An `Outside` belongs to one evaluation: it makes the containers and objects that this evaluation may
-change. Outside objects that the program itself changes (other than its arguments) are unknown from then on, in later
-evaluations from the start. Nothing here runs code of the user: only exact builtin containers are copied, and attributes
-come from plain instance dictionaries and slots.
+An `OutsideSnapshot` is kept for a run and copies shallowly; an `Outside` belongs to one evaluation, and makes the containers and objects that it may change.
+Nothing here runs code of the user: only exact builtin containers are copied, and attributes come from plain instance dictionaries and slots.
 """
 
 from __future__ import annotations
