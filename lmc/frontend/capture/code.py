@@ -227,7 +227,6 @@ class Evaluator:
     rest      where that ended in another evaluation, from a request on: nothing that it depends on has arrived since, so this one ends there
     expected  for a `rest` of another run: what is lacked by then
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
-    harmless  by id, code that changes and asks nothing as long as it is passed nothing that can be changed
     quiet     by id, whether code changes nothing, whatever it is passed
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -249,7 +248,7 @@ class Evaluator:
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
-        self.globals, self.functions, self.harmless = dict[tuple[int, str], Any](), dict[int, Any](), set[int]()
+        self.globals, self.functions = dict[tuple[int, str], Any](), dict[int, Any]()
         self.quiet = dict[int, bool]()
         self._budget, self.check_at = budget, 64
 
@@ -327,7 +326,6 @@ class Evaluator:
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.changed.append(module)
-        self.harmless.clear()
         self.quiet.clear()
         self.snapshot.changed.add((id(module), name))
         self.globals[id(module), name] = x

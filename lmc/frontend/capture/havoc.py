@@ -101,7 +101,7 @@ class Losses:
         self._stores: list[Callable[[Deps], None]] = []
         self._followed: set[Any] = set()
         self._attributes: set[str] = set()
-        self._entered = self._depth = 0
+        self._entered = 0
         self.asks = False
 
     def apply(self, deps: Deps) -> None:
@@ -238,9 +238,6 @@ class Losses:
             name = key if type(key) is not int else code.positional[key + shift] if key + shift < len(code.positional) else None
             if name is not None:
                 inner.vars[str(name)] = x
-        inert = inner.outer is None and all(type(x) in op.ATOMS or (type(x) is Unknown and not x.of) for x in inner.vars.values())
-        if inert and id(code) in self.ev.harmless:
-            return
         key = id(code), *((name, frozenset(map(id, x.of)) if type(x) is Unknown else id(x)) for name, x in inner.vars.items())
         if key in self._followed:
             return
@@ -248,16 +245,10 @@ class Losses:
         if self._entered >= _MOST_ENTERED:
             self.asks = True
             return self.lose(_any_of(inner.vars.values()))
-        before = self._depth, len(self._lost), len(self._stores), False
-        self._entered, self._depth, asks = self._entered + 1, self._depth + 1, self.asks
-        self.asks = False
+        self._entered += 1
         for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
             self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
         self.run(inner, code.effects)
-        self._depth -= 1
-        if inert and before == (0, len(self._lost), len(self._stores), self.asks):  # not within a recursion
-            self.ev.harmless.add(id(code))
-        self.asks |= asks
 
     # -- values
 
