@@ -99,7 +99,7 @@ def any_of(found: set[Source]) -> set[Source]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallFlow:
     """A call with the origins of its function (of a method: of what it is called on) and of its arguments, by position or name (None: any). `root`: the
     name that its function begins with, unless the part binds that."""
 
@@ -121,7 +121,7 @@ class Flow:
 
     changed: Origins
     said: Origins
-    calls: Sequence[Call]
+    calls: Sequence[CallFlow]
 
 
 class Scan:
@@ -181,14 +181,14 @@ class Scan:
         found = self._flows.get(holds_nothing)
         if found is None:
             of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, holds_nothing)
-            calls: list[Call] = []
+            calls: list[CallFlow] = []
             for node in self.calls:
                 if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
                     continue  # a function of its own, with any arguments
                 args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
                 fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
                 root = _root(node.func)
-                calls.append(Call(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
+                calls.append(CallFlow(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
             found = self._flows[holds_nothing] = Flow(self.origins(self.changed, holds_nothing), self.origins(self.said, holds_nothing), calls)
         return found
 

@@ -13,7 +13,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, SAYING, Call, Origins
+from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Origins
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
@@ -169,7 +169,7 @@ class Losses:
 
     # -- calls
 
-    def _call(self, read: Read, call: Call) -> None:
+    def _call(self, read: Read, call: CallFlow) -> None:
         ev, func = self.ev, call.node.func
         fn: Any = None if call.root is None else read[call.root] if not call.method else _resolved(ev, read.get, func)
         if id(fn) in ASKS or isinstance(fn, Function) or (call.method in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod))):
@@ -198,7 +198,7 @@ class Losses:
         if isinstance(fn, type) and is_plain(fn):
             self._call_all([BoundMethod(one, _any_of(values)) for one in implicit_methods(fn)], given)
 
-    def _call_any(self, call: Call, of: Any, given: Sequence[Any], values: list[Any]) -> None:
+    def _call_any(self, call: CallFlow, of: Any, given: Sequence[Any], values: list[Any]) -> None:
         """Call what is not known, but what it may be part of: of a method, what has it."""
         func, found = call.node.func, list[Any]()
         for x in self._reach([of]):
