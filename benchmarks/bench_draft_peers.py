@@ -31,7 +31,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import lmc
 from benchmarks.bench_programs import where
 from benchmarks.recorded import SHAPES, Recorded, recorded
 
@@ -53,16 +52,7 @@ class Request:
 
 def requests(shape: Recorded, item: Mapping[str, Any]) -> list[Request]:
     """Return what a run asks; the last one's answer ends it."""
-    left: dict[str, list[str]] = {}
-    for name, text in item["answers"]:
-        left.setdefault(name, []).append(text)
-    said: list[tuple[str, str, str]] = []
-
-    def say(prompt: str, ask: Any) -> str:
-        said.append((ask.name, prompt, left[ask.name].pop(0)))
-        return said[-1][2]
-
-    shape.program.run(**item, backend=lmc.Mock(say)).sync()
+    said = shape.said(item)
     assert (said[-1][0], said[-1][2]) == tuple(item["answers"][-1])
     found: list[Request] = []
     for name, prompt, answer in said:

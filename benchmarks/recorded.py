@@ -28,23 +28,29 @@ class Recorded:
     program: Any
     items: Sequence[Mapping[str, Any]]
 
+    def said(self, item: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+        """The name, prompt and answer of each gen of an item, in the order in which they are asked: it runs once on a mock that says them."""
+        left: dict[str, list[str]] = {}
+        for name, text in item["answers"]:
+            left.setdefault(name, []).append(text)
+        found: list[tuple[str, str, str]] = []
+
+        def say(prompt: str, ask: Any) -> str:
+            found.append((ask.name, prompt, left[ask.name].pop(0)))
+            return found[-1][2]
+
+        state = self.program.run(**item, backend=lmc.Mock(say))
+        state.sync()
+        if (error := state.error()) is not None:
+            raise error
+        return found
+
     def answers(self) -> dict[str, str]:
-        """The recorded answer by its prompt, of all items: each run once on a mock that says them."""
+        """The recorded answer by its prompt, of all items."""
         found: dict[str, str] = {}
         for item in self.items:
-            left: dict[str, list[str]] = {}
-            for name, text in item["answers"]:
-                left.setdefault(name, []).append(text)
-
-            def say(prompt: str, ask: Any, left: dict[str, list[str]] = left) -> str:
-                text = left[ask.name].pop(0)
+            for _, prompt, text in self.said(item):
                 assert found.setdefault(prompt, text) == text, "one prompt, two answers"
-                return text
-
-            state = self.program.run(**item, backend=lmc.Mock(say))
-            state.sync()
-            if (error := state.error()) is not None:
-                raise error
         return found
 
 
