@@ -202,8 +202,7 @@ class Drafts:
             if at + i >= len(ids):
                 return
             hit = int(ids[at + i]) == token
-            for odds in (self._odds(req, _MODEL), self._of_all(_MODEL)):
-                odds.learn(_GUESS, hit)
+            self._learn(req, _MODEL, _GUESS, hit)
             if not hit:
                 return
 
@@ -250,13 +249,17 @@ class Drafts:
         """Record whether an occurrence that was not known before the last token was found then, and is right."""
         if req.found_after is not None:
             (vain, last), req.found_after = req.found_after, None
-            for odds in (self._odds(req, _FOUND), self._of_all(_FOUND)):
-                odds.learn(vain, hit)
+            self._learn(req, _FOUND, vain, hit)
             self._odds(req, _FOUND).learn_token(last, hit)
 
     def _chance_of_another(self, req: Request) -> float:
         """Return the probability that another occurrence is found after the token being sampled, and the next token is as there."""
         return self._odds(req, _FOUND).chances(req.vain, 1, [int(req.ids[req.length - req.awaited - 1])])[0]
+
+    def _learn(self, req: Request, source: str, length: int, right: bool) -> None:
+        """Record whether a source was right, for its gen and for all gens."""
+        for odds in (self._odds(req, source), self._of_all(source)):
+            odds.learn(length, right)
 
     def _odds(self, req: Request, source: str) -> Odds:
         return self._own_odds(req, source) or self._of_all(source)
@@ -364,8 +367,7 @@ class Drafts:
 
     def learn_end(self, req: Request, place: Match, right: bool) -> None:
         """Learn whether an answer ended where that was expected."""
-        for odds in (self._odds(req, _END), self._of_all(_END)):
-            odds.learn(place.length, right)
+        self._learn(req, _END, place.length, right)
 
     def gained(self, passes: float) -> None:
         """Record that a rider has saved so many passes."""
