@@ -414,10 +414,12 @@ class LocalBackend(SharedBackend):
         with self._lock:
             children = [child for pending in step.pending if (child := pending()) is not None]
         child = next((child for child in children if isinstance(child.ask, Select)), None)
-        if child is None or after.pictures or any(isinstance(part, Preparing) for part in child.parts):
+        if child is None or after.pictures:
             return None
         assert isinstance(child.ask, Select)
         parts = tuple(part for part in child.parts if not isinstance(part, Preparing))
+        if len(parts) < len(child.parts):
+            return None
         try:
             rider = self._builder.select(child.ask, after.followed(*parts), (), lambda _: None)
         except Exception:  # as the request itself will say

@@ -189,7 +189,7 @@ class Scheduler:
         if (others or self.waiting) and (most := min(rows or self.chunk, self.pace.rows(decoding))) < self.chunk:
             builder.limit(most)
         spare = self._spare_rows(known, others) if self.drafts.setting != "off" else 0
-        builder.decode(decoding, known, self.drafts.propose(decoding, spare) if self.drafts.setting != "off" else {})
+        builder.decode(decoding, known, self.drafts.propose(decoding, spare))
         if spare > builder.work.checked:
             self.riders.join(builder, decoding, spare - builder.work.checked)
         others = self._shared(others, builder)
