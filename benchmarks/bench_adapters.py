@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from typing import Any
 
 import lmc
 from benchmarks.bench_deterministic import prompt
+from benchmarks.bench_programs import where
 from lmc.segments import Gen, SamplingParams, Text
 
 
@@ -84,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         written = {name: str(write(Path(folder) / name, runner._model.config, args.rank, i)) for i, name in enumerate(names)}
         engine = lmc.Engine(args.model, **options, adapters=written)
     ways = [(without, [""]), (engine, [""]), (engine, names[:1]), (engine, names)]
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {time.strftime('%Y-%m-%d')}"
-    print(f"{args.model}, {args.adapters} adapters of rank {args.rank}, {machine}")
+    info = {**where(), "load": f"{os.getloadavg()[0]:.1f}", "model": args.model, "adapters": f"{args.adapters} of rank {args.rank}"}
+    print("  ".join(f"{k}: {v}" for k, v in info.items()))
     print("| batch | without: s, CPU s | the model itself | one adapter | all of them |\n|---|---|---|---|---|", flush=True)
     turn = 0
     for batch in batches:
@@ -105,4 +106,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
