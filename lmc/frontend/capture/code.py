@@ -88,7 +88,7 @@ class Code:
         self.effects: PossibleEffects = effects(node.body)
         self.is_generator = self.effects.yields
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
-        self.once = bound_once(node.body, [p.arg for p in (*a.posonlyargs, *a.args, *a.kwonlyargs)]) if python is not None else frozenset[str]()
+        self.once = bound_once(node.body, self.names) if python is not None else frozenset[str]()
         self.writes_globals = tuple(scope.bindings.global_)
         self.nonlocals = tuple(scope.bindings.nonlocal_)
         self.bound = frozenset(scope.bindings.bound)
