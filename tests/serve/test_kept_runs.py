@@ -18,6 +18,7 @@ from lmc.serve import workers as crew
 from lmc.serve.app import create_app
 from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
+from tests.backend.gated import Gated
 from tests.serve.serving import ByHand, settings, until
 
 pytestmark = [pytest.mark.api, pytest.mark.skipif(not hasattr(os, "killpg"), reason="workers need process groups")]
@@ -181,7 +182,8 @@ async def test_a_call_that_is_killed_is_in_doubt_until_a_person_decides(target: 
 
 
 async def test_in_the_servers_own_process_a_call_may_end_as_well(target: str, tmp_path: Path) -> None:
-    app = create_app(lmc.Mock(), settings(journals=tmp_path / "runs"), [load_program(target)])
+    backend = Gated(behind=1)  # what is asked behind the call is not answered: the run cannot end before it hears that its client has left
+    app = create_app(backend, settings(journals=tmp_path / "runs"), [load_program(target)])
     async with app.router.lifespan_context(app):
         await begin(app, tmp_path)
         call = post(app, ANSWER, answer=True)
@@ -190,6 +192,7 @@ async def test_in_the_servers_own_process_a_call_may_end_as_well(target: str, tm
         await call.task
         (tmp_path / "go").touch()
         await until(lambda: status(tmp_path) == "cut off", 60)
+        backend.open()
         end = time.monotonic() + 60
         while (found := await asked(app, "/programs/order?run=r1", to="Ann", marks=str(tmp_path)))[0] == 409:  # its journal is being closed
             assert time.monotonic() < end
