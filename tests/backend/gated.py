@@ -26,6 +26,7 @@ class Gated(Mock):
         super().__init__(answers, latency=1e-3)
         self._together, self._behind = together, behind
         self._held: list[Callable[[], object]] = []
+        self._passing = set[Any]()
         self._gate = threading.Lock()
         self._opened = False
 
@@ -41,7 +42,13 @@ class Gated(Mock):
 
     def open(self) -> None:
         with self._gate:
-            self._opened, held, self._held = True, self._held, []
+            self._opened = True
+        self.answer()
+
+    def answer(self) -> None:
+        """Let what is asked by now pass, also where it waits for an answer before it; what comes later is held again."""
+        with self._gate:
+            self._passing, held, self._held = {*self._passing, *self._pending}, self._held, []
         for answer in held:
             answer()
 
@@ -49,7 +56,7 @@ class Gated(Mock):
         later = super()._later
         with self._gate:
             self._behind -= 1
-            held = not self._opened and self._behind < 0
+            held = not self._opened and self._behind < 0 and handle not in self._passing
             if held:
                 self._held.append(lambda: later(handle, *rest))
             full = self._together is not None and len(self._held) >= self._together

@@ -239,12 +239,13 @@ def _ahead(compiled: Program, items: Sequence[dict[str, Any]]) -> Iterator[tuple
     yield "lies", lying(program, random.Random(f"{program.name} {len(items)}"), compiled.planner)
 
 
-def eager(program: Program, planner: Planner | None = None) -> Program:
-    """Let a program evaluate at every wait, at once and wherever it reads; by the plan of `planner`, if given, so that it is not made again."""
+def eager(program: Program, planner: Planner | None = None, evaluated: Callable[[], object] = lambda: None) -> Program:
+    """Let a program evaluate at every wait, at once and wherever it reads; by the plan of `planner`, if given, so that it is not made again.
+    `evaluated` is called after each evaluation: such as `Gated.answer`, so that no answer comes before it."""
     program.planner = planner or program.planner
     profile = program.profile
     profile.cost = 0.0
-    profile.evaluated = lambda *_: None  # type: ignore[method-assign]
+    profile.evaluated = lambda *_: evaluated()  # type: ignore[method-assign]
     profile.fault = program.planner.fault = _raised  # type: ignore[method-assign]
     return program
 

@@ -7,6 +7,7 @@ from typing import Any
 import lmc
 from lmc.prompt import Prompt
 from lmc.runahead.ledger import Ledger
+from tests.backend.gated import Gated
 from tests.conformance.harness import eager
 
 
@@ -35,7 +36,7 @@ def matches(s, kind):
 
 
 def test_what_a_match_binds_is_known() -> None:
-    usage = eager(lmc.compile(matches))("y", backend=lmc.Mock(latency=0.001)).usage
+    usage = eager(lmc.compile(matches))("y", backend=Gated(3)).usage
     assert (usage.calls, usage.ahead_asked, usage.ahead_used) == (3, 2, 2)
 
 
@@ -50,5 +51,6 @@ def named(s, name):
 
 def test_a_name_that_an_answer_completes_shifts_no_address() -> None:
     answers = {"f": "1", "n": "2", "k2": "3", "z": "4"}
-    state = eager(lmc.compile(named))("k", backend=lmc.Mock(answers, latency=0.001))
+    backend = Gated(answers=answers)
+    state = eager(lmc.compile(named), evaluated=backend.answer)("k", backend=backend)
     assert state.ret_value == "31" and (state.usage.calls, state.usage.ahead_wasted) == (4, 0)

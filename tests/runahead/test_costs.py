@@ -211,9 +211,9 @@ def test_what_others_compile_while_they_go_first_is_none_of_its_once(monkeypatch
         return evaluate(self, ledger, run, compiling)
 
     monkeypatch.setattr(ProgramSource, "evaluate", beside)
-    program = eager(lmc.compile(after_much_work))
-    program.profile.evaluated = lambda *of: found.append(of[-1])  # type: ignore[method-assign]
-    program("x", backend=Mock(latency=0.01))
+    program, backend = eager(lmc.compile(after_much_work)), Gated()
+    program.profile.evaluated = lambda *of: found.append(of[-1]) or backend.answer()  # type: ignore[func-returns-value, method-assign]
+    program("x", backend=backend)
     assert found and max(found) < 100.0
 
 
@@ -265,7 +265,8 @@ def test_nothing_of_an_evaluation_is_kept_once_it_has_ended(monkeypatch: pytest.
         s["a"]
         look()
 
-    eager(lmc.compile(fn))("x", backend=Mock(latency=0.05))
+    backend = Gated()
+    eager(lmc.compile(fn), evaluated=backend.answer)("x", backend=backend)
     assert begun and kept == [0]
 
 
@@ -295,7 +296,8 @@ def test_an_evaluation_that_is_not_continued_is_ended_with_the_run(monkeypatch: 
     honest, outcomes, run = ProgramSource.evaluate, list[Outcome](), Evaluation.run
     monkeypatch.setattr(ProgramSource, "evaluate", lambda self, ledger, run, _: honest(self, ledger, run, lambda: True) or ())
     monkeypatch.setattr(Evaluation, "run", lambda self: outcomes.append(found := run(self)) or found)
-    states = eager(lmc.compile(questions)).batch([{"q": "x"}, {"q": "y"}], backend=Mock(latency=0.05))
+    backend = Gated()
+    states = eager(lmc.compile(questions), evaluated=backend.answer).batch([{"q": "x"}, {"q": "y"}], backend=backend)
     assert [state.usage.ahead_asked for state in states] == [0, 0] and outcomes and all(outcome.paused for outcome in outcomes)
 
 
@@ -318,7 +320,8 @@ def test_an_evaluation_is_not_continued_by_a_thread_with_the_number_of_one_that_
         return ()
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
-    eager(lmc.compile(after_much_work))("x", backend=Mock(latency=0.01))
+    backend = Gated()
+    eager(lmc.compile(after_much_work), evaluated=backend.answer)("x", backend=backend)
     assert len(numbers) > len(set(numbers)) and not faults
 
 
@@ -598,8 +601,8 @@ def test_what_another_thread_requests_during_an_evaluation_is_requested_once(mon
         threads[0].join()
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
-    backend = Mock(latency=0.05)
-    state = eager(lmc.compile(fn))("x", backend=backend)
+    backend = Gated()
+    state = eager(lmc.compile(fn), evaluated=backend.answer)("x", backend=backend)
     assert len(backend.call_log) == 2 and (state.usage.ahead_used, state.usage.ahead_wasted) == (1, 0)
 
 

@@ -295,7 +295,7 @@ def structured(s, rows):
 
 
 def test_what_asks_for_a_plain_model_is_asked_ahead() -> None:
-    program = eager(lmc.compile(structured, backend=lmc.Mock({"x": '{"name":"x","tags":[]}'}, latency=0.2)))
+    program = eager(lmc.compile(structured, backend=Gated(3, {"x": '{"name":"x","tags":[]}'})))
     state = program(["a", "b", "c"])
     assert state.ret_value == ["x", "x", "x"] and state.usage.ahead_used == 2
 
@@ -354,7 +354,7 @@ def test_what_a_signal_raises_while_a_program_is_evaluated_reaches_the_program(m
 
     monkeypatch.setattr(ProgramSource, "evaluate", evaluate)
     try:
-        assert execute(interrupted, "certain", "q", latency=5) == "late"  # which ends the wait, however late the evaluation begins
+        assert execute(interrupted, "certain", "q", latency=60) == "late"  # which ends the wait, however late the evaluation begins
     finally:
         signal.signal(signal.SIGUSR1, before)
 
@@ -452,7 +452,8 @@ def test_an_answer_is_not_taken_for_that_of_another_request_on_the_same_line():
         return lambda _: next(turns)
 
     expected = answers.run(["one", "two"], counting(), backend=lmc.Mock(), temperature=0).ret_value
-    state = eager(lmc.compile(answers))(["one", "two"], counting(), backend=lmc.Mock(latency=0.02), temperature=0)
+    backend = Gated()
+    state = eager(lmc.compile(answers), evaluated=backend.answer)(["one", "two"], counting(), backend=backend, temperature=0)
     assert state.ret_value == expected
     assert (state.usage.calls, state.usage.ahead_used, state.usage.ahead_wasted) == (8, 1, 0)
 
