@@ -103,10 +103,10 @@ class EngineCore:
         self._closed = self._ended = False
         self._calls = 0
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
-        self._device_seconds = 0.0
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
-        self._completed: tuple[ModelPass, Flight, float] | None = None  # the last pass, and its end, until it is recorded
+        # seconds of the recorded passes; the last pass, and its end, until it is recorded. One object: other threads read it
+        self._timed: tuple[float, tuple[ModelPass, Flight, float] | None] = 0.0, None
         self._busy_until = self._row_seconds = 0.0  # by time.perf_counter(), if it is long; seconds a row of the last long pass
         self._thread = threading.Thread(target=self._loop, name="lmc-engine", daemon=True)
         self.launch()
@@ -116,7 +116,7 @@ class EngineCore:
         self.broken = BackendError(f"the engine was started by process {parent}, of which this one is a fork: {REMEDY}")
         self._ended, self._computing, self._resting = True, False, threading.Event()
         self._resting.set()
-        self._flying = None  # first: a pass in flight cannot be looked at here
+        self._flying, self._timed = None, (self._timed[0], None)  # first: passes of a device cannot be looked at here
         self.delivery.report()
         self._take(wait=0.0, closing=True)  # posted actions fail, as do running requests
         self._inbox = SimpleQueue()
@@ -251,6 +251,12 @@ class EngineCore:
         while timeout > 0 and self._thread.is_alive() and not self.on_thread:
             self._thread.join(min(timeout, _LOOK))
             timeout -= 0.0 if self._computing else _LOOK
+
+    @property
+    def _device_seconds(self) -> float:
+        """Return the seconds of all passes whose answers have been delivered. From any thread."""
+        earlier, completed = self._timed
+        return earlier if completed is None else earlier + completed[1].seconds
 
     def counters(self) -> Counters:
         t = self.scheduler.tally
@@ -468,7 +474,7 @@ class EngineCore:
         began = time.perf_counter()
         output = self._compute(lambda: self._runner.run(work))
         ended = time.perf_counter()
-        self._device_seconds += ended - began
+        self._timed = self._timed[0] + ended - began, None
         self._blocked += ended - began
         self._record(work, ended - began, ended)
         self.scheduler.commit(work)
@@ -481,10 +487,11 @@ class EngineCore:
         """Do what no plan needs, while the device computes."""
         self.delivery.emit_deltas()
         self.scheduler.drafts.learn()
-        if self._completed is not None:
-            (work, flight, ended), self._completed = self._completed, None
+        earlier, completed = self._timed
+        if completed is not None:
+            work, flight, ended = completed
             seconds = flight.seconds
-            self._device_seconds += seconds
+            self._timed = earlier + seconds, None
             if work.rows >= self._full // 2:
                 self._row_seconds = seconds / work.rows
             self._record(work, seconds, ended)
@@ -565,7 +572,7 @@ class EngineCore:
             self._begin_foreseen(foreseen)
         ended = time.perf_counter()
         self._blocked += ended - began
-        self._completed = work, flight, ended
+        self._timed = self._timed[0], (work, flight, ended)
         self.failure = ""
         self.delivery.deliver(work, output)
         if waits and not right:
@@ -639,7 +646,7 @@ class EngineCore:
         """Fail every request and start with an empty pool: after an exception its contents cannot be trusted."""
         self.delivery.emit_deltas()
         self.delivery.report()
-        self._flying = None
+        self._flying, self._timed = None, (self._timed[0], None)
         if self.broken is None:  # otherwise its contents are on a device that refuses everything
             self.scheduler.reset()
         self.delivery.fail(error)

@@ -488,6 +488,23 @@ def test_what_arrives_while_the_loop_ends_is_told_so():
     assert [str(error) for error in told] == ["the engine was closed"]
 
 
+def test_counters_read_with_a_text_have_the_seconds_of_its_pass():
+    class Second(FakeFlight):
+        seconds = 1.0
+
+    class Timed(FakeAheadRunner):
+        def launch(self, work):
+            return Second(self, super().launch(work)._output)
+
+    engine, core = stepped(512, runs=Timed)
+    found = []
+    handle = engine.submit(None, [Text(("a",)), gen(4, ignore_eos=True)])
+    handle.results[0].on_change(lambda _: found.append(engine.counters().device_seconds))
+    drain(core)
+    assert found == [1.0, 2.0, 3.0, 4.0, 4.0]  # the last at its end
+    assert engine.counters().device_seconds == engine.counters().passes == 4
+
+
 def test_a_child_of_fork_learns_of_all_answers_without_asking_the_device():
     """Answers that ended in the parent and were not told yet are complete; the rest fail."""
 
