@@ -6,13 +6,10 @@ As lines of text, as a page or a fragment of HTML (ir/page.py), as JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from lmc import dollars, report, run_records
-from lmc.backend.deferred import is_asked
-from lmc.backend.results import Result
-from lmc.backend.usage import Usage
 from lmc.errors import source_line
 from lmc.ir.analysis import critical_path
 from lmc.ir.core import Graph
@@ -23,15 +20,12 @@ from lmc.measured import Measured, Total, counted, measured, runs_of
 from lmc.pages import seconds, several
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
-
-if TYPE_CHECKING:
-    from lmc.runahead.compiled import CompiledProgram, Stats
-    from lmc.runahead.profile import EndedRun
+from lmc.runahead.compiled import CompiledProgram, wait_for
 
 
 def explain(program: CompiledProgram) -> str:
     """Return the report, one fact a line. Waits for the answers of runs that have ended, as `state.usage` does."""
-    _wait(program)
+    wait_for(program.profile.runs)
     planned = _planned(program)
     lines = [
         f"program {program.function.name}",
@@ -49,7 +43,7 @@ def of_runs(program: CompiledProgram) -> list[str]:
 
 def to_html(program: CompiledProgram) -> str:
     """Render the whole page: of its runs the conversation, the source and the timeline, then the graph. Waits as `explain` does."""
-    _wait(program)
+    wait_for(program.profile.runs)
     return page(program.function.name, sections(program), _facts(program), _of_runs(program))
 
 
@@ -60,13 +54,13 @@ def to_fragment(program: CompiledProgram) -> str:
 
 def to_json(program: CompiledProgram) -> str:
     """Return the same for programs: one object, whose `ops` are in the order of the graph. Waits as `explain` does."""
-    _wait(program)
+    wait_for(program.profile.runs)
     found = section(program, _planned(program))
     profile = program.profile
     return json.dumps(
         {
             "program": program.function.name,
-            "runs": program.stats.runs,
+            "runs": program.counted.runs,
             "ahead": {"asked": profile.asked, "used": profile.used, "wasted": profile.wasted},
             "facts": [*found.facts, *dollars.of_program(program)],
             "blocks": dict(found.runs),
@@ -74,13 +68,6 @@ def to_json(program: CompiledProgram) -> str:
         },
         indent=1,
     )
-
-
-def _wait(program: CompiledProgram) -> None:
-    for ledger in tuple(program.profile.runs):
-        for record in tuple(ledger.records):
-            if is_asked(record.result):
-                record.result.wait()
 
 
 # -- the parts -----------------------------------------------------------------------------------------------------
@@ -179,13 +166,7 @@ def to_line(program: CompiledProgram) -> str:
     """Render the graph as one line."""
     kinds = [op.kind for op in program.graph().ops()]
     parts = [several(kinds.count(kind), word) for kind, word in (("gen", "gen"), ("select", "select"), ("switch", "undecided branch"))]
-    return f"{', '.join(parts)}; {several(program.stats.runs, 'run')} so far"
-
-
-def _late(runs: Sequence[EndedRun]) -> Usage:
-    """Return what the answers of the last run cost if any arrived after it had ended, else nothing."""
-    results = {record.result for record in tuple(runs[-1].records)} if runs else set[Result]()  # of merged requests it is one
-    return sum((result.usage or Usage() for result in results), Usage()) if any(result.ended > runs[-1].ended for result in results) else Usage()
+    return f"{', '.join(parts)}; {several(program.counted.runs, 'run')} so far"
 
 
 # -- as text -------------------------------------------------------------------------------------------------------
@@ -239,7 +220,7 @@ def _cost(section: Section, i: int) -> str:
 
 
 def _stats(program: CompiledProgram) -> Iterator[str]:
-    stats: Stats = program.stats
+    stats = program.counted.completed(program.profile.runs)
     profile = program.profile
     if not stats.runs:
         yield "  so far: not run"
@@ -251,10 +232,10 @@ def _stats(program: CompiledProgram) -> Iterator[str]:
     for site in profile.off:
         yield f"    no more requests are made ahead at {site}: guesses there were wrong too often"
     last = stats.counters
-    if (asked := _late(profile.runs)).calls > last.calls:  # it returned before its answers had arrived
-        yield f"  last call: {several(asked.calls, 'request')}"
-        yield f"    {asked.prompt_tokens} prompt tokens: {asked.cached_tokens} from the cache, {asked.prompt_tokens - asked.cached_tokens} computed"
-        yield f"    {asked.completion_tokens} tokens generated, {asked.forced_tokens} of them forced"
+    if stats.late:  # times and passes are those of answers, not of the call
+        yield f"  last call: {several(last.calls, 'request')}"
+        yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed"
+        yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced"
         return
     if not last.calls:
         return

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import lmc
+from tests.backend.gated import Gated
 from tests.ir.test_layout import apart
 
 
@@ -87,6 +88,23 @@ def test_a_call_that_returned_before_its_answers_is_explained_with_them() -> Non
         shown = program.explain()
         assert re.search(r"last call: .*2 requests.*\n    7 prompt tokens: 5 from the cache, 2 computed.*\n(.*mock.*\n)?    7 tokens generated", shown)
         assert re.search(r"gen y \*: .* 1 time, 6 tokens in", shown)
+
+
+def test_stats_of_a_call_that_returned_before_its_answers_have_all_of_them() -> None:
+    @lmc.function
+    def two(s, q):
+        s += q + lmc.gen("x", max_tokens=4) + "b" + lmc.gen("y", max_tokens=3)
+
+    for call in (lmc.Program.__call__, lmc.Program.stream):
+        gate = Gated()
+        program = lmc.compile(two, backend=gate)
+        state = call(program, q="a")
+        gate.open()
+        state.sync()
+        found = program.stats
+        assert (found.runs, found.counters.calls, found.counters.prompt_tokens, found.counters.generated_tokens) == (1, 2, 7, 7)
+        program.batch([{"q": "c"}, {"q": "d"}])
+        assert (program.stats.runs, program.stats.counters.calls) == (3, 4)
 
 
 def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:

@@ -28,7 +28,7 @@ from lmc.ir.core import Graph
 from lmc.passes.base import Target
 from lmc.passes.manager import run_pipeline
 from lmc.runahead.annotations import NO_ANNOTATIONS
-from lmc.runahead.compiled import Stats
+from lmc.runahead.compiled import Stats, wait_for
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -79,7 +79,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         functools.update_wrapper(self, fn, updated=())  # a signature, a name and a docstring, as the function's
         self.outputs = None if outputs is None else tuple(outputs)
         self.ahead = checked_ahead(ahead)
-        self.stats = Stats()
+        self.counted = Stats()
         self.profile = Profile()
         self.planner = Planner(fn, self.outputs, opt, aggressive)
         self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
@@ -227,14 +227,15 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             compiled = [*(["aggressive=True"] if self.aggressive else []), *([f"outputs={list(self.outputs)}"] if self.outputs is not None else [])]
             journaled = self.function._journaled(options, bound, numbers, batch=batch, compiled=", ".join(compiled), backend=self.backend)
         with journaled as options:
-            backend, stats = self.function._backend(options), self.stats
+            backend, stats = self.function._backend(options), self.counted
             before, began = backend.counters(), perf_counter()
             try:
                 yield options
             finally:
                 stats.runs += len(bound)
-                stats.run_seconds = perf_counter() - began
                 stats.counters = backend.counters() - before
+                stats.span = began, perf_counter()
+                stats.run_seconds = stats.span[1] - began
                 stats.note = getattr(backend, "counts_alone", "")
 
     def _items(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], errors: str) -> list[inspect.BoundArguments]:
@@ -281,6 +282,12 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.function.check_names(example)
         self.planner.lower(example)
         return self
+
+    @property
+    def stats(self) -> Stats:
+        """Return the number of its runs, and the time and counters of the last call. Waits as `explain` does."""
+        wait_for(self.profile.runs)
+        return self.counted.completed(self.profile.runs)
 
     def graph(self) -> Graph:
         """Return the program's graph before any run: arguments are unknown unless `lower` was given examples."""
