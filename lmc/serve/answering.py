@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,12 +71,14 @@ def usage_of(outputs: Sequence[Output], n: int) -> Json:
     }
 
 
-def finish_of(meta: Mapping[str, Any]) -> Json:
-    """Return OpenAI's `finish_reason`, with the matched stop (vLLM's `stop_reason`)."""
+def finish_of(meta: Mapping[str, Any], stop_ids: Collection[int]) -> Json:
+    """Return OpenAI's `finish_reason`, and vLLM's `stop_reason`: the matched stop text, or token of the request's `stop_ids`;
+    None at the model's end of text."""
     reason = meta["finish_reason"]
     if reason["type"] == "length":
         return {"finish_reason": "length"}
-    return {"finish_reason": "stop", "stop_reason": reason.get("matched")}
+    matched = reason.get("matched")
+    return {"finish_reason": "stop", "stop_reason": matched if isinstance(matched, str) or matched in stop_ids else None}
 
 
 def scored_of(output: Output, scored: Scored | None = None) -> Scored:
@@ -115,11 +117,11 @@ class CallReader:
         return len(text) if self.family is None else self.family.settled(text)
 
 
-def chat_choice(index: int, output: Output, reader: CallReader, token_bytes: TokenBytes | None) -> Json:
-    """Build a choice; `token_bytes`: for log-probabilities; None if not requested."""
+def chat_choice(index: int, output: Output, reader: CallReader, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
+    """Build a choice; `token_bytes`: for log-probabilities; None if not requested; `stop_ids`: the request's."""
     content, calls = reader.split(output.text, output)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    finish = finish_of(output.metas[0])
+    finish = finish_of(output.metas[0], stop_ids)
     if calls:
         message["tool_calls"] = calls
         finish = {"finish_reason": "tool_calls"}
@@ -139,8 +141,8 @@ class ChatDeltas:
     """One answer as the deltas of a stream. What may become a tool call is held until the answer is complete, and the
     log-probabilities of its tokens with it."""
 
-    def __init__(self, index: int, reader: CallReader, token_bytes: TokenBytes | None) -> None:
-        self._index, self._reader, self._token_bytes = index, reader, token_bytes
+    def __init__(self, index: int, reader: CallReader, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> None:
+        self._index, self._reader, self._token_bytes, self._stop_ids = index, reader, token_bytes, stop_ids
         self._text, self._sent, self._scored = "", 0, UNSCORED
 
     def opening(self) -> Json:
@@ -158,7 +160,7 @@ class ChatDeltas:
         content, calls = self._reader.split(self._text, output)
         chunks = self._upto(len(content))
         self._sent = len(self._text)
-        finish = finish_of(output.metas[0])
+        finish = finish_of(output.metas[0], self._stop_ids)
         if calls:
             deltas = [{"index": i, **call} for i, call in enumerate(calls)]
             chunks.append(self._choice({"tool_calls": deltas}))
@@ -189,12 +191,12 @@ def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def completion_choice(index: int, output: Output, prompt: str | None, token_bytes: TokenBytes | None) -> Json:
-    """Build a choice; `prompt`: text echoed before the answer, if any; `token_bytes` as for `chat_choice`."""
+def completion_choice(index: int, output: Output, prompt: str | None, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
+    """Build a choice; `prompt`: text echoed before the answer, if any; the others as for `chat_choice`."""
     text = output.text if prompt is None else prompt + output.text
     echoed = UNSCORED if prompt is None else _of_prompt(output.metas[0])
     scored = None if token_bytes is None else completion_logprobs(Scored.joined((echoed, scored_of(output))), token_bytes)[0]
-    return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0])}
+    return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0], stop_ids)}
 
 
 def _of_prompt(meta: Mapping[str, Any]) -> Scored:
@@ -204,11 +206,11 @@ def _of_prompt(meta: Mapping[str, Any]) -> Scored:
 class CompletionPieces:
     """One answer as the pieces of a stream."""
 
-    def __init__(self, index: int, token_bytes: TokenBytes | None) -> None:
-        self._index, self._token_bytes, self._begun = index, token_bytes, 0
+    def __init__(self, index: int, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> None:
+        self._index, self._token_bytes, self._stop_ids, self._begun = index, token_bytes, stop_ids, 0
 
     def more(self, grown: Grown) -> Json:
-        last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0])
+        last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0], self._stop_ids)
         scored = None
         if self._token_bytes is not None:
             tokens = grown.scored if grown.output is None else scored_of(grown.output, grown.scored)

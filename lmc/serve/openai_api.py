@@ -95,13 +95,13 @@ class OpenAIApi:
         finally:
             generation.cancel()
         echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
-        made = [completion_choice(i, o, echo, token_bytes) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
+        made = [completion_choice(i, o, echo, token_bytes, params.stop_token_ids) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
     async def _completion_events(
         self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, token_bytes: TokenBytes | None, arrived: float
     ) -> AsyncGenerator[bytes, None]:
-        pieces = [CompletionPieces(i, token_bytes) for i in range(len(generation.results))]
+        pieces = [CompletionPieces(i, token_bytes, request.stop_token_ids or ()) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))
@@ -180,7 +180,7 @@ class OpenAIApi:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        made = [chat_choice(i, output, reader, token_bytes) for i, output in enumerate(outputs)]
+        made = [chat_choice(i, output, reader, token_bytes, params.stop_token_ids) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
 
     async def _prompt_of(self, request: ChatRequest) -> ChatPrompt:
@@ -212,7 +212,7 @@ class OpenAIApi:
         arrived: float,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks. The last has no choices, and the usage."""
-        answers = [ChatDeltas(i, reader, token_bytes) for i in range(request.choices)]
+        answers = [ChatDeltas(i, reader, token_bytes, request.stop_token_ids or ()) for i in range(request.choices)]
         for answer in answers:
             yield stamp.chunk([answer.opening()], **request.unknown_usage)
         async for grown in generation.follow():

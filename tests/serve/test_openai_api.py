@@ -13,6 +13,7 @@ from lmc.backend.results import Scored
 from lmc.errors import UnmetConstraint
 from lmc.serve.answering import CallReader, ChatDeltas, CompletionPieces, completion_logprobs
 from lmc.serve.asking import Grown
+from tests.backend import engine_fakes
 from tests.serve.serving import HELLO, chat, complete, events, post, talking
 
 pytestmark = pytest.mark.api
@@ -168,10 +169,31 @@ def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(kind):
     assert found == [listed(choice["logprobs"]) for choice in whole], "nothing is lost, doubled or out of order"
 
 
+class Brief(engine_fakes.FakeRunner):
+    """Says "b" and ends."""
+
+    def next(self, context, noise, allowed):
+        return engine_fakes.EOS if context[-1] == ord("b") else ord("b")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({}, None), ({"stop_token_ids": [ord("b")]}, ord("b")), ({"stop_token_ids": [engine_fakes.EOS]}, engine_fakes.EOS), ({"stop": "b"}, "b")],
+)
+@pytest.mark.parametrize("ask", [chat, complete])
+def test_the_reason_of_a_stop_is_what_the_request_named(ask, fields, reason, stream):
+    """None at the model's end of text, as vLLM's."""
+    with engine_fakes.backend(runs=Brief)[0] as engine:
+        answer = ask(engine, **fields, stream=stream)
+    body = events(answer.text)[-2] if stream else answer.json()
+    assert [(c["finish_reason"], c["stop_reason"]) for c in body["choices"]] == [("stop", reason)]
+
+
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_a_piece_has_the_log_probabilities_of_its_text_before_the_answer_is_complete(kind):
     spelled: Any = lambda token, text: list(text.encode())
-    pieces = ChatDeltas(0, CallReader(None), spelled) if kind == "chat" else CompletionPieces(0, spelled)
+    pieces = ChatDeltas(0, CallReader(None), spelled, ()) if kind == "chat" else CompletionPieces(0, spelled, ())
     for entry in ((-1.0, 0, "Go"), (-2.0, 1, "od"), (-3.0, 2, ".")):
         made = pieces.more(Grown(0, entry[2], Scored((entry,), ((entry,),)), None))
         (choice,) = made if isinstance(made, list) else [made]
