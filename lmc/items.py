@@ -1,4 +1,4 @@
-"""Items that commands read, from a file or standard input: JSONL, one object of arguments per line, or CSV with a
+"""Items that commands read, from a file, a pipe or standard input: JSONL, one object of arguments per line, or CSV with a
 header.
 
     text,times,source              text and times are parameters: one item a row
@@ -45,8 +45,8 @@ class InputItems:
 
 
 def read_items(program: Any, path: Path) -> InputItems:
-    """Read the items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and on standard input unless it
-    begins with `{`."""
+    """Read the items of a file, `-` for standard input. CSV by the suffix .csv or .tsv, and of pipes, standard input among
+    them, unless they begin with `{`."""
     known = parameters(program)
     build = builders(known)
     arguments: list[Item] = []
@@ -55,7 +55,8 @@ def read_items(program: Any, path: Path) -> InputItems:
     places: list[str] = []
     name = "<stdin>" if path == STANDARD_INPUT else str(path)
     text = _text_of(path, name)
-    delimiter = _DELIMITERS.get(path.suffix.lower()) or ("," if path == STANDARD_INPUT and text.lstrip()[:1] not in ("{", "[", "") else None)
+    is_piped = path == STANDARD_INPUT or not path.is_file()
+    delimiter = _DELIMITERS.get(path.suffix.lower()) or ("," if is_piped and text.lstrip()[:1] not in ("{", "[", "") else None)
     for number, row in objects(text, name) if delimiter is None else _rows(program, text, name, delimiter):
         mine = {k: v for k, v in row.items() if k in known or takes_any(known)}
         check_arguments(program, mine, f"{name}:{number}", row)
@@ -73,6 +74,8 @@ _MOST = 2 << 30
 
 
 def _text_of(path: Path, name: str) -> str:
+    if sys.stdin.buffer.isatty() if path == STANDARD_INPUT else path.is_fifo() or path.is_char_device():
+        print(f"reading items from {name} until its end", file=sys.stderr, flush=True)  # nobody may write there
     try:
         with nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb") as file:
             data = file.read(_MOST + 1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
@@ -137,6 +139,19 @@ def test_standard_input_is_jsonl_or_csv(monkeypatch, text):
     items = read_items(program, Path("-"))
     assert [a["text"] for a in items.arguments] == ["a", "b"] and [str(e["id"]) for e in items.extra] == ["7", "8"]
     assert items.places[0].startswith("<stdin>:")
+
+
+@pytest.mark.parametrize("text", ['{"text": "a"}\n{"text": "b"}\n', "text\na\nb\n"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="POSIX")
+def test_a_named_pipe_is_read_as_standard_input_is_and_said_to_be_waited_for(tmp_path, capsys, text):
+    pipe = tmp_path / "rows"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(pipe.write_text, text)
+        items = read_items(program, pipe)
+        written.result()
+    assert [a["text"] for a in items.arguments] == ["a", "b"]
+    assert capsys.readouterr().err == f"reading items from {pipe} until its end\n"
 
 
 @pytest.mark.parametrize(
