@@ -93,7 +93,27 @@ def test_arguments_are_the_objects_that_a_program_declares(tmp_path):
         parse_arguments(bill, ["due=today"])
 
 
-@pytest.mark.parametrize("annotation", [str | None, Literal["a", "b"], Literal["a", "b"] | None, Path | str | None, "str | None"])
+@pytest.mark.parametrize(
+    ("annotation", "right", "wrong"),
+    [
+        (int, "3", "[1]"), (int, "3", "true"), (float | None, "null", '"3"'), (list[int], "[1, 2]", '["a"]'), (dict[str, int], '{"a": 1}', "[1]"),
+        (bool, "true", "1"), (Literal["a", "b"], "a", "c"), (tuple[int, int], "[1, 2]", "[1]"),
+    ],
+)  # fmt: skip
+def test_arguments_are_of_the_declared_types_as_those_of_a_server_are(tmp_path, annotation, right, wrong):
+    @lmc.function
+    def choose(s: Any, x: Any) -> None: ...
+
+    choose.func.__annotations__["x"] = annotation
+    value = right if annotation == Literal["a", "b"] else json.loads(right)
+    assert parse_arguments(choose, [f"x={right}"]) == {"x": value}
+    with pytest.raises(UsageError, match=r"^--arg x=.*: (.*: )?(Input|Field) "):
+        parse_arguments(choose, [f"x={wrong}"])
+    with pytest.raises(UsageError, match=r"a.jsonl:2: x: (.*: )?(Input|Field) "):
+        read_items(choose, file(tmp_path, "a.jsonl", "".join(f'{{"x": {text if text[0] not in "ac" else json.dumps(text)}}}\n' for text in (right, wrong))))
+
+
+@pytest.mark.parametrize("annotation", [str | None, Literal["a", ""], Literal["a", "b"] | None, Path | str | None, "str | None"])
 def test_texts_and_none_are_texts(tmp_path, annotation):
     @lmc.function
     def choose(s: Any, x: Any = None) -> None: ...
@@ -101,7 +121,7 @@ def test_texts_and_none_are_texts(tmp_path, annotation):
     choose.func.__annotations__["x"] = annotation
     assert parse_arguments(choose, ["x=a"]) == {"x": "a"}
     items = read_items(choose, file(tmp_path, "a.csv", 'x,y\na,1\n"",2\n'))
-    assert items.arguments == ({"x": "a"}, {}) if annotation != Literal["a", "b"] else ({"x": "a"}, {"x": ""})
+    assert items.arguments == ({"x": "a"}, {}) if annotation != Literal["a", ""] else ({"x": "a"}, {"x": ""})
 
 
 def test_an_empty_cell_of_a_parameter_that_may_be_none_is_none(tmp_path):
