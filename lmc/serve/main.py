@@ -7,6 +7,7 @@ import faulthandler
 import ipaddress
 import json
 import logging
+import re
 import signal
 import socket
 import ssl
@@ -220,8 +221,12 @@ def _write_stacks_unless_called_again(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, repeat=True, file=sys.__stderr__ or sys.stderr)
 
 
+_ADDRESS = re.compile(rb"(?i:https?)://([^/?#@]+)((?:[/?].*)?)")
+
+
 class _Messages(h11.Connection):
-    """h11's connection, which refuses a request whose end a proxy in front of the server may see elsewhere (request smuggling)."""
+    """h11's connection, which refuses a request whose end a proxy in front of the server may see elsewhere (request smuggling),
+    and takes whole addresses as targets (`GET http://host/path`), as proxies send them (RFC 9112, 3.2.2)."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()
@@ -229,6 +234,11 @@ class _Messages(h11.Connection):
             names = {name for name, _ in event.headers}
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
                 raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+            if whole := _ADDRESS.fullmatch(event.target):
+                host, path = whole.groups()  # of this host, whatever the header says
+                headers = [(b"host", host), *((name, value) for name, value in event.headers if name != b"host")]
+                target = path if path.startswith(b"/") else b"/" + path
+                return h11.Request(method=event.method, headers=headers, target=target, http_version=event.http_version)
         return event
 
 

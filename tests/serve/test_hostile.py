@@ -209,6 +209,17 @@ def test_paths_lead_nowhere_else(url):
         assert b"root:" not in answer
 
 
+def test_a_whole_address_is_a_target_and_its_host_counts():
+    with on_a_port(lmc.Mock(), hosts=frozenset({"here"})) as url:
+        for target, host, status in (
+            ("http://here/v1/models?x=1", "there", 200), ("HTTPS://here:80/health/live", "there", 200), ("http://here?x=1", "here", 200),
+            ("http://there/v1/models", "here", 421), ("http://me@here/v1/models", "here", 404), ("http://", "here", 404), ("ftp://here/", "here", 404),
+        ):  # fmt: skip
+            with raw(url) as connection:
+                connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                assert status_of(connection) == status, target
+
+
 def test_what_is_no_http_is_refused(url):
     for sent in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"):
         with raw(url) as connection:
