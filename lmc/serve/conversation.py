@@ -6,6 +6,7 @@ Contents stay plain text: no message can write a special token (semantics of the
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +17,8 @@ from lmc import json_data
 from lmc.backend.base import Backend
 from lmc.backend.families import Family, family_of
 from lmc.chat import ChatTemplate, conversation
-from lmc.errors import ArgumentError, ParameterError
+from lmc.errors import ArgumentError, ConstraintError, ParameterError
+from lmc.fsm.json_schema import compile_schema
 from lmc.segments import Constraint, Image, Part, mark
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
@@ -151,6 +153,17 @@ def with_calls(request: ChatRequest, family: Family, text: Constraint | None) ->
         if not tools:
             raise bad(f"tool_choice: there is no tool {wanted!r}", "tool_choice")
     return family.required(tools)
+
+
+def faulty_tool(request: ChatRequest) -> ApiError | None:
+    """Return the error of the request's first tool whose schema cannot be enforced, by its place in the request."""
+    for i, tool in enumerate(request.tools or ()):
+        try:
+            compile_schema(json.dumps(tool.function.parameters or {}))
+        except ConstraintError as error:
+            at = f"tools.{i}.function.parameters"
+            return bad(f"{at}: {error.message.removeprefix('json_schema: ')}", at)
+    return None
 
 
 def _in_pieces(request: ChatRequest, backend: Backend, hosts: Collection[str]) -> tuple[Part | Image, ...]:

@@ -82,7 +82,8 @@ def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
         names["continue_final_message"] = "messages"
     if request.tools:
         chat["tools"] = [_tool(tool) for tool in request.tools]
-        names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
+        for i in range(len(request.tools)):
+            names |= {f"tools.{i}.function": f"tools.{i}", f"tools.{i}.function.parameters": f"tools.{i}.input_schema"}
         choice = request.tool_choice or {"type": "auto"}
         chat |= {"tool_choice": _choice(choice), "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     if request.output_config is not None and (form := request.output_config.format) is not None:

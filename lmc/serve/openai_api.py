@@ -32,7 +32,7 @@ from lmc.serve.answering import (
     usage_of,
 )
 from lmc.serve.asking import Ask, RequestedAnswers
-from lmc.serve.conversation import ChatPrompt, prompt_of, with_calls
+from lmc.serve.conversation import ChatPrompt, faulty_tool, prompt_of, with_calls
 from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
@@ -157,8 +157,9 @@ class OpenAIApi:
         params, (field, constraint) = await self._in_pool(_meaning, request, self._settings.max_tokens, self._adapter(request))
         asked = await self._prompt_of(request)
         family = asked.family
+        of_text = constraint
         if family is not None:
-            constraint = await self._in_pool(with_calls, request, family, constraint)
+            constraint = await self._in_pool(with_calls, request, family, of_text)
         ask = Ask(
             asked.parts,
             params,
@@ -171,7 +172,13 @@ class OpenAIApi:
             watched=bool(request.stream),
         )
         arrived = time.perf_counter()
-        generation = await self._begin([ask], {PromptTooLongError: "messages", ConstraintError: field or "tools"})
+        try:
+            generation = await self._begin([ask], {PromptTooLongError: "messages", ConstraintError: field or "tools"})
+        except ConstraintError:
+            fault = None if constraint is of_text else await self._in_pool(faulty_tool, request)
+            if fault is None:
+                raise
+            raise fault from None
         token_bytes = self._token_bytes if request.logprobs else None
         reader = CallReader(family, 1 if request.parallel_tool_calls is False else None)
         if request.stream:

@@ -136,6 +136,20 @@ def test_what_is_neither_of_the_schema_nor_a_call_is_not_allowed(fields):
     assert answer.status_code == 500 and "does not allow" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "required"}, {"response_format": PERSON}])
+def test_a_schema_that_cannot_be_enforced_is_named_by_its_place_in_the_request(fields):
+    wrong = {"type": "object", "properties": {"a": {"type": "strin"}}}
+    tools = [WEATHER, {"type": "function", "function": {"name": "w", "strict": True, "parameters": wrong}}]
+    answer = chat(backend(["x"]), tools=tools, **fields)
+    at = "tools.1.function.parameters"
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == at
+    assert answer.json()["error"]["message"].startswith(f"{at}: /properties/a/type is 'strin'; there are ")
+    given = [{"name": "w", "input_schema": wrong}]
+    theirs = {"model": "mock", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tools": given, "tool_choice": {"type": "any"}}
+    answer = post("/v1/messages", theirs, backend(["x"]))
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("tools.0.input_schema: /properties/a/type is 'strin'")
+
+
 def test_a_strict_tool_leaves_text_free():
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     for text, calls in (("Good day.", 0), (CALLED, 1)):
