@@ -38,11 +38,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """An estimate of one run's cost: calls at least and at most, tokens at most; each of `loops` loops of unknown
-    length counts one iteration."""
+    """An estimate of one run's cost, by the program's graph: calls in its cheapest and dearest arms, tokens in the dearest.
+    Defaults count as the arguments, and each of `loops` loops of unknown length one iteration.
+
+    unseen  whether there is code that the graph does not show, and which may ask
+    """
 
     calls: tuple[int, int]
     loops: int
+    unseen: bool
     prompt: int
     answer: int
     cost: Dollars | None
@@ -54,7 +58,8 @@ class Estimate:
         turns = f" (one turn of {self.loops} loop{'s'[: self.loops != 1]} counted)" if self.loops else ""
         cost = f"; {self.cost}" if self.cost is not None else ""
         cost += f'; with deadline="24h" {self.batched}' if self.batched is not None else ""
-        return f"{calls}{turns}, at most about {self.prompt} prompt tokens and {self.answer} answer tokens{cost}"
+        more = ", and those of code that the graph does not show" if self.unseen else ""
+        return f"about {calls}{turns}{more}; about {self.prompt} prompt tokens, and {self.answer} of answers at their limits{cost}"
 
 
 def check(program: Program, context: int | None, backend: Backend) -> tuple[list[Finding], Estimate]:
@@ -221,7 +226,12 @@ def _may_ask(op: Op, graph: Graph) -> bool:
         return any(x.type == "any" for x in op.uses)
     if op.kind != "unknown":
         return False
-    return bool(op.attr("calls")) or any(x.type == "ctx" for x in op.uses) or any(op.results[0] in use.uses for use in graph.ops() if use.kind != "return")
+    return bool(op.attr("calls")) or _may_extend(op) or any(op.results[0] in use.uses for use in graph.ops() if use.kind != "return")
+
+
+def _may_extend(op: Op) -> bool:
+    """Return whether an op stands for code that has a prompt, and may append to it."""
+    return op.kind == "unknown" and any(x.type == "ctx" for x in op.uses)
 
 
 def _answers_of_users(graph: Graph) -> Iterator[Finding]:
@@ -281,12 +291,12 @@ def _estimate(section: Any, backend: Backend) -> Estimate:
     high, prompt, answer = (round(costliest(graph, _by_block((home[id(op)], n) for op, n in counts))) for counts in (
         [(op, 1) for op, _ in asks], asks, [(op, _most(op)) for op, _ in asks],
     ))  # fmt: skip
-    loops = sum(op.kind == "loop" for op in graph.ops())
+    loops, unseen = sum(op.kind == "loop" for op in graph.ops()), any(map(_may_extend, graph.ops()))
     prices = backend.capabilities.prices
     if prices is None:
-        return Estimate((low, high), loops, prompt, answer, None)
+        return Estimate((low, high), loops, unseen, prompt, answer, None)
     cost, batched = dollars.before(graph, backend, prices, {}), dollars.in_batches(graph, backend, prices, {})
-    return Estimate((low, high), loops, prompt, answer, cost, batched)
+    return Estimate((low, high), loops, unseen, prompt, answer, cost, batched)
 
 
 def _by_block(counts: Iterable[tuple[str, int]]) -> dict[str, float]:

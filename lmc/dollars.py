@@ -2,7 +2,7 @@
 
     certain    lower bound for every run that ends without an exception: answers as short as can be
     expected   prompts as the graph has them, with what the server's cache saves; answers as long as they were so far, else half of their limit
-    at most    the dearest arms, answers at their limits, nothing cached; a loop of unknown length turns once
+    at limits  the dearest arms, answers at their limits, nothing cached; a loop of unknown length turns once
 
 Actual cost is exact: the usage that the server reported, by the prices.
 """
@@ -32,7 +32,7 @@ _MESSAGE = 3  # tokens that a message has besides its text, about
 
 @dataclass(frozen=True, slots=True)
 class Dollars:
-    """Cost of a run: certain, expected (`prompts` of it for prompts), at most. `guessed`: number of texts of unknown
+    """Cost of a run: certain, expected (`prompts` of it for prompts), with answers at their limits. `guessed`: number of texts of unknown
     length."""
 
     certain: float
@@ -43,7 +43,7 @@ class Dollars:
 
     def __str__(self) -> str:
         unknown = f" ({self.guessed} text{'s'[: self.guessed != 1]} of unknown length)" if self.guessed else ""
-        return f"${self.certain:.6f} certain, ${self.expected:.6f} expected, ${self.most:.6f} at most{unknown}"
+        return f"${self.certain:.6f} certain, ${self.expected:.6f} expected, ${self.most:.6f} with answers at their limits{unknown}"
 
 
 def before(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars:
