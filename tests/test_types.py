@@ -150,6 +150,7 @@ async def main() -> None:
     await judge.arun(esay="x")  # wrong
     await quick.arun(esay="x")  # wrong
     await program.options(seed=1).acall(2)  # wrong
+    await program.abatch([{"essay": "x"}], tmeout=3)  # wrong
 
 
 judge.run(esay="x")  # wrong
@@ -172,6 +173,13 @@ Grader().grade.options(temperature=0)(essay=1)  # wrong
 judge.options(temprature=0)  # wrong
 judge.options(temperature="hot")  # wrong
 program.options(backend=3)  # wrong
+program.batch([{"essay": "x"}], progress=True, errors="return", temperature=0, backend=lmc.Mock(), journal="runs")
+judge.run_batch([{"essay": "x"}], num_threads=2, progress_bar=True, errors="return", seed=1)
+judge.run_batch([{"essay": "x"}], progress=True)  # wrong
+program.batch([{"essay": "x"}], temprature=0)  # wrong
+program.batch([{"essay": "x"}], errors="keep")  # wrong
+program.as_completed([{"essay": "x"}], seed="one")  # wrong
+program.call({"essay": "x"}, temprature=0)  # wrong
 lmc.config(debugg=1)  # wrong
 number: int = judge.run(essay="x").ret_value  # wrong
 lmc.set_default_backend(3)  # wrong

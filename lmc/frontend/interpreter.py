@@ -53,7 +53,7 @@ from lmc.waiting import running
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # type checkers bring it
 
-    from lmc.frontend.typed import RunOptions
+    from lmc.frontend.typed import BatchOptions, RunOptions
 
 __all__ = [
     "ACTIVE", "RUN_OPTIONS", "Emitter", "Function", "GatheredAnswers", "LiveEmitter", "ProgramState", "ProgramStateGroup", "Run",
@@ -450,11 +450,11 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     # -- batches
 
     @overload
-    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Any) -> Iterator[State[R]]: ...
+    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[True], **options: Unpack[BatchOptions]) -> Iterator[State[R]]: ...
     @overload
-    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Any) -> list[State[R]]: ...
+    def run_batch(self, batch: Iterable[Any], *, generator_style: Literal[False] = False, **options: Unpack[BatchOptions]) -> list[State[R]]: ...
     @users_frames
-    def run_batch(self, batch: Iterable[Any], *, generator_style: bool = False, **options: Any) -> list[State] | Iterator[State]:
+    def run_batch(self, batch: Iterable[Any], *, generator_style: bool = False, **options: Unpack[BatchOptions]) -> list[State] | Iterator[State]:
         """Run the program for each item of `batch` (a dict, or a tuple of positional arguments); return results in the order of the inputs.
 
         Takes the sampling defaults of `run`, `backend`, `seed`, and: `num_threads="auto"`; `progress_bar=False`;

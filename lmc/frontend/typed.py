@@ -69,6 +69,13 @@ if TYPE_CHECKING:
         top_logprobs_num: int | None
         return_text_in_logprobs: bool | None
 
+    class BatchOptions(RunOptions, total=False):
+        """The options of `fn.run_batch`."""
+
+        num_threads: int | Literal["auto"]
+        progress_bar: bool
+        errors: Literal["raise", "return"]
+
     class Call(Generic[P, T]):
         """A call of a program: its own arguments, and options (`Function.run` lists them)."""
 

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from lmc.frontend.typed import RunOptions
 
+Errors = Literal["raise", "return"]
+
 
 @users_frames
 def compile(  # the field's name for it: torch.compile, re.compile
@@ -101,7 +103,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return found
 
     @users_frames
-    def call(self, args: Mapping[str, Any], **options: Any) -> State[R]:
+    def call(self, args: Mapping[str, Any], **options: Unpack[RunOptions]) -> State[R]:
         """Run as a call does, with the program's arguments in `args`, apart from the options."""
         return self._call(self.function.arguments((), args), self._options(options))
 
@@ -133,7 +135,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     async def abatch(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: Errors = "raise", **options: Unpack[RunOptions]
     ) -> list[State[R]]:
         """As `batch`, with the same `items`, `progress` and `errors`, for async code: see `acall`."""
         given = self._options(options, "abatch()")
@@ -147,7 +149,9 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         return _in_order(states, bound, errors)
 
     @users_frames
-    def batch(self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "raise", **options: Any) -> list[State[R]]:
+    def batch(
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: Errors = "raise", **options: Unpack[RunOptions]
+    ) -> list[State[R]]:
         """Run the program for each of `items` (a dict, or a tuple of positional arguments); return states in input order.
 
         progress=True: a bar on stderr.
@@ -159,8 +163,8 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @users_frames
     def as_completed(
-        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: str = "return",
-        numbers: Sequence[int] | None = None, **given: Any,
+        self, items: Iterable[Mapping[str, Any] | Sequence[Any]], *, progress: bool = False, errors: Errors = "return",
+        numbers: Sequence[int] | None = None, **given: Unpack[RunOptions],
     ) -> Iterator[tuple[int, State[R]]]:  # fmt: skip
         """As `batch`, but yield (index, state) of each of `items` as soon as it is done, answers included; failures are in
         the states, whichever `errors` is given. `progress` as there.
