@@ -22,6 +22,7 @@ from typing import Any
 
 from lmc.declared import builders
 from lmc.errors import Loc
+from lmc.pages import several
 from lmc.userfiles import FROM_PANDAS, Item, UsageError, built, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
 
 STANDARD_INPUT = Path("-")
@@ -110,10 +111,12 @@ def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[
         if not cells:
             continue
         if header is None:
-            header = _header(cells, Loc(name, number))
+            header = _header(cells, delimiter, Loc(name, number))
             continue
         if len(cells) != len(header):
-            raise UsageError(f"{len(cells)} cells, and the header has {len(header)}; quote a cell that has a {_NAMES[delimiter]} in it", loc=Loc(name, number))
+            raise UsageError(
+                f"{several(len(cells), 'cell')}, and the header has {len(header)}; quote a cell that has a {_NAMES[delimiter]} in it", loc=Loc(name, number)
+            )
         row: Item = {}
         for column, cell in zip(header, cells, strict=True):
             parameter = known.get(column)
@@ -124,10 +127,13 @@ def _rows(program: Any, text: str, name: str, delimiter: str) -> Iterator[tuple[
         yield number, row
 
 
-_NAMES = {",": "comma", "\t": "tab"}
+_NAMES = {",": "comma", "\t": "tab", ";": "semicolon"}
 
 
-def _header(cells: list[str], loc: Loc) -> list[str]:
+def _header(cells: list[str], delimiter: str, loc: Loc) -> list[str]:
+    if len(cells) == 1 and (other := next((c for c in ";,\t" if c in cells[0]), None)):
+        tabs = "; a .tsv file has tabs" if other == "\t" else ""
+        raise UsageError(f"columns are separated by a {_NAMES[delimiter]} here, and the header has a {_NAMES[other]} instead{tabs}", loc=loc)
     if twice := sorted({cell for cell in cells if cells.count(cell) > 1}):
         raise UsageError(f"the header has the column {twice[0]!r} twice", loc=loc)
     return cells

@@ -243,6 +243,8 @@ def record_of(index: int, state: Any, extra: Item) -> Item:
     error = state.error()
     if error is not None:
         result: Item = {"error": {"type": type(error).__name__, "message": "\n".join((message_of(error), *tracebacks.notes(error)))}}
+        if (last := tracebacks.users_line(error)) is not None:
+            result["error"]["at"] = f"{os.path.relpath(last.filename)}:{last.lineno}"
     else:
         variables = {name: _value_of(state, name) for name in state.variables if name is not None}
         result = {"return": state.ret_value, "variables": variables, "text": state.text(), "usage": asdict(state.usage)}

@@ -16,6 +16,7 @@ import linecache
 import os
 import reprlib
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -144,6 +145,13 @@ def _ours(entries: list[TracebackType]) -> list[bool]:
 def _is_library(file: str) -> bool:
     """Return whether a file is of Python's own library; an installed package may be a user's program."""
     return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
+
+
+def users_line(error: BaseException) -> traceback.FrameSummary | None:
+    """Return the last position of an exception in the user's files, None if it never left lmc's or a library's."""
+    elsewhere = (_PACKAGE, "<", sys.prefix, sys.base_prefix)
+    entries = reversed(traceback.extract_tb(error.__traceback__))
+    return next((e for e in entries if not e.filename.startswith(elsewhere) and "site-packages" not in e.filename), None)
 
 
 class HeldWarning(NamedTuple):

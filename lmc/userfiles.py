@@ -175,7 +175,7 @@ def takes_any(known: Mapping[str, inspect.Parameter]) -> bool:
 
 def _unknown_argument(program: Any, name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"its parameters are {describe(program)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"its parameters are {describe(program)}" if known else "it has none but its state"
     return f"{program.name} has no parameter {name!r}; {hint} ({_place(program)})"
 
 

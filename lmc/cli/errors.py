@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import lmc
 from lmc import tracebacks
 from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError, message_of
 from lmc.userfiles import UsageError
@@ -47,15 +44,6 @@ def explain(error: BaseException) -> str:
 
 
 def _users_line(error: BaseException) -> str:
-    """Return the last position of an exception in the user's files, as text; "" if it never left lmc's or a
-    library's."""
-    here = str(Path(lmc.__file__).parent)
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if not f.filename.startswith((here, "<", sys.prefix, sys.base_prefix)) and "site-packages" not in f.filename
-    ]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f"\n  {os.path.relpath(last.filename)}:{last.lineno} in {last.name}: {last.line}"
+    """Return the last position of an exception in the user's files, as text."""
+    last = tracebacks.users_line(error)
+    return "" if last is None else f"\n  {os.path.relpath(last.filename)}:{last.lineno} in {last.name}: {last.line}"

@@ -100,7 +100,13 @@ InputFile = Annotated[
 NoLoc = Annotated[bool, typer.Option("--no-loc", help="Leave out places in the source.")]
 Temperature = Annotated[float | None, unset(min=0, metavar="T", help="Temperature of every gen that sets none; 0 takes the likeliest token.")]
 MaxTokens = Annotated[int | None, unset(min=1, metavar="N", help="Length limit, in tokens, of every gen that sets none.")]
-OutputFile = Annotated[Path | None, unset("--output", "-o", metavar="FILE", help="File to write to.  [default: standard output]")]
+
+
+def _file(name: str) -> Path | None:
+    return None if name == "-" else Path(name)
+
+
+OutputFile = Annotated[Path | None, unset("--output", "-o", metavar="FILE", parser=_file, help="File to write to; - for standard output, the default.")]
 
 
 class Format(StrEnum):

@@ -39,7 +39,7 @@ from lmc.cli.options import (
 )
 from lmc.config import config
 from lmc.items import InputItems, read_items
-from lmc.pages import several
+from lmc.pages import count, several
 from lmc.userfiles import UsageError
 
 
@@ -109,6 +109,8 @@ def run(
         raise UsageError(f"{target} is a saved program, which has no source to interpret; leave --interpret out, or give FILE.py:FUNCTION")
     if with_media and journal is None:
         raise UsageError("--with-media needs --journal FOLDER, which the files go into")
+    if key_file is not None and journal is None:
+        raise UsageError("--key-file needs --journal FOLDER, which it encrypts")
     if deadline is not None and journal is None:
         raise UsageError("--deadline needs --journal FOLDER: batches take up to a day, and with a journal the same command continues where it was stopped")
     program = userfiles.load_program(target)
@@ -306,6 +308,6 @@ def _kept(results: result_files.Results, total: int) -> str:
 def _summary(items: int, seconds: float, spent: Any) -> str:
     return (
         f"{several(items, 'item')} in {seconds:.1f} s: {several(spent.calls, 'call')}, {several(spent.prompt_tokens, 'prompt token')} "
-        f"({spent.prefilled_tokens} computed, {spent.cached_tokens} cached, prefill optimality "
-        f"{spent.prefill_optimality:.3f}), {spent.generated_tokens} generated"
+        f"({count(spent.prefilled_tokens)} computed, {count(spent.cached_tokens)} cached, prefill optimality "
+        f"{spent.prefill_optimality:.3f}), {count(spent.generated_tokens)} generated"
     )

@@ -264,7 +264,7 @@ class State(AnswersByName, Generic[R]):
     def _await(self, name: str | None) -> Any:
         """Wait for a variable that is not known yet: only a watcher of a streaming run can wait for it."""
         if isinstance(name, int):  # s[0] is how Python iterates what has no __iter__, and unpacks it: `a, b = program(…)`
-            raise ArgumentError(f"a state has no items: {_READ}", loc=caller_loc())
+            raise ArgumentError(f"a state has no items: {_READ}, its text as it comes with s.text_iter()", loc=caller_loc())
         if self.progress is not None and self.progress.elsewhere():
             self.progress.wait_until(lambda: name in self.variables)
             if name in self.variables:

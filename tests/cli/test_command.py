@@ -93,6 +93,8 @@ BAD = {
     "line that is no object": (["run", "prog.py:echo", "-i", "list.jsonl", "-b", "mock"], 2, ["list.jsonl:1", "object"]),
     "both inputs": (["run", "prog.py:echo", "-i", "in.jsonl", "-a", "text=x"], 2, ["--arg", "--input"]),
     "resume without output": (["run", "prog.py:echo", "-i", "in.jsonl", "--resume"], 2, ["--output"]),
+    "a key of no journal": (["run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--key-file", "k"], 2, ["--key-file needs --journal FOLDER"]),
+    "an argument of none": (["run", "prog.py:broken_regex", "-a", "text=x", "-b", "mock"], 2, ["no parameter 'text'; it has none but its state"]),
     "output into nowhere": (["run", "prog.py:echo", "-i", "good.jsonl", "-o", "prog.py/out", "-b", "mock"], 2, ["--output"]),
     "invalid regex": (["run", "prog.py:broken_regex", "-b", "mock"], 1, ["prog.py:23", "regex"]),
     "exception in the program": (["run", "prog.py:picky", "-a", "text=bad", "-b", "mock"], 1,

@@ -78,10 +78,12 @@ def test_a_resumed_run_samples_what_an_undisturbed_one_samples(lmc_cli, folder, 
     assert [{**row, "usage": 0} for row in resumed] == [{**row, "usage": 0} for row in rows]
 
 
-def test_without_output_records_go_to_standard_output(lmc_cli, folder):
+@pytest.mark.parametrize("where", [[], ["-o", "-"]])
+def test_without_output_records_go_to_standard_output(lmc_cli, folder, where):
     items(folder / "in.jsonl", {"text": "a"}, {"text": "b"})
-    code, out, _ = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock")
+    code, out, _ = lmc_cli("run", "prog.py:echo", "-i", "in.jsonl", "-b", "mock", *where)
     assert code == 0 and sorted(json.loads(line)["index"] for line in out.splitlines()) == [0, 1]
+    assert not (folder / "-").exists()
 
 
 def test_fields_that_are_no_parameter_are_copied_and_said(lmc_cli, folder):
@@ -97,7 +99,7 @@ def test_one_bad_item_fails_alone_and_resume_runs_it_again(lmc_cli, folder):
     code, _, err = lmc_cli(*run)
     assert code == 1 and "1 of 3 items" in err and "--resume" in err and "Traceback" not in err
     rows = jsonl(folder / "out.jsonl")
-    assert rows[1]["error"] == {"type": "ValueError", "message": "I do not like bad"}
+    assert rows[1]["error"] == {"type": "ValueError", "message": "I do not like bad", "at": "prog.py:17"}
     assert [row.get("return") for row in rows] == ["a", None, "c"]
 
     items(folder / "in.jsonl", {"text": "a"}, {"text": "good"}, {"text": "c"})
