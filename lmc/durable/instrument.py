@@ -14,10 +14,11 @@ import functools
 import inspect
 import linecache
 import operator
+import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -322,18 +323,23 @@ def _module(file: str, deciding: bool, futures: int, asserts: bool) -> _Instrume
 def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: int, asserts: bool) -> _InstrumentedModule | None:
     parsed = _parsed_by_pytest if asserts else ast.parse
     try:
-        plain = compile(parsed(text, file) if asserts else text, file, "exec", flags, dont_inherit=True)
+        plain = _compiled(_located(parsed(text, file)), file, flags)
         rewrite = _Rewrite(file, lines, deciding)
-        tree = _located(rewrite.visit(parsed(text, file)))
-        code = _with_hooks(compile(tree, file, "exec", flags, dont_inherit=True), rewrite.hooks)
+        twins = [_with_hooks(code, rewrite.hooks) for code in _compiled(_located(rewrite.visit(parsed(text, file))), file, flags)]
     except (SyntaxError, ValueError):
         return None
     made = _InstrumentedModule(text, {})
-    for one, other in zip(_codes(plain), _codes(code), strict=True):
+    for one, other in zip(_codes(plain), _codes(twins), strict=True):
         assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
         made.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
         _instrumented[id(other)] = other
     return made
+
+
+def _compiled(tree: ast.Module, file: str, flags: int) -> list[types.CodeType]:
+    """Compile a module; a cell also statement by statement, as IPython does: a method call on a name that its own unit imports has another bytecode."""
+    units = [tree] if os.path.exists(file) else [tree, *(ast.Module([statement], []) for statement in tree.body)]
+    return [compile(unit, file, "exec", flags, dont_inherit=True) for unit in units]
 
 
 def _parsed_by_pytest(text: str, file: str) -> ast.Module:
@@ -355,9 +361,8 @@ def _located(tree: ast.Module) -> ast.Module:
 _PYTEST = "_pytest.assertion.rewrite"
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield code, and that of the functions and classes in it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _codes(const)
+def _codes(codes: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
+    """Yield codes, and those of the functions and classes in them."""
+    for code in codes:
+        yield code
+        yield from _codes(const for const in code.co_consts if isinstance(const, types.CodeType))

@@ -955,22 +955,26 @@ def test_a_program_of_a_reloaded_module_goes_on_with_its_journal(tmp_path: Path,
         old.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "l")
 
 
-def cell(source: str, number: int, names: dict[str, Any]) -> None:
-    """Runs a cell as notebooks do: its source is in linecache, under a name of its own, and what earlier cells imported of `__future__` holds."""
+def cell(source: str, number: int, names: dict[str, Any], unit: str) -> None:
+    """Runs a cell as notebooks do: its source is in linecache, under a name of its own, and what earlier cells imported of `__future__` holds. Jupyter
+    compiles each statement by itself, marimo all of them."""
     name = f"<ipython-input-{number}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     futures = __future__.annotations.compiler_flag if number == 1 else 0
-    exec(compile(source, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | futures, dont_inherit=True), names)
+    body = ast.parse(source, name).body
+    for statements in [body] if unit == "cell" else [[statement] for statement in body]:
+        exec(compile(ast.Module(statements, []), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | futures, dont_inherit=True), names)
 
 
 @pytest.mark.filterwarnings("ignore:.* was defined again")
-def test_cells_of_notebooks_and_their_redefinitions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", ["statement", "cell"])
+def test_cells_of_notebooks_and_their_redefinitions(tmp_path: Path, unit: str) -> None:
     names: dict[str, Any] = {"__name__": "__main__", "TOOL": tool}
-    cell(SOURCE, 1, names)
+    cell(SOURCE, 1, names, unit)
     names["TOOL"] = tool
     first = names["program"]
     expected = first.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
-    cell(SOURCE.replace('s += "q"', 's += "other"'), 2, names)
+    cell(SOURCE.replace('s += "q"', 's += "other"'), 2, names, unit)
     names["TOOL"] = tool
     with pytest.raises(JournalError, match="with another source"):
         names["program"].run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
