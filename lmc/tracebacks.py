@@ -4,12 +4,13 @@ set.
     before  your line ─► lmc … ─► your program ─► lmc … (raised)        after  your line ─► your program
 
 Notes add what the message lacks: the item of a batch, and that an answer is text. An error that never passed through
-the user's code and is not one of lmc's own types is a bug in lmc: its traceback is left as it is. Ctrl-C is none.
+the user's code and is not one of lmc's own types is a bug in lmc: its traceback is left as it is. Ctrl-C is none, and neither is a cancellation.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import inspect
 import linecache
@@ -33,6 +34,8 @@ R = TypeVar("R")
 place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=None)
 """Source location of an abstract evaluation of a program, while one is running: it has no frames of the user's."""
 
+_STOPS = (KeyboardInterrupt, asyncio.CancelledError)
+"""What Ctrl-C raises; at an `await` of a notebook's cell it cancels."""
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
@@ -48,7 +51,7 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
     async def awaited(*args: Any, **kwargs: Any) -> Any:
         try:
             return await do(*args, **kwargs)
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, *_STOPS) as error:
             _leave(error, do, kwargs)
             raise
 
@@ -114,7 +117,7 @@ def hide(error: BaseException) -> None:
 def _without_ours(error: BaseException) -> TracebackType | None:
     entries = _entries(error)
     kept = [entry for entry, ours in zip(entries, _ours(entries)) if not ours]
-    if not kept and not (type(error).__module__.startswith("lmc.") or isinstance(error, KeyboardInterrupt)):
+    if not kept and not (type(error).__module__.startswith("lmc.") or isinstance(error, _STOPS)):
         return error.__traceback__
     below: TracebackType | None = None
     for entry in reversed(kept):

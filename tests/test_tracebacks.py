@@ -102,10 +102,33 @@ def test_an_interrupted_wait_shows_where_the_user_was():
         lambda: lmc.compile(interrupts).batch([{}], backend=lmc.Mock(latency=30)),
         lambda: interrupts.run_batch([{}], backend=lmc.Mock(latency=30)),
         lambda: list(lmc.compile(interrupts).stream(backend=lmc.Mock(latency=30)).text_iter("x")),
+        lambda: list(lmc.compile(interrupts).as_completed([{}], backend=lmc.Mock(latency=30))),
     ):
         with pytest.raises(KeyboardInterrupt) as caught:
             call()
         assert HERE not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("call", [lambda p: p.acall(backend=lmc.Mock(latency=30)), lambda p: p.abatch([{}], backend=lmc.Mock(latency=30))])
+def test_a_cancelled_await_shows_where_the_user_was(call):
+    """As a cell of a notebook is interrupted."""
+    began = threading.Event()
+
+    @lmc.function
+    def waits(s):
+        began.set()
+        s += lmc.gen("x", max_tokens=4)
+        return s["x"]
+
+    async def main():
+        task = asyncio.ensure_future(call(lmc.compile(waits)))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        return traceback.format_exception(caught.value)
+
+    assert HERE not in "".join(asyncio.run(main()))
 
 
 def test_a_fault_of_lmc_keeps_its_frames(monkeypatch):

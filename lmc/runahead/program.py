@@ -179,6 +179,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
             raise ArgumentError(f"{len(numbers)} numbers for {len(bound)} items", loc=caller_loc())
         return self._batch(bound, numbers, options, progress) if bound else iter(())
 
+    @users_frames
     def _batch(
         self, bound: list[inspect.BoundArguments], numbers: Sequence[int], options: Options, progress: bool, here: bool = False
     ) -> Iterator[tuple[int, State]]:
