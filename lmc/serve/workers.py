@@ -344,7 +344,7 @@ class _Worker:
 
     async def _wait(self) -> None:
         status = await self._process.wait()
-        if not self.why:
+        if not self.why or (self.why == "mute" and status != -signal.SIGKILL):  # it had ended before it was killed
             self.why = "cpu" if status == -signal.SIGXCPU else "exit" if status >= 0 else "signal"
         self._kill()  # its children
         self._pipe.close()  # also if a child of it has the other end

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import lmc
+from lmc.serve import workers
 from lmc.serve.app import create_app
 from lmc.serve.keys import Key, KeyLimits
 from lmc.serve.workers import WorkerOptions
@@ -372,6 +373,13 @@ async def test_a_program_that_ends_its_process_or_eats_memory_is_said(file, tmp_
             await until(lambda: metric(app, "lmc_workers_busy") == 0, 60)
         await until(lambda: engine.stats()["pinned"] == 0, 60)
         engine.check()
+
+
+async def test_a_process_that_has_ended_is_not_said_to_be_mute(file, tmp_path, monkeypatch):
+    """Its connection closes first, and on a busy machine its end is seen long after that."""
+    async with running(file, lmc.Mock()) as app:
+        monkeypatch.setattr(workers, "GRACE", 0.0)
+        assert told(await ask(app, "/programs/wild", how="exit", marker=str(tmp_path / "begun"))) == (500, ENDS["exit"][0])
 
 
 async def test_far_too_much_memory_at_once_is_pythons_memory_error(file, tmp_path):
