@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lmc.backend.mock import Mock
+from lmc.backend.mock_prompt import tokens_of
 from lmc.backend.mock_timer import timer
+from lmc.backend.results import Scored
 from lmc.errors import BackendError
 
 PATIENCE = 60.0
@@ -53,7 +55,7 @@ class Gated(Mock):
             answer()
 
     def _later(self, handle: Any, *rest: Any) -> None:
-        later = super()._later
+        later = self._pass
         with self._gate:
             self._behind -= 1
             held = not self._opened and self._behind < 0 and handle not in self._passing
@@ -66,6 +68,9 @@ class Gated(Mock):
             self.open()
         else:
             timer.at(time.monotonic() + PATIENCE, lambda: self._give_up(handle))
+
+    def _pass(self, handle: Any, *rest: Any) -> None:
+        super()._later(handle, *rest)
 
     def _give_up(self, handle: Any) -> None:
         if not (self._opened or self._closed):
@@ -89,3 +94,28 @@ class InTurn(Gated):
             answer = self._held[self._order[turn]] if 0 <= turn < len(self._order) else None
         if answer is not None:
             answer()
+
+
+class InPieces(Gated):
+    """Answers a third when `begin()` is called, and the rest behind the gate."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first: dict[Any, tuple[str, Scored]] = {}
+
+    def begin(self) -> bool:
+        """Show a third of the answers that somebody reads as they grow; return whether there are any."""
+        read = [result for result in self._first if result._watchers]
+        for result in read:
+            result.feed(*self._first.pop(result))
+        return bool(read)
+
+    def _later(self, handle: Any, *rest: Any) -> None:
+        result, output, *_ = rest
+        begun = output.texts[0][: len(output.texts[0]) // 3]
+        self._first[result] = begun, Scored.of(output.metas[0]).cut(0, len(tokens_of(begun)))
+        super()._later(handle, *rest)
+
+    def _pass(self, handle: Any, *rest: Any) -> None:
+        *answer, delay = rest
+        timer.at(timer.monotonic() + delay, lambda: self._arrive(handle, *answer))

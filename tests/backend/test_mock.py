@@ -440,12 +440,12 @@ def test_wrong_scripts_are_refused() -> None:
 
 
 def test_latency_delays_answers_and_runs_them_side_by_side() -> None:
-    mock, threads = Mock(latency=lambda ask: 600 if ask.name == "late" else 0.01), threading.active_count()
+    mock, threads = Mock(latency=lambda ask: 600 if ask.name == "late" else 0.01), {*threading.enumerate()}
     late = mock.submit(None, (text("first"), gen(name="late")))
     handles = [mock.submit(None, (text(str(i)), gen())) for i in range(50)]
     assert all(handle.results[0].wait(20) for handle in handles), "they wait for the one before them"
     assert not late.results[0].done
-    assert threading.active_count() <= threads + 1
+    assert {thread.name for thread in {*threading.enumerate()} - threads} <= {"lmc-mock"}
     mock.close()
 
 
@@ -680,4 +680,4 @@ def test_mocks_share_one_thread():
         backend = lmc.Mock(latency=1e-4)
         asks.run(backend=backend)["a"]
     assert sum(t.name == "lmc-mock" for t in threading.enumerate()) == 1
-    assert {t for t in threading.enumerate() if t.name != "lmc-mock"} == before
+    assert {t for t in threading.enumerate() if t.name != "lmc-mock"} <= before  # of which some may have ended

@@ -33,6 +33,7 @@ from lmc.errors import BackendError, CancelledError, ConstraintError, ModelLoadE
 from lmc.segments import Constraint, Image, Select, Special, Text
 from tests.backend import engine_fakes
 from tests.backend.engine_fakes import gen
+from tests.backend.gated import InPieces
 from tests.conformance.harness import differences_through
 from tests.conformance.table import CARRIED
 from tests.pictures import png
@@ -76,6 +77,18 @@ def replicated(*engines: Any):
 
 def ask(backend: Any, text: str, most: int = 4, parent: Any = None, **hints: Any):
     return backend.submit(parent, [Text((text,)), gen(most)], Hints(**hints) if hints else None)
+
+
+@contextmanager
+def busy(processes: list[Here]):
+    """No pass ends meanwhile: what is asked counts as load, however slow the machine is."""
+    end = threading.Event()
+    for process in processes:
+        process.engine._core.post(end.wait)
+    try:
+        yield
+    finally:
+        end.set()
 
 
 def requests(backend: Replicas) -> list[int]:
@@ -148,7 +161,8 @@ def test_a_constant_prefix_is_pinned_where_requests_behind_it_go(monkeypatch):
     with replicated(*(engine_fakes.backend(8000)[0] for _ in range(2))) as (backend, processes):
         engines = [process.engine for process in processes]
         constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
-        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        with busy(processes):
+            handles = [ask(backend, str(i), parent=constant) for i in range(24)]
         for handle in handles:
             handle.results[0].output()
         assert min(requests(backend)) >= 6
@@ -157,7 +171,8 @@ def test_a_constant_prefix_is_pinned_where_requests_behind_it_go(monkeypatch):
         backend.flush_cache()
         assert not backend.holds(constant)
         constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
-        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        with busy(processes):
+            handles = [ask(backend, str(i), parent=constant) for i in range(24)]
         for handle in handles:
             handle.results[0].output()
         backend.release(constant)
@@ -169,7 +184,8 @@ def test_a_prefix_is_pinned_nowhere_once_it_is_released():
     with replicated(*(engine_fakes.backend(8000)[0] for _ in range(2))) as (backend, processes):
         constant = backend.prefill(None, [Text(("A" * 1500,))], Hints(pin=True))
         backend.release(constant)
-        handles = [ask(backend, str(i), parent=constant) for i in range(24)]
+        with busy(processes):
+            handles = [ask(backend, str(i), parent=constant) for i in range(24)]
         for handle in handles:
             handle.results[0].output()
         assert min(requests(backend)) >= 6
@@ -246,7 +262,7 @@ def test_a_guess_that_is_needed_is_none_any_more():
 
 
 def test_a_cancelled_handle_says_so():
-    with replicated(lmc.Mock(latency=5.0), lmc.Mock(latency=5.0)) as (backend, _):
+    with replicated(lmc.Mock(latency=60), lmc.Mock(latency=60)) as (backend, _):
         handle = ask(backend, "a")
         handle.cancel()
         with pytest.raises(CancelledError):
@@ -267,7 +283,7 @@ def test_what_a_lost_replica_was_asked_is_asked_elsewhere():
     slow, _ = engine_fakes.backend(2000)
     with replicated(slow, engine_fakes.backend(2000)[0]) as (backend, processes):
         expected = [each.results[0].output().text for text in ("abc", "def", "ghi") for each in chain(backend, text)]
-        slow._core.call(lambda: slow._core.post(gate.wait))  # its loop stands still
+        slow._core.post(gate.wait)  # its loop stands still
         done = [ask(backend, f"{i}") for i in range(2)]
         chains = [each for text in ("abc", "def", "ghi") for each in chain(backend, text)]
         assert any(each.submission.replica.bit == 0 for each in chains)
@@ -283,8 +299,10 @@ def test_what_a_lost_replica_was_asked_is_asked_elsewhere():
 
 
 def test_an_answer_of_which_a_part_was_read_fails_and_says_why():
-    with replicated(lmc.Mock(latency=0.2), lmc.Mock(latency=0.2)) as (backend, processes):
+    mocks = InPieces(), InPieces()
+    with replicated(*mocks) as (backend, processes):
         handle = ask(backend, "a", 30, watched=True)
+        until(lambda: any(mock.begin() for mock in mocks))
         next(iter(handle.results[0].stream()))
         processes[handle.submission.replica.bit].kill()
         with pytest.raises(BackendError, match=r"replica \d on cpu was ended by SIGKILL while it answered"):
@@ -292,7 +310,7 @@ def test_an_answer_of_which_a_part_was_read_fails_and_says_why():
 
 
 def test_without_any_replica_all_fails_at_once_and_says_why():
-    with replicated(lmc.Mock(latency=5.0), lmc.Mock(latency=5.0)) as (backend, processes):
+    with replicated(lmc.Mock(latency=60), lmc.Mock(latency=60)) as (backend, processes):
         handles = [ask(backend, str(i)) for i in range(4)]
         for process in processes:
             process.kill()
