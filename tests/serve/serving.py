@@ -90,12 +90,14 @@ class ByHand:
         self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
         self.blocked = asyncio.Event()  # set: the client reads nothing any more
+        self.stuck = False  # whether something waits for it to read
         if body is not None:
             self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self.task = asyncio.ensure_future(app(self.scope, self.incoming.get, self._take))
 
     async def _take(self, message: dict[str, Any]) -> None:
         if self.blocked.is_set():
+            self.stuck = True
             await asyncio.Event().wait()
         self.sent.append(message)
 

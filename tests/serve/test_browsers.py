@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import subprocess
@@ -19,7 +18,7 @@ from lmc.serve.audit import AuditEntry, AuditLog
 from lmc.serve.errors import ApiError
 from lmc.serve.keys import Account, Key, KeyLimits, Keyring, digest_of, line_of, new_key, parse
 from lmc.serve.main import Tls, loopback_names
-from tests.serve.serving import HELLO, ByHand, post, running, talk, talking, until
+from tests.serve.serving import HELLO, ByHand, metric, post, running, talk, talking, until
 from tests.serve.test_process import served
 from tests.serve.test_programs import PROGRAMS
 
@@ -204,7 +203,7 @@ async def test_tokens_of_an_answer_whose_client_left_are_counted(path, tmp_path)
         call.leave()
         await call.task
         await until(lambda: not mock._pending)
-        await asyncio.sleep(0)  # what the backend's threads have told comes first
+        await until(lambda: metric(app, "lmc_prompt_tokens_total") > 0)  # the backend's threads have told it
         again = ByHand(app, CHAT, BODY, {"authorization": "Bearer a"})
         await again.task
         assert again.status == 429 and "1 tokens a minute" in again.text

@@ -8,6 +8,7 @@ import json
 import pytest
 
 import lmc
+from tests.backend.gated import Gated
 from tests.serve.serving import HELLO, HOUR, ByHand, events, post, running, talking, until
 
 pytestmark = pytest.mark.api
@@ -120,11 +121,13 @@ async def test_an_answer_that_takes_too_long_is_a_504_and_is_cancelled(time_limi
 
 
 async def test_a_client_that_does_not_read_is_let_go(time_limits):
-    mock = lmc.Mock(latency=0.05)
+    mock = Gated()
     async with running(mock, timeout=HOUR) as app:
         call = ByHand(app, CHAT, STREAM)
         await until(lambda: call.sent)
         call.blocked.set()
+        mock.open()
+        await until(lambda: call.stuck)
         time_limits.end()
         async with asyncio.timeout(60):
             await call.task

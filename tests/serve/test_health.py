@@ -18,6 +18,7 @@ from lmc.serve.app import create_app
 from lmc.serve.main import listen, serve
 from tests import waiting
 from tests.serve.serving import HELLO, ByHand, events, running, settings, supervised, talk, talking, until
+from tests.serve.test_process import wait_until_it_ends
 
 pytestmark = pytest.mark.api
 CHAT = "/v1/chat/completions"
@@ -225,8 +226,7 @@ def test_a_worker_ends_when_its_supervisor_is_killed(tmp_path):
         assert httpx.post(f"{url}/programs/who", json={}, timeout=20).json()["return_value"] != process.pid
         process.kill()
         assert process.stderr.read().count("Traceback") == 0, "to its end, which is the worker's, too"
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health", timeout=20)
+        wait_until_it_ends(url)
 
 
 def test_a_worker_that_ends_at_once_is_not_replaced_for_ever(capfd):

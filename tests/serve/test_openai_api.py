@@ -14,7 +14,8 @@ from lmc.errors import UnmetConstraint
 from lmc.serve.answering import CallReader, ChatDeltas, CompletionPieces, completion_logprobs
 from lmc.serve.asking import Grown
 from tests.backend import engine_fakes
-from tests.serve.serving import HELLO, chat, complete, events, post, talking
+from tests.backend.gated import InPieces
+from tests.serve.serving import HELLO, ByHand, chat, complete, events, post, running, talking, until
 
 pytestmark = pytest.mark.api
 
@@ -117,13 +118,21 @@ def test_many_prompts_and_an_echo():
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
-def test_a_stream_is_the_answer_in_pieces(kind):
-    ask, path = (chat, "message") if kind == "chat" else (complete, "text")
-    mock = lmc.Mock(latency=0.3)
-    whole = ask(mock, n=2, seed=3, max_tokens=30).json()
-    response = ask(mock, n=2, seed=3, max_tokens=30, stream=True, stream_options={"include_usage": True})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    *chunks, last, done = events(response.text)
+async def test_a_stream_is_the_answer_in_pieces(kind):
+    path = "message" if kind == "chat" else "text"
+    url, asked = ("/v1/chat/completions", HELLO) if kind == "chat" else ("/v1/completions", {"prompt": "Hello"})
+    asked = {**asked, "n": 2, "seed": 3, "max_tokens": 30}
+    mock = InPieces()
+    async with talking() as client, running(mock) as app:
+        whole = (await client.post(url, json=asked)).json()
+        call = ByHand(app, url, json.dumps({**asked, "stream": True, "stream_options": {"include_usage": True}}).encode())
+        await until(lambda: mock.waiting == 2 and mock.begin())
+        before = call.text
+        await until(lambda: call.text != before)
+        mock.open()
+        await call.task
+    assert (b"content-type", b"text/event-stream; charset=utf-8") in call.sent[0]["headers"]
+    *chunks, last, done = events(call.text)
     assert done == "[DONE]"
     assert last["choices"] == []
     # what was cached is what the first request left

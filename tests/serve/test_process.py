@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.waiting import until
+
 pytestmark = pytest.mark.api
 
 ROOT = Path(__file__).parent.parent.parent
@@ -51,9 +53,15 @@ def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", 
 
 def wait_until_it_ends(url: str) -> None:
     """Wait until a server no longer listens."""
-    with suppress(OSError):
-        while True:
-            socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20).close()
+
+    def refuses() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=60).close()
+        except OSError:
+            return True
+        return False
+
+    until(refuses, "it goes on listening")
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
@@ -67,19 +75,19 @@ def test_running_requests_finish_when_it_is_told_to_stop(tmp_path, told):
         found: list[httpx.Response] = []
 
         def ask():
-            found.append(httpx.post(f"{url}/programs/slow", json={"marker": str(marker)}, timeout=20))
+            found.append(httpx.post(f"{url}/programs/slow", json={"marker": str(marker)}, timeout=60))
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while not marker.exists():
-            assert asking.is_alive()
+        until(lambda: marker.exists() or not asking.is_alive())
+        assert asking.is_alive()
         process.send_signal(told)
         wait_until_it_ends(url)
         go.open("w").close()
-        asking.join(20)
+        asking.join(60)
         assert found[0].status_code == 200
         assert found[0].json()["return_value"]
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 FREEZING = """
@@ -100,7 +108,7 @@ def test_python_does_not_look_through_what_is_left_when_it_ends(tmp_path):
     with served(f"{tmp_path}/program.py:nothing") as (_, process):
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     looked, left = map(int, re.findall(r"(?:to look at|and not): (\d+)", said))
     assert left > 50_000 > looked, said
 
@@ -113,7 +121,7 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
     os.mkfifo(go)
     with served(f"{tmp_path}/program.py:slow") as (url, process), ExitStack() as open_:
         host, port = url.removeprefix("http://").split(":")
-        half_body, half_head, idle = (open_.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(3))
+        half_body, half_head, idle = (open_.enter_context(socket.create_connection((host, int(port)), timeout=60)) for _ in range(3))
         half_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
         half_head.sendall(b"POST /v1/completions HTTP/1.1\r\n")
         idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -121,20 +129,20 @@ def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
         found: list[str] = []
 
         def ask():
-            found.append(httpx.post(f"{url}/programs/slow/stream", json={"marker": str(marker)}, timeout=20).text)
+            found.append(httpx.post(f"{url}/programs/slow/stream", json={"marker": str(marker)}, timeout=60).text)
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while not marker.exists():
-            assert asking.is_alive()
+        until(lambda: marker.exists() or not asking.is_alive())
+        assert asking.is_alive()
         process.send_signal(signal.SIGTERM)
         answer = half_body.makefile("rb").read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"shutting down" in answer
         go.open("w").close()
-        asking.join(20)
+        asking.join(60)
         assert "event: done" in found[0]
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_only_this_machine_is_listened_to_unless_told_otherwise():

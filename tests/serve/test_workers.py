@@ -25,6 +25,7 @@ from lmc.serve.workers import WorkerOptions
 from lmc.userfiles import load_program
 from tests import waiting
 from tests.backend import engine_fakes
+from tests.backend.gated import Gated, InPieces
 from tests.serve.serving import HOUR, ByHand, events, metric, settings, until
 from tests.serve.test_process import PROGRAM as SLOW
 from tests.serve.test_process import served, wait_until_it_ends
@@ -240,8 +241,13 @@ async def test_what_a_worker_asked_is_counted_however_its_program_ends(file, tmp
 
 
 async def test_variables_stream_as_they_grow(file):
-    async with running(file, lmc.Mock(latency=0.05)) as app:
-        call = await ask(app, "/programs/fine/stream", name="x")
+    mock = InPieces()
+    async with running(file, mock) as app:
+        call = ByHand(app, "/programs/fine/stream", b'{"name": "x"}')
+        await until(mock.begin)
+        await until(lambda: "event: delta" in call.text)
+        mock.open()
+        await call.task
         kinds = [line.removeprefix("event: ") for line in call.text.splitlines() if line.startswith("event: ")]
         assert kinds.count("delta") > 2 and kinds.count("value") == 2 and kinds[-1] == "done"
 
@@ -314,7 +320,8 @@ def ticks(process: int) -> int:
     return sum(map(int, Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]))
 
 
-async def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(file, tmp_path):
+async def test_a_program_that_waits_for_the_model_is_cancelled_and_its_worker_stays(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE", 60.0)  # however slow the machine is
     mock = lmc.Mock(latency=lambda ask: 60 if ask.name == "branch" else 0)
     async with running(file, mock) as app:
         for turn in range(2):
@@ -404,14 +411,17 @@ async def test_requests_wait_for_a_worker(file):
 
 @pytest.mark.parametrize("in_workers", (False, True))
 async def test_what_programs_ask_ahead_is_counted(file, in_workers):
-    mock = lmc.Mock(latency=0.1)
+    mock = Gated()
     target = f"{file}:ahead"
     app = create_app(mock, settings(), [load_program(target)], workers=WorkerOptions([target], 1) if in_workers else None)
     async with app.router.lifespan_context(app):
-        for i in range(4):
-            assert (await ask(app, "/programs/ahead", name=str(i))).status == 200
-        await until(lambda: metric(app, "lmc_ahead_used_total") > 0)
-        assert metric(app, "lmc_ahead_asked_total") >= metric(app, "lmc_ahead_used_total")
+        call = ByHand(app, "/programs/ahead", b'{"name": "x"}')
+        await until(lambda: len(mock._pending) == 2)
+        mock.open()
+        await call.task
+        assert call.status == 200
+        await until(lambda: metric(app, "lmc_ahead_used_total") == 1)
+        assert metric(app, "lmc_ahead_asked_total") == 1
         assert metric(app, "lmc_ahead_wasted_total") == metric(app, "lmc_ahead_wasted_tokens_total") == 0
 
 
