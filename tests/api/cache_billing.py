@@ -8,7 +8,7 @@ it was last used.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
@@ -86,15 +86,16 @@ class CachingModel(AnthropicModel):
     def __init__(self, model: TextModel, *, minimum: int = 1024, delay: float = 0.0, **options: Any) -> None:
         super().__init__(model, **options)
         self.cache, self.delay = Cache(minimum), delay
+        self.until: Callable[[], bool] = lambda: False
         self.asked: list[Blocks] = []
         self.cost = 0.0
         self._hits: dict[int, int] = {}
 
     def arrives(self, n: int, path: str, body: Body) -> Planted | None:
-        """Look up the request in the cache as it is when it comes. With a delay, others come before it is answered."""
+        """Look up the request in the cache as it is when it comes. With a delay, others come before it is answered; `until` ends it."""
         if path == "/v1/messages":
             self._hits[id(body)] = self.cache.hit(blocks_of(body))
-        return Planted("delay", seconds=self.delay) if self.delay else None
+        return Planted("delay", seconds=self.delay, until=self.until) if self.delay else None
 
     def handle(self, path: str, body: Body) -> Answer:
         blocks = blocks_of(body)

@@ -27,12 +27,13 @@ class Caching(OpenAIModel):
         super().__init__(model, **options)
         self._read: set[str] = set()  # beginnings
         self._cached: dict[int, int] = {}
-        self.plant = lambda n: Planted("delay", seconds=0.02)
+        self.until = lambda: True
+        self.plant = lambda n: Planted("delay", seconds=60, until=lambda: self.until())
 
     def arrives(self, n: int, path: str, body: Body) -> Planted | None:
         known = takewhile(self._read.__contains__, self._beginnings(body))
         self._cached[id(body)] = max(map(len, known), default=0)
-        return self.plant(n)  # a delay: others arrive before this is read
+        return self.plant(n)  # a delay: until others have arrived
 
     def _beginnings(self, body: Body) -> list[str]:
         prompt = self._written(body)
@@ -64,12 +65,14 @@ def saved(backend) -> int:
 
 @pytest.mark.parametrize("call", (siblings.run, lmc.compile(siblings)), ids=("interpreted", "compiled"))
 def test_siblings_find_cached_what_the_first_of_them_has_read(caching, call):
-    backend, server, _ = caching(TextModel())
+    backend, server, stand_in = caching(TextModel())
+    stand_in.until = lambda: backend.server_info()["held"] == 5
     state = call(text=LONG, backend=backend, temperature=0)
     assert backend.server_info()["held"] == 5 and len(server.seen) == 6 == state.usage.calls
     assert saved(backend) >= 5 * 6144 and state.usage.cached_tokens == saved(backend)
     assert [s.body.get("stream", False) for s in server.seen] == [True] + [False] * 5, "the others follow its first words"
-    plain, _, _ = caching(TextModel(), wait_for_cache=False)
+    plain, others, stand_in = caching(TextModel(), wait_for_cache=False)
+    stand_in.until = lambda: len(others.seen) == 6
     assert call(text=LONG, backend=plain, temperature=0).ret_value == state.ret_value
     assert saved(plain) == 0 and "held" not in plain.server_info()
 
@@ -128,7 +131,8 @@ def test_dollars_before_a_run_know_what_is_found_cached(caching):
 
 
 def test_what_is_known_is_not_waited_for(caching):
-    backend, _, _ = caching(TextModel())
+    backend, _, stand_in = caching(TextModel())
+    stand_in.until = lambda: backend.server_info()["held"] == 7
     fast = lmc.compile(siblings)
     fast.batch([{"text": LONG, "size": 1}] * 8, backend=backend)
     assert backend.server_info()["held"] == 7
@@ -156,7 +160,8 @@ def test_a_longer_beginning_is_waited_for_anew(caching):
                 inner.append(g)
         return [g["a"] for g in inner]  # none is read before all are asked, whatever is asked ahead
 
-    backend, server, _ = caching(TextModel())
+    backend, server, stand_in = caching(TextModel())
+    stand_in.until = lambda: backend.server_info()["held"] == 5
     state = lmc.compile(nested)(backend=backend, temperature=0)
     assert backend.server_info()["held"] == 5 and len(server.seen) == 6
     assert saved(backend) >= 1 * 6144 + 4 * 12288, "one reads the beginning of all, two that of their kind"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import pytest
@@ -33,6 +34,20 @@ def submit(backend, i):
     return backend.submit(None, (Text((f"About {i}:",)), Gen(SamplingParams(max_new_tokens=6, temperature=0))), Hints(has_more=True))
 
 
+def together(backend, count):
+    """Hold the loop up until so many more are submitted, so that it finds them all, however slow the machine is."""
+    there, submit, number = threading.Event(), backend.submit, itertools.count(1)
+
+    def counting(*args):
+        handle = submit(*args)
+        if next(number) == count:
+            there.set()
+        return handle
+
+    backend.submit = counting
+    backend._loop.post(there.wait)
+
+
 def values(states):
     return [s.ret_value for s in states]
 
@@ -59,6 +74,7 @@ def test_a_batch_has_a_task_for_each_list_and_none_for_a_request(remote, monkeyp
     spawn, tasks = backend._loop.spawn, []
     monkeypatch.setattr(backend._loop, "spawn", lambda work: tasks.append(work.__name__) or spawn(work))
     before = len(server.seen)
+    together(backend, 300)
     for handle in [submit(backend, i) for i in range(300)]:
         handle.results[0].output()
     assert tasks == ["_ask"] * (len(server.seen) - before) and len(tasks) < 300
@@ -81,6 +97,7 @@ def test_a_request_that_is_refused_takes_no_other_along(sglang):
             f += f"About item {i}:" + lmc.gen("a", max_tokens=6)
             group.append(f)
 
+    together(backend, 40)
     each(backend=backend, temperature=0)
     assert [i for i, f in enumerate(group) if f.error() is not None] == [7]
     assert [f["a"] for i, f in enumerate(group) if i != 7] == [v for i, v in enumerate(expected(backend, ITEMS)) if i != 7]
@@ -102,9 +119,11 @@ def test_lists_are_given_up_if_they_are_refused_and_not_if_their_members_are(sgl
     server.handle = refusing
     fast = lmc.compile(asking)
     for _ in range(4):
+        together(backend, 5)
         states = fast.batch(ITEMS[5:10], backend=backend, temperature=0, errors="return")  # one list
         assert [i for i, s in enumerate(states) if s.error() is not None] == ([2] if lists else [])
     before = len(server.seen)
+    together(backend, len(ITEMS) - 8)
     assert values(fast.batch(ITEMS[8:], backend=backend, temperature=0)) == expected(backend, ITEMS)[8:]
     assert len(server.seen) - before < 10 if lists else len(server.seen) - before == len(ITEMS) - 8
 
@@ -150,6 +169,7 @@ def test_a_server_that_knows_no_intervals_is_asked_without(opened):
     backend = opened(lmc.SGLang(server.url, tokenizer=WORDS, chat_template="chatml"))
     fast = lmc.compile(asking)
     for _ in range(2):
+        together(backend, len(ITEMS))
         assert values(fast.batch(ITEMS, backend=backend, temperature=0)) == expected(backend, ITEMS)
     lists = [s.body for s in server.seen if isinstance(s.body["input_ids"][0], list)]
     assert "stream_interval" in lists[0]["sampling_params"] and "stream_interval" not in lists[-1]["sampling_params"]
@@ -170,11 +190,13 @@ def test_long_answers_go_to_vllm_in_lists_if_they_come_in_few_pieces(opened, sta
     model = TextModel()
     server = opened(serve(VLLMModel(model, **stand_in)))
     backend = opened(lmc.VLLM(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK))
+    together(backend, len(ITEMS))
     found = values(lmc.compile(longer).batch(ITEMS, backend=backend, temperature=0))
     assert found == values(lmc.compile(longer).batch(ITEMS, backend=model.mock(backend.chat_template), temperature=0))
     heeds = not stand_in
     assert bool(lists_of(server)) == heeds == (len(server.seen) < 41)
     assert all(body["stream_interval"] == 60 for body in lists_of(server))
+    together(backend, len(ITEMS))
     values(lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0))
     assert any(body["max_tokens"] == 6 and ("stream_interval" in body) == heeds for body in lists_of(server)), "short ones do either way"
 
@@ -194,6 +216,7 @@ def test_a_mistake_that_is_told_within_a_stream_is_not_tried_again(request, kind
 
     submit(backend, 0).results[0].output()
     server.handle = refusing
+    together(backend, len(ITEMS))
     states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0, errors="return")
     assert [i for i, state in enumerate(states) if state.error() is not None] == [7]
     assert "HTTP 400: The input (9000 tokens) is too long" in str(states[7].error())
@@ -213,6 +236,7 @@ def test_a_fault_that_is_told_within_a_stream_is_tried_again(vllm, code):
         return handle(path, body)
 
     server.handle = failing
+    together(backend, len(ITEMS))
     states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
     assert values(states) == expected(backend, ITEMS)
     assert failed and backend.spent().retries == len(failed[0]["prompt"])
@@ -245,6 +269,7 @@ def test_behind_sglang_s_router_a_list_has_one_set_of_parameters(sglang):
 
     backend, _, server = sglang(TextModel(), router=True)
     items = [{"q": "The same beginning of all of them, and then something else"}] * 4
+    together(backend, 8)
     lmc.compile(two).batch(items, backend=backend, temperature=0)
     assert all(isinstance(s.body["sampling_params"], dict) for s in server.seen)
     assert max(map(asked, server.seen)) > 1

@@ -18,9 +18,10 @@ pytestmark = pytest.mark.api
 
 @pytest.fixture
 def cached(opened, monkeypatch):
-    """A backend, the bodies that its stand-in saw with the blocks of their prompts, and the cache. A server of `implicit` caches needs no marks."""
+    """A backend, and the bodies that its stand-in saw with the blocks of their prompts. A server of `implicit` caches needs no marks. It answers when so
+    many requests were made `together`, there or held back."""
 
-    def make(name, *, implicit=False, **options):
+    def make(name, *, implicit=False, together=1, **options):
         stand_in, cache, asked = OpenAIModel(TextModel(lambda prompt: "Done."), name="*", continues=False), Cache(1024), []
 
         async def answer(body):
@@ -31,7 +32,8 @@ def cached(opened, monkeypatch):
                 read, wrote = blocks.tokens[hit] if hit >= 0 and blocks.tokens[hit] >= 1024 else 0, 0
             else:
                 read, wrote, _ = cache.charge(blocks, cache.hit(blocks))
-            await asyncio.sleep(0.01)
+            while backend.server_info().get("held", len(asked) - 1) < together - 1:
+                await asyncio.sleep(0.001)
             cache.kept |= dict.fromkeys(blocks.keys, (1000000000.0, 1000000000.0)) if implicit else {}
             plain = [{**m, "content": m["content"] if isinstance(m["content"], str) else "".join(p["text"] for p in m["content"])} for m in body["messages"]]
             answer = stand_in.handle("/v1/chat/completions", {**without_its_own(body), "messages": plain})
@@ -42,7 +44,8 @@ def cached(opened, monkeypatch):
             return answer
 
         fake_litellm(monkeypatch, answer)
-        return opened(lmc.LiteLLM(name, patience=QUICK, prices=lmc.Prices(3.0, 15.0), **options)), asked
+        backend = opened(lmc.LiteLLM(name, patience=QUICK, prices=lmc.Prices(3.0, 15.0), **options))
+        return backend, asked
 
     return make
 
@@ -64,10 +67,10 @@ def test_claude_is_marked(cached, program):
 
 
 def test_gemini_keeps_what_it_has_read_and_siblings_wait_for_it(cached):
-    backend, asked = cached("gemini/gemini-2.5-flash", implicit=True)
+    backend, asked = cached("gemini/gemini-2.5-flash", implicit=True, together=6)
     siblings.run(text=LONG, backend=backend, temperature=0)
     assert backend.server_info()["held"] == 5 and backend.spent().usage.cached_tokens == 5 * 6300 and not any(b.marks for _, b in asked)
-    off, _ = cached("gemini/gemini-2.5-flash", implicit=True, cache="off")
+    off, _ = cached("gemini/gemini-2.5-flash", implicit=True, cache="off", together=6)
     siblings.run(text=LONG, backend=off, temperature=0)
     assert off.spent().usage.cached_tokens == 0 and "held" not in off.server_info()
 

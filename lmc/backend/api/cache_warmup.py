@@ -79,9 +79,9 @@ class CacheWarmup:
         clock = asyncio.get_running_loop().time
         until, waited = clock() + self._longest, False
         while (ahead := self._before(keys)) is not None and clock() < until:
+            self.held += not waited
             waited = True
             await asyncio.wait([ahead], timeout=until - clock())
-        self.held += waited
         turn = self._begin(keys, writes(), life)
         try:
             yield turn
