@@ -305,7 +305,7 @@ def test_pictures_that_recur_hold_no_threads_while_they_wait(sight):
         together = [engine.submit(None, [look(first), Text((str(i),)), endless()]) for i in range(3)]
         assert sight.begun.acquire(timeout=PATIENCE)
         beside = engine.submit(None, [look(other), endless()])
-        ready = beside.steps[0].parts[0].settled.wait(5)
+        ready = beside.steps[0].parts[0].settled.wait(PATIENCE)
         sight.gate.set()
         assert ready and [tokens(handle) for handle in (beside, *together)] == [4] * 4
 

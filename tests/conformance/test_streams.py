@@ -242,10 +242,10 @@ def test_an_abandoned_stream_calls_no_more_tools(compiled: bool) -> None:
 
     state = streamed(program, compiled, backend=Mock())
     assert called.wait(60)
-    stopping = threading.active_count()
+    before = {*threading.enumerate()}
     del state
     gc.collect()
-    until(lambda: threading.active_count() <= stopping, "the thread that stops it does not end")
+    until(lambda: {*threading.enumerate()} <= before, "the thread that stops it does not end")
     dropped.set()
     until(lambda: not running(), "its threads do not end")
     assert calls == [0, 1, 2, 3]

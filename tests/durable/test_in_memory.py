@@ -73,7 +73,7 @@ async def hands_on_by_a_queue(s: Any) -> Any:
         over.set()
 
     async def consume() -> None:
-        while (x := await asyncio.wait_for(items.get(), 5)) is not None:
+        while (x := await asyncio.wait_for(items.get(), 60)) is not None:
             s.__iadd__(x + lmc.gen("a", max_tokens=2))
             found.append(s["a"])
 
@@ -88,7 +88,7 @@ def works_on_threads(s: Any) -> Any:
     f, g = s.fork(2)
 
     def work() -> None:
-        begun.wait(5)
+        begun.wait(60)
         with turn:
             found.append(tool("work"))
             f.__iadd__("w" + lmc.gen("a", max_tokens=2))
@@ -100,7 +100,7 @@ def works_on_threads(s: Any) -> Any:
     g += "x" + lmc.gen("a", max_tokens=2)
     with turn:
         begun.set()
-        turn.wait_for(lambda: found, 5)
+        turn.wait_for(lambda: found, 60)
     for thread in threads:
         thread.join()
     with ThreadPoolExecutor(2) as pool:

@@ -204,7 +204,7 @@ async def takes_items_by_hand(s: Any) -> Any:
 
     several = asked(1)
     found = [await anext(several, "none"), await anext(several, "none"), await anext(asked(0), "none")]
-    return found, await asyncio.wait_for(anext(asked(0), "late"), 5)
+    return found, await asyncio.wait_for(anext(asked(0), "late"), 60)
 
 
 def test_items_of_the_programs_own_generators_are_made_again(tmp_path: Path) -> None:

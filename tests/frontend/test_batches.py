@@ -211,7 +211,7 @@ def test_num_threads_bounds_what_is_in_flight(limit: int, is_async: bool):
         ask(s, str(i))
         begin(-1)
 
-    (coroutine if is_async else plain).run_batch([{"i": i} for i in range(12)], backend=Mock(latency=1e-3), num_threads=limit)
+    (coroutine if is_async else plain).run_batch([{"i": i} for i in range(12)], backend=Gated(limit), num_threads=limit)
     assert most == limit
 
 

@@ -626,7 +626,7 @@ def test_an_evaluation_that_lets_others_go_first_leaves_the_ledger_to_threads_of
         first = s["a"]
         if i == 0:
             free.set()
-            seen.append(asked.wait(5))
+            seen.append(asked.wait(60))
             backend.open()
         else:
             thread.join()

@@ -53,8 +53,8 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 def url():
     with on_a_port(lmc.Mock(latency=0.001), [*PROGRAMS, tagged], max_body=1 << 20) as url:
         yield url
-        assert httpx.get(f"{url}/health", timeout=10).status_code == 200, "and it is still there"
-        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)  # this one
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200, "and it is still there"
+        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=60).text)  # this one
 
 
 @contextmanager
@@ -427,7 +427,7 @@ def test_a_connection_that_breaks_cancels_what_was_asked(path, stream):
             until(lambda: mock._pending)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # a reset, not a goodbye
         until(lambda: not mock._pending)
-        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=10).text)
+        until(lambda: "lmc_requests_in_flight 1.0" in httpx.get(f"{url}/metrics", timeout=60).text)
 
 
 def test_two_hundred_requests_at_once_are_all_answered_with_their_own():
