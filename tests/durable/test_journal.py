@@ -205,7 +205,7 @@ def test_an_abandoned_batch_makes_no_further_call(tmp_path: Path) -> None:
     CALLS.clear()
     states: Any = program.run_batch(items, backend=backend, num_threads=3, generator_style=True, journal=tmp_path / "j")
     assert next(states).ret_value == 0
-    until(lambda: backend.waiting, "nothing is asked")
+    until(lambda: backend.waiting and CALLS, "nothing is asked or called")
     states.close()
     until(lambda: sorted(ended) == [0, 1, 2], "an item goes on")
     assert CALLS == [("first",)]

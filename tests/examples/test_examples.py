@@ -123,4 +123,4 @@ def test_the_durable_example_is_killed_and_finished(capsys, monkeypatch):
     module.main()
     said = capsys.readouterr().out
     killed, asked, looked_up = (int(n) for n in re.findall(r"in look-up (\d+)|asked (\d+) times|were (\d+) look", said) for n in n if n)
-    assert killed in (4, 5) and asked <= 4 and killed + looked_up in (6, 7)  # the call in which it was killed is made again
+    assert killed >= 4 and asked <= 4 and killed + looked_up in (6, 7)  # the call in which it was killed is made again

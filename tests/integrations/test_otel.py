@@ -15,6 +15,7 @@ from lmc.errors import BackendError
 from lmc.segments import Gen
 from tests.backend.gated import Gated
 from tests.conformance.harness import eager
+from tests.waiting import until
 
 sdk = pytest.importorskip("opentelemetry.sdk.trace", reason="needs OpenTelemetry's SDK (the extra otel)")
 from opentelemetry import trace  # noqa: E402
@@ -152,9 +153,11 @@ def closed(s, q):
 def test_fibers_and_tasks_have_runs_of_their_own(spans):
     closed.run_batch([{"q": str(i)} for i in range(20)], backend=lmc.Mock(latency=0.001))
     run = "batch closed > invoke_workflow closed"
+    until(lambda: len(spans.all) == 1 + 3 * 20)  # the last one ends when its answer is there already
     assert spans.tree() == sorted(["batch closed", *[run] * 20, *[f"{run} > chat mock"] * 40])
     EXPORTER.clear()
     aagent.run_batch([{"q": str(i)} for i in range(20)], backend=lmc.Mock(latency=0.001))
+    until(lambda: len(spans.all) == 1 + len(ARUN) * 20)
     assert spans.tree() == sorted(["batch aagent", *[f"batch aagent > {path}" for path in ARUN * 20]])
 
 
