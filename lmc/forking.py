@@ -18,34 +18,32 @@ class OfOneProcess(Protocol):
     """An object that belongs to the process that made it."""
 
     def forked(self, parent: int) -> None:
-        """Called in a child of `parent`, to which this object belongs: nothing of it works here. Must not take a lock
-        that any thread had."""
+        """Called in a child, and in a child of that, of `parent`, to which this object belongs: nothing of it works here.
+        Must not take a lock that any thread had."""
         ...
 
 
-_existing: weakref.WeakSet[OfOneProcess] = weakref.WeakSet()
+_owners: weakref.WeakKeyDictionary[OfOneProcess, int] = weakref.WeakKeyDictionary()  # the process that each was made in
 
 
 def belongs_here(what: OfOneProcess) -> None:
     """Register `what` to be notified in children of this process, for as long as it exists."""
-    _existing.add(what)
+    _owners[what] = os.getpid()
 
 
 _renewed: list[Callable[[], None]] = []
 
 
 def renew(what: Callable[[], None]) -> None:
-    """Call `what` in children of this process before anything else is notified: it replaces a module's lock."""
+    """Call `what` in children of this process before anything else is notified: it replaces a module's lock or thread."""
     _renewed.append(what)
 
 
 def _in_child() -> None:
-    parent = os.getppid()
     for each in _renewed:
         each()
-    for what in list(_existing):
+    for what, parent in list(_owners.items()):
         what.forked(parent)
-    _existing.clear()
 
 
 if hasattr(os, "register_at_fork"):  # platforms with fork

@@ -141,6 +141,18 @@ def test_a_mock_works_in_a_child_and_what_was_asked_before_does_not():
     mock.close()
 
 
+def test_a_mock_works_in_a_child_of_a_child_too():
+    mock, slow = lmc.Mock(latency=0.001), lmc.Mock(latency=60)
+    expected = one.run(backend=mock).text()
+
+    def child() -> str:
+        state = one.run(backend=slow)
+        return one.run(backend=mock).text() + in_child(lambda: one.run(backend=mock).text()) + in_child(lambda: state["a"])
+
+    said = in_child(child)
+    assert said.startswith(2 * expected) and re.search(rf"process {os.getpid()}, of which this one is a fork", said), said
+
+
 def test_a_program_runs_in_a_child_of_a_batchs_tool():
     expected = one.run(backend=lmc.Mock(), seed=1).text()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
+
+from lmc.forking import renew
 
 
 class Timer:
@@ -18,9 +19,9 @@ class Timer:
 
     def __init__(self) -> None:
         self._begin()
+        renew(self._begin)  # in a child pending calls are the parent's, and so is the thread
 
     def _begin(self) -> None:
-        self._process = os.getpid()
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._changed = threading.Condition()
@@ -28,8 +29,6 @@ class Timer:
 
     def at(self, when: float, call: Callable[[], object]) -> None:
         """Call at `when`, by `monotonic()`."""
-        if self._process != os.getpid():
-            self._begin()  # pending calls are the parent's, and so is the thread
         with self._changed:
             heapq.heappush(self._due, (when, next(self._order), call))
             if not self._running:
