@@ -1,5 +1,6 @@
 """The IR: graphs of ops on prompt states and values, as text and as data. The op table (`ops`) defines each op."""
 
+from lmc.errors import IRError
 from lmc.ir import core
 from lmc.ir.builder import Builder, Rewriter, rewrite
 from lmc.ir.core import DEFAULT, FORMAT_VERSION, Block, Graph, Op, Symbol, Value
@@ -15,7 +16,14 @@ def _display(graph: Graph) -> str:
     return fragment(f"@{graph.name}", [Section(f"@{graph.name}", graph)])
 
 
-core.display = _display
+def _as_text(graph: Graph) -> str:
+    try:
+        return print_graph(graph).rstrip("\n")
+    except IRError as error:  # a pass has made it wrong, and a debugger shows it
+        return f"<graph @{graph.name}: {error.message}>"
+
+
+core.display, core.as_text = _display, _as_text
 
 __all__ = [
     "DEFAULT",

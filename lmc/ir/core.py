@@ -113,9 +113,11 @@ class Block:
 
 display: Callable[[Graph], str] = repr
 """Renders a graph for a notebook. The package sets it: what renders knows the op table, which knows this module."""
+as_text: Callable[[Graph], str] = object.__repr__
+"""Prints a graph. Set as `display` is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Graph:
     """The graph of a function: a tree of blocks. `params` are its arguments."""
 
@@ -191,6 +193,9 @@ class Graph:
                 if to is not None:
                     feed(to.terminator.then, end.operands)
         return {v: tuple(dict.fromkeys(given)) for v, given in found.items()}
+
+    def __repr__(self) -> str:
+        return as_text(self)
 
     def _repr_html_(self) -> str:
         """Return the notebook display: the tree of prompts, and each op beside its source line."""
