@@ -255,6 +255,7 @@ class JournaledCalls(Answers):
         """Return the error for a program that comes to a call in doubt, which begins nothing more."""
         if not (self.handles_doubts or self.diverges):
             self.doubt = self.doubt or doubt
+            self.effects.waits.end(doubt, self.effects)
         return doubt
 
     def begin_more(self) -> None:
@@ -281,6 +282,7 @@ class JournaledCalls(Answers):
         finally:
             with self.effects.lock:
                 self.effects.busy -= 1
+            self.effects.waits.look(self.effects)
 
     def given_for(self, awaitable: Any) -> Sequence[Any]:
         """Return the function of the effect that has returned an awaitable, and what it was given; nothing for others. Once: it is awaited now."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc.durable.deferred import MadeAwaitable
+from lmc.durable.own_waits import TURNS, OwnWaits
 from lmc.durable.records import Effect, Kind, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
@@ -33,8 +34,6 @@ class _Held:
 
 
 MANY_TASKS = -1
-_TURNS = 16
-"""Turns of the event loop within which a task of a group, and of nested groups, reaches its next recorded effect."""
 
 
 def _number(effects: Sequence[Effect]) -> int:
@@ -54,7 +53,7 @@ class KnownEffects:
     idempotent  coroutines of idempotent functions, by id
     made        awaitables returned by effects, by id, until they are awaited
     tasks       that the program began;  coming: awaitables of tasks that have not begun
-    busy        running calls of host code
+    busy        running calls of host code;  waits: of the program for what it does itself
     instances   of classes whose instances the program makes itself, by id: calls that change one are repeated by its fields
     """
 
@@ -74,6 +73,7 @@ class KnownEffects:
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0
+        self.waits = OwnWaits()
         self.instances: dict[int, Callable[[], Any]] = {}
         self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
@@ -143,7 +143,7 @@ class KnownEffects:
     async def while_recalling(self, waits: Callable[[], bool]) -> None:
         """Let others go on as long as `waits` says so, and they reach known effects."""
         recalled, turns = self.recalled, 0
-        while turns < _TURNS and waits():
+        while turns < TURNS and waits():
             await asyncio.sleep(0)
             recalled, turns = self.recalled, turns + 1 if self.recalled == recalled else 0
 

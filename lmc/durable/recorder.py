@@ -354,8 +354,10 @@ class Recorder:
     def awaited(self, x: Any) -> Any:
         """Return the replacement for an awaitable: itself, if it is the program's own."""
         self.journal.progress += 1
-        if self._is_own(x):
+        if is_own_awaitable(x):
             return x
+        if self.journal.waits_for_program(x):
+            return self.journal.effects.waits.wait(x, self.journal.effects) if self.journal.resumed else x
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
+import threading
 import warnings
 from contextvars import ContextVar
 from pathlib import Path
@@ -449,6 +450,81 @@ def test_nothing_begins_behind_the_doubt_of_a_task_that_a_program_takes_for_an_e
     assert not CALLS and not mock.call_log
     lmc.Journal(path).resolve("paid x")
     assert agent.run(backend=mock, journal=path).ret_value == expected and len(CALLS) == 1
+
+
+def pay_now(q: str) -> str:
+    CALLS.append(("pay", q))
+    return f"paid {q}"
+
+
+async def future_of_a_callback(s: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def act() -> None:
+        future.set_result(pay_now("x"))
+
+    loop.call_soon(act)
+    return await future
+
+
+async def future_of_a_task(s: Any) -> Any:
+    future = asyncio.get_running_loop().create_future()
+
+    async def act() -> None:
+        future.set_result(pay_now("x"))
+
+    task = asyncio.create_task(act())
+    return await future + str(task.done())
+
+
+async def event_of_a_callback_beside_a_tool(s: Any) -> Any:
+    paid = asyncio.Event()
+
+    def act() -> None:
+        pay_now("x")
+        paid.set()
+
+    task = asyncio.create_task(fetch("beside"))
+    asyncio.get_running_loop().call_soon(act)
+    await paid.wait()
+    return await task
+
+
+async def item_of_a_thread(s: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    items = asyncio.Queue[str]()
+
+    def act() -> None:
+        paid = pay_now("x")
+        loop.call_soon_threadsafe(items.put_nowait, paid)
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    item = await items.get()
+    thread.join()
+    return item
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("waits", [future_of_a_callback, future_of_a_task, event_of_a_callback_beside_a_tool, item_of_a_thread])
+def test_what_a_call_in_doubt_was_to_end_is_not_waited_for(waits: Any, tmp_path: Path) -> None:
+    @lmc.function
+    async def agent(s: Any) -> Any:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        s += await waits(s) + lmc.gen("b", max_tokens=2)
+        return s["b"]
+
+    path, mock = tmp_path / "j", lmc.Mock()
+    expected = agent.run(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    lay(path, next(data for data in prefixes(path) if b"pay_now" in data))
+    CALLS.clear()
+    for _ in range(2):
+        with pytest.raises(lmc.InDoubtEffect, match="pay_now"):
+            agent.run(backend=mock, journal=path)
+    assert ("pay", "x") not in CALLS and not mock.call_log
+    lmc.Journal(path).resolve("paid x")
+    assert agent.run(backend=mock, journal=path).ret_value == expected and ("pay", "x") not in CALLS
 
 
 WHO = ContextVar("who", default="nobody")
