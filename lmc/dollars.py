@@ -9,11 +9,12 @@ Actual cost is exact: the usage that the server reported, by the prices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.caching import CacheRules, Point, choose
+from lmc.backend.base import Backend, answering
 from lmc.backend.usage import Prices, Usage
 from lmc.config import default_backend, has_default_backend
 from lmc.ir.analysis import always
@@ -25,6 +26,7 @@ from lmc.passes.predict import longest_answer
 
 if TYPE_CHECKING:
     from lmc.runahead.compiled import CompiledProgram
+    from lmc.runahead.records import Record
 
 _UNKNOWN = 50  # assumed tokens of a text that is not known yet
 _MESSAGE = 3  # tokens that a message has besides its text, about
@@ -90,22 +92,30 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
 
 
 def of_program(program: CompiledProgram) -> Iterator[str]:
-    """Yield lines on what runs of a program will cost and have cost, if its backend has prices."""
+    """Yield lines on what runs of a program will cost and have cost, if its backend has prices. Of several backends as one, what they have cost."""
     backend = program.backend or (default_backend() if has_default_backend() else None)
-    prices = None if backend is None else backend.capabilities.prices
-    if backend is None or prices is None:
+    if backend is None:
         return
-    graph = program.planner.planned(program.graph(), program.target).graph
     runs = [list(ledger.records) for ledger in tuple(program.profile.runs)]
-    found = measured(graph, runs)
-    graph = counted(graph, found.blocks) if found.runs else graph
-    yield f"a run costs {before(graph, backend, prices, found.ops)}"
-    if (batched := in_batches(graph, backend, prices, found.ops)) is not None:
-        yield f'with deadline="24h": {batched}'
-    if runs:
-        usages = [[r.result.spent[0] for r in records if r.result.spent is not None] for records in runs]
-        paid = [sum(map(prices.of, usage)) for usage in usages]
-        yield f"the last run cost ${paid[-1]:.6f}, the last {len(paid)} together ${sum(paid):.6f}"
+    if (prices := backend.capabilities.prices) is not None:
+        graph = program.planner.planned(program.graph(), program.target).graph
+        found = measured(graph, runs)
+        graph = counted(graph, found.blocks) if found.runs else graph
+        yield f"a run costs {before(graph, backend, prices, found.ops)}"
+        if (batched := in_batches(graph, backend, prices, found.ops)) is not None:
+            yield f'with deadline="24h": {batched}'
+    paid = [[*_paid(backend, records)] for records in runs]
+    if any(paid):
+        costs = [*map(sum, paid)]
+        yield f"the last run cost ${costs[-1]:.6f}, the last {len(costs)} together ${sum(costs):.6f}"
+
+
+def _paid(backend: Backend, records: Iterable[Record]) -> Iterator[float]:
+    """Yield what requests have cost, of those whose backend has prices."""
+    for r in records:
+        prices = answering(backend, r.ask).capabilities.prices
+        if prices is not None and r.result.spent is not None:
+            yield prices.of(r.result.spent[0])
 
 
 def _answered(use: Usage, tokens: int) -> Usage:

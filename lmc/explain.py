@@ -38,7 +38,7 @@ def explain(program: CompiledProgram) -> str:
 
 def of_runs(program: CompiledProgram) -> list[str]:
     """Return what its runs were like, in lines."""
-    return [*_stats(program), *(f"  {line}" for line in dollars.of_program(program))]
+    return [*_stats(program), *(f"  {line}" for line in (*_by_backend(program), *dollars.of_program(program)))]
 
 
 def to_html(program: CompiledProgram) -> str:
@@ -62,7 +62,7 @@ def to_json(program: CompiledProgram) -> str:
             "program": program.function.name,
             "runs": program.counted.runs,
             "ahead": {"asked": profile.asked, "used": profile.used, "wasted": profile.wasted},
-            "facts": [*found.facts, *dollars.of_program(program)],
+            "facts": [*found.facts, *_by_backend(program), *dollars.of_program(program)],
             "blocks": dict(found.runs),
             "ops": _ops(found),
         },
@@ -124,7 +124,7 @@ def _seen_of(total: Total) -> MeasuredAsk:
 
 def _facts(program: CompiledProgram) -> list[str]:
     """Return the sentences of `explain` on runs and prices."""
-    return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *dollars.of_program(program))]
+    return [line.strip()[0].upper() + line.strip()[1:] for line in (*_stats(program), *_by_backend(program), *dollars.of_program(program))]
 
 
 def _of_runs(program: CompiledProgram) -> str:
@@ -134,8 +134,7 @@ def _of_runs(program: CompiledProgram) -> str:
     own: Any = None if state is None else getattr(state.emitter, "run", None)
     known = own is not None and own.ledger in ledgers  # it may not have ended yet
     runs = [run_records.of_ledger(ledger) for ledger in ledgers]
-    prices = ledgers[-1].run.backend.capabilities.prices if ledgers else None
-    return report.parts(runs, prices, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if own is not None and known else None)
+    return report.parts(runs, state if known else None, [("s0", "Graph")], runs[ledgers.index(own.ledger)] if own is not None and known else None)
 
 
 def _ops(section: Section) -> list[dict[str, Any]]:
@@ -217,6 +216,11 @@ def _cost(section: Section, i: int) -> str:
             f"{s.passes} passes, {seconds(s.seconds / s.count)} each"
         )
     return text
+
+
+def _by_backend(program: CompiledProgram) -> list[str]:
+    """Return what the requests of its latest runs were of each backend, if they were of several."""
+    return report.by_backend([r for ledger in tuple(program.profile.runs) for r in run_records.of_ledger(ledger).requests])
 
 
 def _stats(program: CompiledProgram) -> Iterator[str]:

@@ -13,7 +13,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from lmc import pages
-from lmc.backend.usage import Prices, Usage
+from lmc.backend.usage import Usage
 from lmc.errors import Loc
 from lmc.frontend import notebook
 from lmc.pages import TimelineRow, count, money, seconds, several
@@ -29,29 +29,22 @@ MOST_ROWS = 100
 
 def page_of(state: StateView) -> str:
     """Render the page of one run."""
-    ran, prices, title = of_state(state), _prices(state), state.name or "run"
-    body = f"<h1>{escape(title)}</h1>{pages.facts(sums([ran], prices))}"
-    return pages.page(title, body + parts([ran], prices, state), script=pages.KEYS)
+    ran, title = of_state(state), state.name or "run"
+    body = f"<h1>{escape(title)}</h1>{pages.facts(sums([ran]))}"
+    return pages.page(title, body + parts([ran], state), script=pages.KEYS)
 
 
 def text_of(state: StateView) -> str:
     """Return the requests of a run, a line each, and their sum."""
-    ran, prices = of_state(state), _prices(state)
-    lines = [state.name or "run", *(f"  {line}" for line in sums([ran], prices))]
+    ran = of_state(state)
+    lines = [state.name or "run", *(f"  {line}" for line in sums([ran]))]
     for r in ran.requests:
         line = f"{_where(r.loc)} {r.kind}" + (f" {r.name}" if r.name != r.kind else "") + (f" (branch {r.branch})" if r.branch else "")
-        lines.append(f"    {line.strip()}: {_note(r, prices)}")
+        lines.append(f"    {line.strip()}: {_note(r)}")
     return "\n".join(lines)
 
 
-def _prices(state: StateView) -> Prices | None:
-    run = getattr(state.emitter, "run", None)
-    return None if run is None else run.backend.capabilities.prices
-
-
-def parts(
-    runs: Sequence[RunRecord], prices: Prices | None, state: StateView | None, more: Iterable[tuple[str, str]] = (), shown: RunRecord | None = None
-) -> str:
+def parts(runs: Sequence[RunRecord], state: StateView | None, more: Iterable[tuple[str, str]] = (), shown: RunRecord | None = None) -> str:
     """Return sections about runs and about one of them, `shown` (default: the last), and links to them and to `more`.
     `state`: of that run, if it still exists."""
     if not runs or not any(run.requests for run in runs):
@@ -59,15 +52,15 @@ def parts(
     shown = shown or runs[-1]
     sections = [
         ("conversation", "Conversation", conversation(shown, state)),
-        ("source", "Source", source(runs, prices)),
-        ("timeline", "Timeline", timelines(runs, shown, prices)),
+        ("source", "Source", source(runs)),
+        ("timeline", "Timeline", timelines(runs, shown)),
     ]
     found = [(id, name, text) for id, name, text in sections if text]
     links = pages.contents(*((id, name) for id, name, _ in found), *more)
     return links + "".join(f"<section id={id}><h2>{name}</h2>{text}</section>" for id, name, text in found)
 
 
-def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
+def sums(runs: Sequence[RunRecord]) -> list[str]:
     """Return the total cost of runs, in sentences."""
     asked = [r for run in runs for r in run.requests]
     usage = sum((r.usage for r in asked), Usage())
@@ -81,12 +74,39 @@ def sums(runs: Sequence[RunRecord], prices: Prices | None) -> list[str]:
         lines.append(f"{count(usage.drafted_tokens)} tokens were drafted, and {count(usage.accepted_tokens)} of them drawn.")
     if ahead or vain:
         lines.append(f"{ahead} asked ahead and used, {vain} asked ahead and not used.")
-    if prices is not None:
-        lines.append(f"It cost {money(prices.of(usage))}.")
+    lines += [f"{line}." for line in by_backend(asked)]
+    if (cost := _cost(asked)) is not None:
+        lines.append(f"It cost {money(cost)}.")
     failed = [r for r in asked if r.result.error is not None and r.ahead != "wasted"]
     if failed:
         lines.append(f"{several(len(failed), 'request')} failed.")
     return lines
+
+
+def by_backend(asked: Sequence[RequestRecord]) -> list[str]:
+    """Return what requests were of each backend, if there are several."""
+    found: dict[int, list[RequestRecord]] = {}
+    for r in asked:
+        found.setdefault(id(r.backend), []).append(r)
+    lines = list[str]()
+    for mine in found.values() if len(found) > 1 else ():
+        usage, cost, names = Usage.sum(r.usage for r in mine), _cost(mine), [*dict.fromkeys(r.name for r in mine)]
+        shown = ", ".join([*names[:MOST_NAMES], *["…"][: len(names) > MOST_NAMES]])
+        lines.append(
+            f"{mine[0].backend.capabilities.name} ({shown}): {several(len(mine), 'request')}, {several(usage.prompt_tokens, 'prompt token')} "
+            f"({count(usage.cached_tokens)} shared), {several(usage.completion_tokens, 'token')} of answers" + (f", {money(cost)}" if cost is not None else "")
+        )
+    return lines
+
+
+MOST_NAMES = 4
+"""Gens and selects of a backend that are named."""
+
+
+def _cost(asked: Iterable[RequestRecord]) -> float | None:
+    """Return the cost of requests, None if no backend of theirs has prices."""
+    costs = [r.cost for r in asked if r.cost is not None]
+    return sum(costs) if costs else None
 
 
 def _where(loc: Loc | None) -> str:
@@ -135,26 +155,27 @@ class _Line:
     count: int = 0
     time: float = 0.0
     usage: Usage = NOTHING
+    cost: float = 0.0
 
     @property
     def tokens(self) -> int:
         return self.usage.prompt_tokens + self.usage.completion_tokens
 
 
-def source(runs: Sequence[RunRecord], prices: Prices | None) -> str:
+def source(runs: Sequence[RunRecord]) -> str:
     """Render the functions that made requests, with bars of time, tokens and money beside each line that did."""
     lines: dict[tuple[str, int], _Line] = {}
     for r in (r for run in runs for r in run.requests if r.loc is not None):
         assert r.loc is not None
         line = lines.setdefault((r.loc.file, r.loc.line), _Line())
         line.count, line.usage = line.count + 1, line.usage + r.usage
-        line.time += r.seconds
+        line.time, line.cost = line.time + r.seconds, line.cost + (r.cost or 0.0)
     if not lines:
         return ""
     most = _Line(time=max(x.time for x in lines.values()) or 1.0)
     tokens = max(x.tokens for x in lines.values()) or 1
-    cost = max((prices.of(x.usage) for x in lines.values()), default=0.0) if prices is not None else 0.0
-    measures = ["time", "tokens", *(["money"] if prices is not None else [])]
+    cost = None if _cost(r for run in runs for r in run.requests) is None else max(x.cost for x in lines.values())
+    measures = ["time", "tokens", *(["money"] if cost is not None else [])]
     found: list[str] = []
     for file, begin, end in _functions(lines):
         found.append(
@@ -165,14 +186,14 @@ def source(runs: Sequence[RunRecord], prices: Prices | None) -> str:
         for number in range(begin, end + 1):
             text = escape(linecache.getline(file, number).rstrip("\n")) or " "
             line = lines.get((file, number))
-            cells = "" if line is None else _bars(line, most.time, tokens, prices, cost)
+            cells = "" if line is None else _bars(line, most.time, tokens, cost)
             found.append(f"<tr{' class=hot' if line else ''}><td>{number}</td><td class=line>{text}</td>{cells or '<td class=on></td>' * len(measures)}</tr>")
         found.append("</table>")
-    colours = [("decode", "time, answers"), ("shared", "shared"), ("computed", "computed"), *([("tool", "money")] if prices is not None else [])]
+    colours = [("decode", "time, answers"), ("shared", "shared"), ("computed", "computed"), *([("tool", "money")] if cost is not None else [])]
     return pages.legend(*colours) + "".join(found)
 
 
-def _bars(line: _Line, time: float, tokens: int, prices: Prices | None, cost: float) -> str:
+def _bars(line: _Line, time: float, tokens: int, cost: float | None) -> str:
     u = line.usage
     times = f"{line.count} × {seconds(line.time / line.count)}" if line.count > 1 else seconds(line.time)
     cells = [
@@ -180,9 +201,8 @@ def _bars(line: _Line, time: float, tokens: int, prices: Prices | None, cost: fl
         pages.bar(("shared", u.cached_tokens / tokens), ("computed", (u.prompt_tokens - u.cached_tokens) / tokens), ("decode", u.completion_tokens / tokens))
         + f"{count(u.prompt_tokens)} in, {count(u.completion_tokens)} out",
     ]
-    if prices is not None:
-        own = prices.of(u)
-        cells.append(pages.bar(("money", own / cost if cost else 0.0)) + money(own))
+    if cost is not None:
+        cells.append(pages.bar(("money", line.cost / cost if cost else 0.0)) + money(line.cost))
     return "".join(f"<td class=on>{cell}</td>" for cell in cells)
 
 
@@ -211,10 +231,10 @@ def _spans(text: str) -> list[tuple[int, int]]:
 # -- the timeline --------------------------------------------------------------------------------------------------
 
 
-def timelines(runs: Sequence[RunRecord], latest: RunRecord, prices: Prices | None) -> str:
+def timelines(runs: Sequence[RunRecord], latest: RunRecord) -> str:
     """Render the timeline of a run's requests and answers, and with several runs, of the runs."""
     rows = [_program_row(latest), *(_tool_row(name, b - latest.began, e - latest.began) for name, b, e in latest.tools[:MOST_ROWS])]
-    rows += [*(_request_row(r, latest, prices) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
+    rows += [*(_request_row(r, latest) for r in sorted(latest.requests, key=lambda r: r.result.began)[:MOST_ROWS])]
     rows = [rows[0], *sorted(rows[1:], key=lambda row: row.spans[0][0] if row.spans else 0.0)]
     kinds = {kind for row in rows for _, _, kind in row.spans}
     found = [pages.legend(*((kind, words) for kind, words in pages.WORDS.items() if kind in kinds)), pages.timeline(rows, latest.end - latest.began)]
@@ -257,9 +277,9 @@ def _joined(spans: Iterable[tuple[float, float, str]]) -> list[tuple[float, floa
     return found
 
 
-def _request_row(r: RequestRecord, run: RunRecord, prices: Prices | None) -> TimelineRow:
+def _request_row(r: RequestRecord, run: RunRecord) -> TimelineRow:
     where = " ".join(filter(None, [f"branch {r.branch}" if r.branch else "", _where(r.loc)]))
-    return TimelineRow(r.name, _note(r, prices), [(b - run.began, e - run.began, kind) for b, e, kind in _phases(r, run.end)], where)
+    return TimelineRow(r.name, _note(r), [(b - run.began, e - run.began, kind) for b, e, kind in _phases(r, run.end)], where)
 
 
 def _tool_row(name: str, begin: float, end: float) -> TimelineRow:
@@ -284,7 +304,7 @@ def _phases(r: RequestRecord, end: float) -> list[tuple[float, float, str]]:
     return [*found, (begin, min(r.asked, end), "ahead")] if r.ahead == "used" and r.asked > begin else found
 
 
-def _note(r: RequestRecord, prices: Prices | None) -> str:
+def _note(r: RequestRecord) -> str:
     if r.result.error is not None:
         return f"{'cancelled' if r.ahead == 'wasted' else 'failed'}: {type(r.result.error).__name__}"
     if r.ended is None:
@@ -293,5 +313,5 @@ def _note(r: RequestRecord, prices: Prices | None) -> str:
     told = [seconds(r.seconds), f"{count(u.prompt_tokens)} in ({count(u.cached_tokens)} shared)", f"{count(u.completion_tokens)} out"]
     told += [f"{count(u.forced_tokens)} forced"] if u.forced_tokens else []
     told += [f"{count(u.accepted_tokens)} of {count(u.drafted_tokens)} drafted"] if u.drafted_tokens else []
-    told += [money(prices.of(u))] if prices is not None else []
+    told += [money(r.cost)] if r.cost is not None else []
     return ", ".join(told)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lmc.backend.base import Backend, answering
 from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.errors import Loc
 from lmc.frontend.emitter import flat
-from lmc.segments import Gen
+from lmc.segments import Gen, Select
 
 if TYPE_CHECKING:
     from lmc.frontend.streaming import StateView
@@ -21,23 +22,41 @@ if TYPE_CHECKING:
 class RequestRecord:
     """A request of a run.
 
+    backend the one that answers it
     branch  the path of the fork that made it, "" for the program itself
     asked   when the program made it: later than `result.began` if it was made ahead
     known   when its whole prompt was known: later than `result.began` if submitted before the preceding answer
     """
 
-    name: str
-    kind: str
+    ask: Gen | Select
+    backend: Backend
     branch: str
-    loc: Loc | None
     result: Result
     ahead: str
     asked: float
     known: float
 
     @property
+    def kind(self) -> str:
+        return "gen" if isinstance(self.ask, Gen) else "select"
+
+    @property
+    def name(self) -> str:
+        return self.ask.name or self.kind
+
+    @property
+    def loc(self) -> Loc | None:
+        return self.ask.loc
+
+    @property
     def usage(self) -> Usage:
         return self.result.usage or Usage()
+
+    @property
+    def cost(self) -> float | None:
+        """Return its cost by the prices of its backend, None if that has none."""
+        prices = self.backend.capabilities.prices
+        return None if prices is None else prices.of(self.usage)
 
     @property
     def ended(self) -> float | None:
@@ -64,12 +83,20 @@ class RunRecord:
         return max([self.began, self.ended or 0.0, *(r.ended or r.result.began for r in self.requests)])
 
 
+class _OnBackend(Protocol):
+    @property
+    def backend(self) -> Backend: ...
+
+
 class _Ledger(Protocol):
     """The ledger of a compiled run."""
 
     began: float
     ended: float
     stream: str
+
+    @property
+    def run(self) -> _OnBackend: ...
 
     @property
     def records(self) -> Sequence[Record]: ...
@@ -80,40 +107,41 @@ class _Ledger(Protocol):
 
 def of_ledger(ledger: _Ledger) -> RunRecord:
     """Return a compiled run."""
-    asked = ((r.name or r.kind, r.kind, r.address[2], r.loc, r.result, r.ahead, r.asked) for r in tuple(ledger.records))
-    return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream), tuple(ledger.host_calls))
+    asked = ((r.ask, r.address[2], r.result, r.ahead, r.asked) for r in tuple(ledger.records))
+    return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream, ledger.run.backend), tuple(ledger.host_calls))
 
 
 def of_state(state: StateView) -> RunRecord:
     """Return the run of a state; of an interpreted one without its calls of host functions."""
-    ledger: Any = getattr(getattr(state.emitter, "run", None), "ledger", None)
-    if ledger is not None and ledger.records:
-        return of_ledger(ledger)
+    run: Any = getattr(state.emitter, "run", None)
+    if run is None:  # a state of no run has asked nothing
+        return RunRecord(0.0, None, ())
+    if run.ledger is not None and run.ledger.records:
+        return of_ledger(run.ledger)
     results = sorted(dict.fromkeys(flat(state.asked)), key=lambda result: result.began)
-    found = _requests(map(_interpreted, results), state.stream)
+    found = _requests(map(_interpreted, results), state.stream, run.backend)
     return RunRecord(min([r.result.began for r in found], default=0.0), None, found)
 
 
-_RequestParts = tuple[str, str, str, Loc | None, Result, str, float]
-"""Name, kind, fork path, location, answer, whether it was made ahead, and when the program made it."""
+_RequestParts = tuple[Gen | Select, str, Result, str, float]
+"""Request, fork path, answer, whether it was made ahead, and when the program made it."""
 
 
 def _interpreted(result: Result) -> _RequestParts:
     assert result.asked is not None, "a state lists what its program asked"
     ask, stream = result.asked
-    kind = "gen" if isinstance(ask, Gen) else "select"
-    return ask.name or kind, kind, stream, ask.loc, result, "no", result.began
+    return ask, stream, result, "no", result.began
 
 
-def _requests(asked: Iterable[_RequestParts], root: str) -> list[RequestRecord]:
-    """Return the requests of a run whose program has the fork path `root`."""
+def _requests(asked: Iterable[_RequestParts], root: str, backend: Backend) -> list[RequestRecord]:
+    """Return the requests of a run on a backend whose program has the fork path `root`."""
     found: list[RequestRecord] = []
     latest: dict[str, float] = {}  # arrival of the answer that each branch requested last
-    for name, kind, stream, loc, result, ahead, at in asked:
+    for ask, stream, result, ahead, at in asked:
         branch = stream.removeprefix(root).strip("/")
         began, ended = result.began, result.ended
         known = max(began, latest.get(branch, latest.get(branch.rpartition("/")[0], 0.0)))
-        found.append(RequestRecord(name, kind, branch, loc, result, ahead, at, min(known, ended) if ended else known))
+        found.append(RequestRecord(ask, answering(backend, ask), branch, result, ahead, at, min(known, ended) if ended else known))
         if ahead != "wasted":
             latest[branch] = max(ended, latest.get(branch, 0.0))
     return found

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from lmc.backend.results import Result
-from lmc.backend.usage import Counters, Prices
+from lmc.backend.usage import Counters, Prices, Spending
 from lmc.chat import ChatTemplate
 from lmc.errors import Loc, ParameterError, ProgramError, UnsupportedOpError
 from lmc.parameters import suggestion
@@ -45,6 +45,27 @@ class SaysHealth(Protocol):
     """A backend that reports its health; others count as healthy."""
 
     def health(self) -> Health: ...
+
+
+@runtime_checkable
+class CountsSpending(Protocol):
+    """A backend that says what its requests have used and cost, as all of lmc's do."""
+
+    def spent(self) -> Spending: ...
+
+
+@runtime_checkable
+class OfSeveral(Protocol):
+    """A backend that gives each request to one of several (routed.py)."""
+
+    def backend_of(self, ask: Gen | Select) -> Backend: ...
+
+
+def answering(backend: Backend, ask: Gen | Select) -> Backend:
+    """Return the backend that answers a request: itself, or one of several."""
+    while isinstance(backend, OfSeveral):
+        backend = backend.backend_of(ask)
+    return backend
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-from lmc.backend.base import HEALTHY, Backend, Capabilities, Handle, Health, Hints, SaysHealth, SharedBackend
+from lmc.backend.base import HEALTHY, Backend, Capabilities, CountsSpending, Handle, Health, Hints, SaysHealth, SharedBackend
 from lmc.backend.results import Result
-from lmc.backend.usage import Counters
+from lmc.backend.usage import Counters, Spending
 from lmc.config import named_backend
 from lmc.errors import BackendError, CancelledError, Loc, ParameterError
 from lmc.segments import Gen, Given, Segment, Select
@@ -87,6 +87,10 @@ class Routed(SharedBackend):
         """Return the sums of all backends."""
         return reduce(add, [each.counters() for each in self.backends])
 
+    def spent(self) -> Spending:
+        """Return the sums of all backends; each of them has its own. The cost is that of those which have prices."""
+        return reduce(add, [each.spent() if isinstance(each, CountsSpending) else Spending.of(each.counters()) for each in self.backends])
+
     def flush_cache(self) -> None:
         for each in self.backends:
             each.flush_cache()
@@ -116,7 +120,7 @@ class Routed(SharedBackend):
         for segment in segments:
             piece.append(segment)
             if isinstance(segment, Gen | Select):
-                backend = self._backend_of(segment)
+                backend = self.backend_of(segment)
                 if pieces and pieces[-1][0] is backend:
                     pieces[-1][1].extend(piece)
                 else:
@@ -127,7 +131,8 @@ class Routed(SharedBackend):
         pieces[-1][1].extend(piece)
         return pieces
 
-    def _backend_of(self, ask: Gen | Select) -> Backend:
+    def backend_of(self, ask: Gen | Select) -> Backend:
+        """Return the backend that answers a request."""
         name = ask.name or ("gen" if isinstance(ask, Gen) else "select")
         return self._sites.get(Site(name, ask.loc), self._sites.get(name, self._default))
 

@@ -209,6 +209,11 @@ class Spending:
     wasted: int = 0
     cost: float | None = None
 
+    def __add__(self, other: Spending) -> Spending:
+        costs = [each.cost for each in (self, other) if each.cost is not None]
+        counts = [getattr(self, name) + getattr(other, name) for name in ("usage", "attempts", "retries", "unreported", "speculated", "wasted")]
+        return Spending(*counts, cost=sum(costs) if costs else None)
+
     @classmethod
     def of(cls, counters: Counters) -> Spending:
         """Return the spending of a backend in this process, which costs nothing."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import pickle
+import re
+from dataclasses import replace
 
 import pytest
 
 import lmc
 from lmc.backend.base import Hints
+from lmc.backend.mock import CAPABILITIES
 from lmc.backend.routed import Routed, Site
 from lmc.backend.usage import Usage
 from lmc.errors import BackendError, CancelledError, ParameterError, ProgramError
@@ -48,6 +52,28 @@ def test_texts_are_those_of_one_backend(program, names):
     assert [run(f"Q{i}", backend=routed(backends, names), temperature=1, seed=i).text() for i in range(4)] == whole
     asked = [backend.counters().calls > 0 for backend in backends]
     assert asked == [set(names) != set("abcd"), 1 in names.values(), 2 in names.values()]
+
+
+@lmc.function
+def two(s):
+    s += "A" + lmc.gen("x", max_tokens=2) + "B" + lmc.gen("y", max_tokens=3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_reports_say_what_each_backend_did_and_what_it_cost(compiled):
+    """Of the dear one: four tokens of a prompt, and three of an answer at twice the price."""
+    free, dear = lmc.Mock(), lmc.Mock(capabilities=replace(CAPABILITIES, name="dear", prices=lmc.Prices(1e6, 2e6)))
+    backend = Routed(free, {"y": dear})
+    program = lmc.compile(two, backend=backend) if compiled else None
+    state = two.run(backend=backend) if program is None else program()
+    state.sync()
+    shown = [state.explain(), re.sub("<[^>]*>", "", state.explain("html"))]
+    shown += [] if program is None else [program.explain(), json.dumps(json.loads(program.explain("json"))["facts"])]
+    for text in shown:
+        assert "mock (x): 1 request, 1 prompt token (0 shared), 2 tokens of answers" in text
+        assert "dear (y): 1 request, 4 prompt tokens (3 shared), 3 tokens of answers, $10" in text
+    assert "It cost $10" in shown[0] and (program is None or "the last run cost $10.000000" in shown[2])
+    assert backend.spent().usage == free.spent().usage + dear.spent().usage and backend.spent().attempts == 2
 
 
 def test_each_backend_is_sent_the_whole_prompt():
