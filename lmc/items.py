@@ -23,7 +23,21 @@ from typing import Any
 from lmc.declared import builders
 from lmc.errors import Loc
 from lmc.pages import several
-from lmc.userfiles import FROM_PANDAS, Item, UsageError, built, check_arguments, describe, is_json, is_optional, objects, parameters, takes_any, value_of
+from lmc.userfiles import (
+    FROM_PANDAS,
+    Item,
+    UsageError,
+    announce,
+    built,
+    check_arguments,
+    describe,
+    is_json,
+    is_optional,
+    objects,
+    parameters,
+    takes_any,
+    value_of,
+)
 
 STANDARD_INPUT = Path("-")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -75,8 +89,7 @@ _MOST = 2 << 30
 
 
 def _text_of(path: Path, name: str) -> str:
-    if sys.stdin.buffer.isatty() if path == STANDARD_INPUT else path.is_fifo() or path.is_char_device():
-        print(f"reading items from {name} until its end", file=sys.stderr, flush=True)  # nobody may write there
+    announce(Path("/dev/stdin") if path == STANDARD_INPUT and sys.stdin.buffer.isatty() else path)
     try:
         with nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else path.open("rb") as file:
             data = file.read(_MOST + 1)

@@ -246,6 +246,12 @@ def _example(annotation: Any) -> str:
 _EXAMPLES = {int: "3", float: "0.5", bool: "true", list: '["a", "b"]', dict: '{"a": 1}'}
 
 
+def announce(path: Path) -> None:
+    """Say on standard error that what is read is a pipe, a terminal or a device: its end may never come."""
+    if path.is_fifo() or path.is_char_device():
+        print(f"reading {path} until its end", file=sys.stderr, flush=True)
+
+
 # -- JSON lines ----------------------------------------------------------------------------------------------------
 
 

@@ -171,7 +171,7 @@ def test_a_named_pipe_is_read_as_standard_input_is_and_said_to_be_waited_for(tmp
         items = read_items(program, pipe)
         written.result()
     assert [a["text"] for a in items.arguments] == ["a", "b"]
-    assert capsys.readouterr().err == f"reading items from {pipe} until its end\n"
+    assert capsys.readouterr().err == f"reading {pipe} until its end\n"
 
 
 @pytest.mark.parametrize(

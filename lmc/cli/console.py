@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lmc.userfiles import UsageError, check_folder
+from lmc.userfiles import UsageError, announce, check_folder
 
 
 def say(message: str) -> None:
@@ -57,6 +57,7 @@ _MOST_TEXT = 64 << 20  # characters; a device has no end
 
 
 def text_of(path: Path) -> str:
+    announce(path)
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(_MOST_TEXT + 1)
