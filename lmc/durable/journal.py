@@ -194,14 +194,13 @@ class JournalFile:
             log.error("%s", error.message)
 
     def close(self) -> None:
-        """Write everything that was put and close the file. Raises JournalError if it cannot be written."""
+        """Write everything that was put and close the file. Raises JournalError if it cannot be written.
+
+        The writing thread does it: Ctrl-C here does not leave the journal in use.
+        """
         self._closing = True
         self._hurry()
         self._thread.join()
-        self._trying(self._room.give_back, self._end)
-        locks.unlock(self._file)
-        self._file.close()
-        self._sidecar.close()
         self._check()
         self._error = JournalError("it was closed")
 
@@ -232,6 +231,12 @@ class JournalFile:
                 due = self._trying(self._sync)
             for notify in waiting:
                 notify()
+        self._trying(self._room.give_back, self._end)
+        try:
+            locks.unlock(self._file)
+        finally:
+            self._file.close()
+            self._sidecar.close()
 
     def _trying(self, work: Callable[..., None], *args: Any) -> float:
         """Run an action that may fail, unless something has failed before; that error goes to waiters or `close`.

@@ -204,6 +204,20 @@ def test_ctrl_c_while_a_group_is_made_loses_nothing(tmp_path: Path, monkeypatch:
     assert [record[0] for record in read(tmp_path / "j")] == ["a", "i", "a"]
 
 
+def test_ctrl_c_while_it_is_closed_leaves_it_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    opening = opened(tmp_path / "j")
+    asked(RunJournal(opening, 0)).finish(Output(("text",), ({},)))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(opening._thread, "join", interrupted)
+        opening.close()
+    opening._thread.join()
+    opened(tmp_path / "j").close()  # not in use, while somebody still has the first one
+    assert len(read(tmp_path / "j")) == 1
+
+
 def test_answers_that_are_there_are_in_one_section(tmp_path: Path) -> None:
     opening = opened(tmp_path / "j")
     with opening._gathering:
