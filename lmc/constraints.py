@@ -118,7 +118,7 @@ def dtype_constraint(dtype: Any) -> tuple[Constraint, tuple[str, ...]]:
 _BARE = (list, tuple, set, frozenset, object)  # items of unknown type; `json_schema={}` allows anything
 _DTYPES_ARE = (
     "not supported; use one of int, float, bool, str, a Literal, an Enum, a pydantic model, dict, list[…], tuple[…], dict[str, …] and unions of these, or any "
-    "other type that pydantic has a JSON schema for"
+    "other type that pydantic has a JSON schema for, with the types of its items"
 )
 
 
@@ -138,9 +138,12 @@ def _schema_by_pydantic(of: Any, wrong: str) -> dict[str, Any]:
 def _schema_of_model(model: Any) -> Any:
     """Return the schema of a model, or of anything else that has `model_json_schema`."""
     pydantic = sys.modules.get("pydantic")  # otherwise it cannot be a pydantic model
-    if pydantic is not None and isinstance(model, type) and issubclass(model, pydantic.BaseModel):
+    if pydantic is None or not (isinstance(model, type) and issubclass(model, pydantic.BaseModel)):
+        return _sets_as_lists(model.model_json_schema())
+    try:
         return _sets_as_lists(model.model_json_schema(schema_generator=_generator()))
-    return _sets_as_lists(model.model_json_schema())
+    except pydantic.PydanticUserError as error:
+        raise ParameterError(f"pydantic has no JSON schema for {model.__name__} (it says: {error.message.splitlines()[0]})") from None
 
 
 @lru_cache(1)

@@ -68,7 +68,7 @@ _PATTERNS: Mapping[str, str] = {
     "regex": rf"\^?({_REGEX_ATOM}[*+?]?)*\$?",
 }
 FORMATS = tuple(_PATTERNS)
-ANY_STRING = ("binary", "password")  # OpenAPI's, and pydantic's for bytes: they do not constrain the text
+ANY_STRING = ("binary", "password", "path", "file-path", "directory-path")  # OpenAPI's, and pydantic's for bytes and paths: they do not constrain the text
 NUMBERS: Mapping[str, tuple[Decimal, Decimal] | None] = {  # OpenAPI's: the least and the greatest; None: any number
     "int32": (Decimal(-(1 << 31)), Decimal((1 << 31) - 1)),
     "int64": (Decimal(-(1 << 63)), Decimal((1 << 63) - 1)),

@@ -5,6 +5,7 @@ import json
 import sys
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pydantic
@@ -104,6 +105,21 @@ def test_a_typed_dict_knows_which_keys_it_needs():
 def test_a_typed_dict_that_contains_itself_says_what_to_write():
     with pytest.raises(lmc.ParameterError, match=r"typing_extensions\.TypedDict"):
         ask.run(Chain, backend=said('{"next": null}'))
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: list[model]])
+def test_a_model_without_a_schema_is_refused_at_its_line(wrap):
+    model = pydantic.create_model("Tool", run=(typing.Callable[[], int], ...))
+    with pytest.raises(lmc.ParameterError, match=r"test_parsed.py:\d+: pydantic has no JSON schema for Tool \(it says: Cannot generate a JsonSchema"):
+        lmc.gen("tool", dtype=wrap(model))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_path_is_text():
+    model = pydantic.create_model("Place", file=(Path, ...), folder=(pydantic.DirectoryPath, ...))
+    place = lmc.function(lambda s: (s.__iadd__(lmc.gen("place", dtype=model)), s.parsed("place"))[1])
+    folder = str(Path(__file__).parent)
+    assert place(backend=lmc.Mock({"place": json.dumps({"file": "a/b", "folder": folder})})).ret_value == model(file="a/b", folder=folder)
 
 
 def test_any_answer_of_the_mock_parses():
