@@ -59,8 +59,15 @@ def _saved(path: Path) -> Any:
     from lmc.saved_programs import SavedFile  # imports programs, which only some commands need
 
     function = SavedFile.read(path).function
-    sys.path.insert(0, str(path.resolve().parent))  # its modules may be beside it
+    _look_beside(path)
     return function
+
+
+def _look_beside(path: Path) -> None:
+    """Let a file import the modules beside it, as under `python FILE.py`, and those of the current directory, as under `python -m`."""
+    sys.path.insert(0, str(path.resolve().parent))
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
 
 
 def _is_saved(program: Any) -> bool:
@@ -75,7 +82,7 @@ def _of_model(path: Path) -> str:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a user's file as `python FILE.py` would find its neighbours, but not as `__main__`."""
+    """Import a user's file, but not as `__main__`."""
     if not path.exists():
         form = "" if path.suffix == ".py" else f"; the form is FILE.py:FUNCTION{_of_model(path)}"
         raise UsageError(f"no such file: {path} (looked in {Path.cwd()}){form}")
@@ -87,7 +94,7 @@ def import_file(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    _look_beside(path)
     try:
         spec.loader.exec_module(module)
     except SystemExit as stop:

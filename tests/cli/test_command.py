@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from lmc.config import reset
-from tests.cli.harness import COMMAND, ROOT
+from tests.cli.harness import COMMAND, PROGRAM, ROOT
 from tests.searching import some
 
 
@@ -120,6 +120,22 @@ BAD = {
     "unknown option": (["run", "prog.py:echo", "--bakend", "mock"], 2, ["--bakend"]),
     "unknown command": (["rnu"], 2, ["rnu"]),
 }
+
+
+def test_a_file_finds_modules_beside_it_and_packages_of_the_current_folder(lmc_cli, folder, monkeypatch):
+    """`python FILE.py` finds the former, `python -m` the latter; the file's own folder comes first."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(folder))])
+    package = folder / "a_package"
+    package.mkdir()
+    (folder / "a_neighbour.py").write_text("WHERE = 'far'")
+    (package / "a_neighbour.py").write_text("WHERE = 'near'")
+    (package / "__init__.py").write_text("")
+    (package / "words.py").write_text("GREETING = 'Hello'")
+    (package / "inside.py").write_text("from a_neighbour import WHERE\nfrom a_package.words import GREETING\n" + PROGRAM.replace('"Say: "', "GREETING + WHERE"))
+    code, out, err = lmc_cli("dump-ir", "a_package/inside.py:echo", "--after", "canonicalize")
+    assert code == 0 and '"Hellonear"' in out, err
+    for name in [name for name in sys.modules if name.startswith(("a_package", "a_neighbour")) or name == "inside"]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture
