@@ -17,7 +17,7 @@ from lmc.ir.ops import trait
 from lmc.ir.page import Expected, MeasuredAsk, Section, folded, page
 from lmc.ir.text import print_op
 from lmc.measured import Measured, Total, counted, measured, runs_of
-from lmc.pages import seconds, several
+from lmc.pages import count, seconds, several
 from lmc.passes.manager import Planned
 from lmc.passes.predict import predict
 from lmc.runahead.compiled import CompiledProgram, wait_for
@@ -187,8 +187,8 @@ def _shape(graph: Graph) -> Iterator[str]:
 def _plan(program: CompiledProgram, planned: Planned) -> Iterator[str]:
     target = program.target
     yield f"  plan for {target.kind} with the {target.template.name} template: {several(sum(1 for _ in planned.graph.ops()), 'op')}"
-    for what, count in planned.stats.items():
-        yield f"    {what}: {count}"
+    for what, number in planned.stats.items():
+        yield f"    {what}: {count(number)}"
     for note in planned.notes:
         yield from (f"    {line}" for line in note.splitlines())
 
@@ -208,12 +208,12 @@ def _costs(section: Section) -> Iterator[str]:
 
 def _cost(section: Section, i: int) -> str:
     e = section.expected[i]
-    text = f"{e.shared} prompt {section.unit} shared, {e.computed} computed"
+    text = f"{count(e.shared)} prompt {section.unit} shared, {count(e.computed)} computed"
     if i in section.seen:
         s = section.seen[i]
         text += (
-            f"; {several(s.count, 'time')}, {s.prompt} tokens in ({s.cached} cached), {s.generated} out ({s.forced} forced), "
-            f"{s.passes} passes, {seconds(s.seconds / s.count)} each"
+            f"; {several(s.count, 'time')}, {seconds(s.seconds / s.count)}{' each' * (s.count > 1)}: "
+            f"{several(s.prompt, 'token')} in ({count(s.cached)} cached), {count(s.generated)} out ({count(s.forced)} forced), {several(s.passes, 'pass')}"
         )
     return text
 
@@ -236,18 +236,18 @@ def _stats(program: CompiledProgram) -> Iterator[str]:
     for site in profile.off:
         yield f"    no more requests are made ahead at {site}: guesses there were wrong too often"
     last = stats.counters
-    if stats.late:  # times and passes are those of answers, not of the call
-        yield f"  last call: {several(last.calls, 'request')}"
-        yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed"
-        yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced"
-        return
     if not last.calls:
         return
+    cached = f"    {several(last.prompt_tokens, 'prompt token')}: {count(last.cached_tokens)} from the cache, {count(last.prefilled_tokens)} computed"
+    generated = f"    {several(last.generated_tokens, 'token')} generated, {count(last.forced_tokens)} of them forced"
+    if stats.late:  # times and passes are those of answers, not of the call
+        yield from (f"  last call: {several(last.calls, 'request')}", cached, generated)
+        return
     yield f"  last call: {stats.run_seconds:.3f} s, {several(last.calls, 'request')} in {several(last.passes, 'pass')} of the model"
-    yield f"    {last.prompt_tokens} prompt tokens: {last.cached_tokens} from the cache, {last.prefilled_tokens} computed ({last.unique_tokens} unique)"
+    yield f"{cached} ({count(last.unique_tokens)} unique)"
     if stats.note:
         yield f"    {stats.note}"
     if last.drafted_tokens:
         a_pass = f"{last.generated_tokens / last.passes:.2f} tokens a pass"
-        yield f"    {last.drafted_tokens} tokens drafted, {last.accepted_tokens} of them drawn; {a_pass}"
-    yield f"    {last.generated_tokens} tokens generated, {last.forced_tokens} of them forced; prefill optimality {last.prefill_optimality:.3f}"
+        yield f"    {several(last.drafted_tokens, 'token')} drafted, {count(last.accepted_tokens)} of them drawn; {a_pass}"
+    yield f"{generated}; prefill optimality {last.prefill_optimality:.3f}"

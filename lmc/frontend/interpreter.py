@@ -7,6 +7,7 @@ program run in parallel as far as the program itself lets them.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import reprlib
@@ -542,8 +543,15 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
-            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeMissing(f"a program has no {name!r}{remedy}", loc=caller_loc())
+            raise no_attribute("a program", self, name, _INSTEAD)
+
+
+def no_attribute(what: str, of: object, name: str, instead: Mapping[str, str]) -> AttributeMissing:
+    """Return the error of an attribute that `of` does not have; `instead` has the remedies for some."""
+    known = [known for known in dir(type(of)) if not known.startswith("_")]
+    near = name if name in instead else next(iter(difflib.get_close_matches(name, [*known, *instead], 1, 0.7)), "")
+    remedy = f"; write {instead[near]}" if near in instead else f"; did you mean {near!r}?" if near else ""
+    return AttributeMissing(f"{what} has no {name!r}{remedy}", loc=caller_loc())
 
 
 _INSTEAD: Mapping[str, str] = {

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from lmc.backend import recording
 from lmc.backend.base import Backend
-from lmc.errors import ArgumentError, AttributeMissing, ParameterError, ProgramError
+from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.expressions import caller_loc
-from lmc.frontend.interpreter import ACTIVE, Function, raising
+from lmc.frontend.interpreter import ACTIVE, Function, no_attribute, raising
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.state import State
@@ -357,8 +357,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
         @users_frames
         def __getattr__(self, name: str) -> Any:
-            remedy = f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
-            raise AttributeMissing(f"a compiled program has no {name!r}{remedy}", loc=caller_loc())
+            raise no_attribute("a compiled program", self, name, _INSTEAD)
 
 
 _INSTEAD: Mapping[str, str] = {

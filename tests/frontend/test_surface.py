@@ -716,6 +716,10 @@ def test_a_wrong_call_is_answered_at_its_line(call, says):
 def test_names_that_are_not_there():
     with pytest.raises(AttributeError, match=r"a compiled program has no 'run_batch'; write program.batch\(items\)"):
         lmc.compile(program).run_batch([])
+    with pytest.raises(AttributeError, match=r"a compiled program has no 'bacth'; did you mean 'batch'\?"):
+        lmc.compile(program).bacth([])
+    with pytest.raises(AttributeError, match=r"a program has no 'dump_it'; write lmc.compile\(fn\).dump_ir\(…\)"):
+        program.dump_it()
     with pytest.raises(AttributeError, match=r"a compiled program has no 'foo'(\n|$)"):
         lmc.compile(program).foo  # noqa: B018
     with pytest.raises(AttributeError, match=r"a program has no 'compile'; write lmc.compile\(fn\)(\n|$)"):
