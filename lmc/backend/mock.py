@@ -377,7 +377,7 @@ class Mock(SharedBackend):
                 computed += entry.length - known
                 continue
             length, after = entry.node.length, entry.after
-            answer = after.length - length
+            answer = after.length - length if isinstance(entry.ask, Gen) else 0
             known = min(count(after), length)
             calls += 1
             prompt += length

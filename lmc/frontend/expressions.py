@@ -155,7 +155,7 @@ class GenExpr(_Asks, Expr):
 
     name: str | None
     given: Mapping[str, Any] = field(hash=False)
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,7 +166,7 @@ class SelectExpr(_Asks, Expr):
     choices: tuple[str | Symbolic, ...]
     temperature: float | Symbolic = 0.0
     choices_method: ChoicesMethod | Symbolic = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
     adapter: str | Symbolic | None = None  # None: the run's
 
 
@@ -175,7 +175,7 @@ class RoleBegin(Expr):
     """Opens a message of a role."""
 
     role: str
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +183,7 @@ class RoleEnd(Expr):
     """Closes the open message, which must be of this role."""
 
     role: str
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ class ImageExpr(Expr):
 
     source: Any
     detail: str = "auto"
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,7 +202,7 @@ class VideoExpr(Expr):
     source: Any
     num_frames: int | Symbolic | None = None
     fps: float | Symbolic | None = None
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,7 +225,7 @@ class ReasoningExpr(Expr):
 
     expr: Expr
     format: ReasoningFormat
-    loc: Loc | None = field(default=None, compare=False)
+    loc: Loc | None = field(default=None, compare=False, repr=False)
 
 
 class _Omitted:

@@ -629,6 +629,17 @@ def test_counters_measure_what_a_prefix_cache_would_save() -> None:
     assert after.prefill_optimality == 1.0
 
 
+def test_a_choice_is_scored_and_not_generated() -> None:
+    """As on an engine: its tokens count as the prompt of what follows."""
+    label = lmc.function(lambda s: s.__iadd__("Sky: " + lmc.select("color", ["blue", "green"]) + lmc.gen("why", max_tokens=4)))
+    mock = lmc.Mock({"color": "blue", "why": "so."})
+    state = label.run(backend=mock)
+    state.sync()
+    counted = mock.counters()
+    assert (counted.generated_tokens, counted.prompt_tokens, counted.passes) == (3, 5 + 9, 4) == (
+        state.usage.completion_tokens, state.usage.prompt_tokens, state.usage.passes)
+
+
 def test_prefill_is_counted_once_and_flush_forgets() -> None:
     mock = Mock(answers=["a"] * 3)
     mock.prefill(None, (text("shared"),))

@@ -199,3 +199,7 @@ def test_special_is_the_only_way_to_a_special_token() -> None:
     assert p.special("<|im_start|>") == p.SpecialExpr("<|im_start|>")
     with pytest.raises(TypeError, match="constant spelling"):
         p.special(3)  # type: ignore[arg-type]
+
+
+def test_an_expression_shows_what_it_asks_and_not_where() -> None:
+    assert repr(p.gen("x", max_tokens=3)) == "GenExpr(name='x', given={'max_tokens': 3})"
