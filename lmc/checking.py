@@ -3,17 +3,22 @@ its cost."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import permutations
+from types import FunctionType
 from typing import Any
 
+import lmc
 from lmc import dollars, explain
 from lmc.backend.base import Backend
 from lmc.constraints import CONSTRAINT_KINDS, dtype_constraint
 from lmc.dollars import Dollars, costliest
 from lmc.errors import LmcError, Loc
 from lmc.frontend.expressions import an
+from lmc.frontend.primitives import gen
+from lmc.frontend.source import NoSource, find
 from lmc.frontend.tracing import ANY, graph_of
 from lmc.fsm.collisions import collisions
 from lmc.fsm.sources import automaton_of
@@ -78,6 +83,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_states_as_text(graph),
         *_answers_of_users(graph),
         *_without_requests(program),
+        *_dropped(program.function.func),
     ]
     return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
 
@@ -218,6 +224,33 @@ def _without_requests(program: Program) -> Iterator[Finding]:
     unfinished = any(block.terminator.kind == "raise" for block in graph.blocks)
     if not unfinished and not any(op.kind in ("gen", "select") or _may_ask(op, graph) for op in graph.ops()):
         yield Finding(f"{program.function.name} asks the model nothing: a gen or a select is a request only once it is appended, s += …", program.function.loc)
+
+
+def _dropped(fn: Any) -> Iterator[Finding]:
+    """Statements that make an expression and append it nowhere."""
+    try:
+        source = find(fn)
+    except (NoSource, AttributeError):  # a callable object has none
+        return
+    for node in ast.walk(source.node):
+        if isinstance(node, ast.Expr) and (name := _makes(node.value, fn)):
+            loc = Loc(fn.__code__.co_filename, node.lineno, node.col_offset)
+            yield Finding(f"the result of {name}(…) is lost: an expression does nothing until it is appended, s += …", loc)
+
+
+def _makes(node: ast.expr, fn: FunctionType) -> str:
+    """Return the name of the function of lmc's by which `lmc.user(…) + …` begins, "" if it is none."""
+    while isinstance(node, ast.BinOp):
+        node = node.left
+    made: Any = None
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            made = fn.__globals__.get(name) if name not in fn.__code__.co_varnames else None
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=module), attr=name)) if fn.__globals__.get(module) is lmc:
+            made = getattr(lmc, name, None)
+        case _:
+            return ""
+    return ast.unparse(node.func) if getattr(made, "__module__", "") == gen.__module__ else ""
 
 
 def _may_ask(op: Op, graph: Graph) -> bool:

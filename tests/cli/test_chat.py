@@ -164,7 +164,10 @@ def test_check_names_what_is_likely_wrong(lmc_cli):
         "6: the gen 'a' is in a user message: the model writes that message on; close it, and ask in an assistant message"),
     ('def capital(s):\n    s += lmc.gen("What is the capital of France?")\n    return s\n',
         "5: the gen 'What is the capital of France?' has no prompt: nothing is appended before it, and its first argument is a variable's name"),
-], ids=["terminals that match one text", "a state in an f-string", "a request in a user's message", "a request without a prompt"])  # fmt: skip
+    ('def capital(s, q):\n    lmc.user(q) + "?"\n    s += lmc.assistant(lmc.gen("a"))\n    s.user("thanks")\n    return s["a"]\n',
+        "5: the result of lmc.user(…) is lost: an expression does nothing until it is appended, s += …"),
+], ids=["terminals that match one text", "a state in an f-string", "a request in a user's message", "a request without a prompt",
+        "an expression that is not appended"])  # fmt: skip
 def test_check_names(lmc_cli, tmp_path, program, said):
     (tmp_path / "wrong_program.py").write_text(f"import lmc\n\n@lmc.function\n{program}")
     code, out, _ = lmc_cli("check", "wrong_program.py")
