@@ -91,7 +91,7 @@ class Recorder:
             return functools.partial(self._copied, fn)
         if owner is not None and is_of_kept(fn, owner) and kind is not CallKind.PASSES_ON and self.journal.effects.has_made(owner):
             return (lambda *args, **kwargs: self._passed_on(fn, args, kwargs)) if passes_on(type(owner)) else fn
-        if kind is CallKind.EITHER and self._only_computes(fn):
+        if kind in (CallKind.EITHER, CallKind.MAKES_COROUTINE) and self._only_computes(fn):
             kind = CallKind.OWN
         found = fn if kind is CallKind.AGAIN else self.own(fn) if kind is CallKind.OWN else RecordedFunction(self, fn, kind)
         if isinstance(fn, types.FunctionType | type | HostFunction) and "<locals>" not in attribute(

@@ -860,6 +860,40 @@ async def awaits_calls_of_objects(s: Any) -> Any:
     return await asyncio.gather(meter(s["a"]), asyncio.create_task(meter("c"))), meter
 
 
+class Channel:
+    """Passes words between tasks: its coroutines only compute."""
+
+    def __init__(self) -> None:
+        self._queue = asyncio.Queue[str](1)
+
+    async def send(self, x: str) -> None:
+        await self._queue.put(x)
+
+    async def receive(self) -> str:
+        return await self._queue.get()
+
+
+@lmc.function
+async def passes_words_between_tasks(s: Any) -> Any:
+    channel, found = Channel(), list[str]()
+    first, second = s.fork(2)
+
+    async def send() -> None:
+        nonlocal first
+        for x in "abc":
+            first += x + lmc.gen("a", max_tokens=2)
+            await channel.send(first["a"])
+
+    async def receive() -> None:
+        nonlocal second
+        for _ in range(3):
+            second += tool(await channel.receive()) + lmc.gen("b", max_tokens=2)
+            found.append(second["b"])
+
+    await asyncio.gather(send(), receive())
+    return found
+
+
 @attrs.define
 class Game:
     most: int = attrs.field(default=2, converter=attrs.Converter(at_least_one), validator=[attrs.validators.ge(1), attrs.validators.instance_of(int)])
@@ -963,8 +997,8 @@ def test_what_attrs_calls_in_functions_of_its_own_is_not_called_again(cls: type,
 PROGRAMS = [
     is_used_by_the_library_as_more_than_a_function, is_called_by_a_base_of_the_library, makes_objects_of_attrs, changes_slots,
     looks_on_shelves, writes_letters, wraps_containers, changes_private_attributes, makes_accounts, pipes, makes_fields_by_functions,
-    copies_objects, makes_objects_by_the_library, changes_models, calls_models, awaits_calls_of_objects, remembers, fills_containers, enters_and_leaves,
-    grows_a_tree, calls_programs_of_its_objects,
+    copies_objects, makes_objects_by_the_library, changes_models, calls_models, awaits_calls_of_objects, passes_words_between_tasks,
+    remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
 ]  # fmt: skip
@@ -974,6 +1008,10 @@ PROGRAMS = [
 @some("program", PROGRAMS, 3, ids=lambda p: p.name)
 def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> None:
     resumes_anywhere(program, {}, tmp_path, lambda: lmc.Mock(lambda prompt, ask: None if ask.name != "n" else "1"), doubtful=True)
+
+
+def test_coroutines_of_objects_that_only_compute_are_no_effects(tmp_path: Path) -> None:
+    assert recorded(passes_words_between_tasks, tmp_path) == ["tool"] * 3
 
 
 # -- what stays an effect --------------------------------------------------------------------------------------------------
