@@ -17,6 +17,7 @@ import dataclasses
 import enum
 import functools
 import inspect
+import logging
 import operator
 import pathlib
 import threading
@@ -182,7 +183,7 @@ def _is_made_by_the_run(cls: type) -> bool:
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
-    if any(init is base.__init__ for base in (*_USER_CONTAINERS, *_THREADS)):
+    if any(init is base.__init__ for base in (*_OF_PYTHON, *_THREADS)):
         return True
     return not init.__code__.co_filename.startswith("<") and ComputingSearch(lambda _: True, cls).only_computes(init)
 
@@ -222,10 +223,10 @@ def _is_called_as_type(cls: type) -> bool:
     return type(cls).__call__ is type.__call__ and (type(cls) in (type, abc.ABCMeta) or not from_library(type(cls)))
 
 
-_USER_CONTAINERS = (collections.UserDict, collections.UserList, collections.UserString)
+_OF_PYTHON = (collections.ChainMap, collections.UserDict, collections.UserList, collections.UserString, logging.LoggerAdapter)
 _EMPTY_BASES = (object, abc.ABC, typing.Generic, typing.Protocol)
 _THREADS = (threading.Thread, threading.Timer)
-_MADE_OF = (*_EMPTY_BASES, *_USER_CONTAINERS, *_THREADS)
+_MADE_OF = (*_EMPTY_BASES, *_OF_PYTHON, *_THREADS)
 
 
 def _is_mixin(cls: type) -> bool:

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import inspect
 import io
+import logging
 import os
 import pickle
 import queue
@@ -63,6 +64,7 @@ TURNS = frozenset({
 KEPT = frozenset({
     random.Random, io.StringIO, io.BytesIO, queue.Queue, queue.LifoQueue, queue.PriorityQueue, queue.SimpleQueue, threading.Event, threading.Condition,
     threading.Barrier, asyncio.Event, asyncio.Condition, asyncio.Barrier, asyncio.Queue, asyncio.LifoQueue, asyncio.PriorityQueue, asyncio.Future,
+    logging.LoggerAdapter,
 })  # fmt: skip
 """Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
 _KEPT_OF: Mapping[str, str] = {

@@ -22,7 +22,7 @@ import sys
 import threading
 import types
 from abc import ABCMeta
-from collections import UserDict, UserList, defaultdict, deque
+from collections import ChainMap, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, MutableMapping, MutableSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -860,6 +860,28 @@ async def awaits_calls_of_objects(s: Any) -> Any:
     return await asyncio.gather(meter(s["a"]), asyncio.create_task(meter("c"))), meter
 
 
+class OfRun(logging.LoggerAdapter[logging.Logger]):
+    def process(self, msg: Any, kwargs: Any) -> Any:
+        return f"{self.extra}: {msg}", kwargs
+
+
+class Scopes(ChainMap[str, Any]):
+    def value(self, name: str) -> Any:
+        return self.get(name, "none")
+
+
+@lmc.function
+def extends_mappings_and_adapters(s: Any) -> Any:
+    """Subclasses of Python's own classes, which have constructors written in Python."""
+    loggers = [logging.LoggerAdapter(logging.getLogger("of a run"), {"run": 1}), OfRun(logging.getLogger("of a run"), {"run": 2})]
+    scopes = Scopes({"a": 1})
+    for logger in loggers:
+        s += tool(scopes.value("b")) + lmc.gen("a", max_tokens=2)
+        logger.info("%s", s["a"])
+        scopes = scopes.new_child({"b": s["a"]})
+    return scopes, len(scopes.maps)
+
+
 class Channel:
     """Passes words between tasks: its coroutines only compute."""
 
@@ -1000,7 +1022,7 @@ PROGRAMS = [
     copies_objects, makes_objects_by_the_library, changes_models, calls_models, awaits_calls_of_objects, passes_words_between_tasks,
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
-    has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits,
+    has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits, extends_mappings_and_adapters,
 ]  # fmt: skip
 
 
