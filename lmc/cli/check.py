@@ -31,8 +31,8 @@ def check(
     so what runs the program belongs under `if __name__ == "__main__":`.
 
     The mistakes are programs that ask nothing, expressions that are not appended, gens that are never read, have no prompt or are in a
-    user's message, states made text, prompts that hardly fit the context, stops that cannot occur, choices that begin with another choice, terminals of a grammar that match
-    the same text, and arguments or answers inside a system message.
+    user's message, states made text, prompts that hardly fit the context, stops that cannot occur, choices that begin with another choice,
+    terminals of a grammar that match the same text, and arguments or answers inside a system message.
     No API key is needed. The exit code is 1 if any is found.
 
     \b

@@ -20,7 +20,7 @@ from lmc.backend.usage import MeteredAccount
 from lmc.errors import ConstraintError, LmcError
 from lmc.fsm.search import searcher
 from lmc.prompt import segments_of
-from lmc.segments import Constraint, Gen, Image, Part, SamplingParams, derive_seed
+from lmc.segments import Constraint, Gen, Given, Image, Part, SamplingParams, derive_seed
 from lmc.serve.errors import naming
 
 _tickets = itertools.count()
@@ -36,7 +36,7 @@ class Ask:
     watched   the answer is read while it grows
     """
 
-    parts: tuple[Part | Image, ...]
+    parts: tuple[Part | Image | Given, ...]
     params: SamplingParams
     constraint: Constraint | None = None
     n: int = 1

@@ -9,14 +9,13 @@ from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from pydantic import ValidationError
 
 from lmc.backend.base import Backend
 from lmc.errors import ConstraintError, LmcError, PromptTooLongError
-from lmc.segments import Constraint, Image, Part, SamplingParams, Special, plain
+from lmc.segments import Constraint, Given, Image, SamplingParams
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
@@ -80,10 +79,11 @@ class OpenAIApi:
         fields = {PromptTooLongError: "prompt", ConstraintError: field}
         self._check_choices(len(request.prompts) * request.choices, "prompt" if len(request.prompts) > 1 else "n")
         with naming(fields):
-            prompts = [await self._in_pool(_parts_of, prompt, self._backend) for prompt in request.prompts]
+            prompts = [await self._in_pool(_prompt_of, prompt, self._backend) for prompt in request.prompts]
+        n, salt = request.choices, request.cache_salt or ""
         asks = [
-            Ask(parts, params, constraint, request.choices, _item_seed(request.seed, i), request.cache_salt or "", **call.share, watched=bool(request.stream))
-            for i, parts in enumerate(prompts)
+            Ask((prompt,), params, constraint, n, _item_seed(request.seed, i), salt, **call.share, watched=bool(request.stream))
+            for i, prompt in enumerate(prompts)
         ]
         arrived = time.perf_counter()
         generation = await self._begin(asks, fields)
@@ -94,7 +94,8 @@ class OpenAIApi:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        echoes = [plain(parts) if request.echo else None for parts in prompts for _ in range(request.choices)]
+        texts = [prompt.text if isinstance(prompt, Given) else prompt for prompt in prompts]
+        echoes = [text if request.echo else None for text in texts for _ in range(n)]
         made = [completion_choice(i, o, echo, token_bytes, params.stop_token_ids) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
@@ -316,24 +317,15 @@ def _item_seed(seed: int | None, item: int) -> int | None:
     return None if seed is None else seed % (1 << 63) + item * 1_000_003
 
 
-def _parts_of(prompt: str | list[int], backend: Any) -> tuple[Part, ...]:
-    """Return text, or token ids as the text that encodes to exactly these ids."""
+def _prompt_of(prompt: str | list[int], backend: Any) -> str | Given:
+    """Return text, or token ids as they are, with their text."""
     if isinstance(prompt, str):
-        return (prompt,)
-    if not hasattr(backend, "tokenizer") or not hasattr(backend, "encode"):
+        return prompt
+    if not hasattr(backend, "tokenizer"):
         raise bad("prompt: this backend takes text, not token ids", "prompt", "unsupported")
     words, most = backend.tokenizer, backend.capabilities.max_context
-    if most is not None and len(prompt) >= most:  # to decode and encode millions of ids takes minutes
+    if most is not None and len(prompt) >= most:  # to decode millions of ids takes a while
         raise PromptTooLongError(f"the prompt has {len(prompt)} tokens; the context of this server's model is {most} tokens, one of them for the answer")
     if any(token >= words.vocab_size for token in prompt):
         raise bad(f"prompt: token ids are below {words.vocab_size}", "prompt")
-    parts: list[Part] = []
-    for special, ids in groupby(prompt, words.special_ids.__contains__):
-        if special:
-            parts += [Special(words.decode([token], with_specials=True)) for token in ids]
-        else:
-            parts.append(words.decode(list(ids)))
-    if backend.encode(parts) != prompt:
-        raise bad("prompt: these token ids are not how their text is encoded, and this server would change them; send text",
-                  "prompt", "unsupported")  # fmt: skip
-    return tuple(parts)
+    return Given(words.decode(prompt, with_specials=True), tuple(prompt))

@@ -559,8 +559,9 @@ def test_text_that_is_no_text_behind_an_answer_fails_when_that_is_there():
 def test_tokens_that_the_model_does_not_know_are_refused():
     """A tokenizer's files may have more than the weights have rows for."""
     engine, core = stepped(embedded=260)
-    with pytest.raises(ParameterError, match=r"the prompt has 'the ', token 261, but the model knows only 260 tokens"):
-        engine.submit(None, [Text(("the cat",)), gen(1)])
+    for prompt in (Text(("the cat",)), Given("the ", (261,))):
+        with pytest.raises(ParameterError, match=r"the prompt has 'the ', token 261, but the model knows only 260 tokens"):
+            engine.submit(None, [prompt, gen(1)])
     fine = ask(engine, "quiz", gen(1))
     drain(core)
     assert fine.results[0].done

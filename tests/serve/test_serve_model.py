@@ -100,7 +100,7 @@ async def test_constraints(engine):
         assert too_long.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_token_ids_are_taken_as_they_are_or_refused(engine):
+async def test_token_ids_are_taken_as_they_are(engine):
     async with talking(engine) as client:
         ids = engine.tokenizer.encode(("The capital of France is",))
         body = {"max_tokens": 5, "temperature": 0}
@@ -109,14 +109,20 @@ async def test_token_ids_are_taken_as_they_are_or_refused(engine):
         assert by_ids["choices"][0]["text"] == by_text["choices"][0]["text"]
         assert by_ids["usage"]["prompt_tokens"] == len(ids)
         letters = [i for letter in "The" for i in engine.tokenizer.encode((letter,))]
-        refused = await client.post("/v1/completions", json={**body, "prompt": letters})
-        assert "not how their text is encoded" in refused.json()["error"]["message"]
+        half = engine.tokenizer.encode(("🙂",))[:1]
+        unusual = [engine.tokenizer.id_of("<|im_start|>"), *letters, *half]
+        scored = {**body, "max_tokens": 1, "echo": True, "logprobs": 1}
+        (choice,) = (await client.post("/v1/completions", json={**scored, "prompt": [unusual]})).json()["choices"]
+        assert choice["text"].startswith("<|im_start|>The\ufffd")
+        assert choice["logprobs"]["tokens"][:5] == ["<|im_start|>", "T", "h", "e", "\ufffd"], "as they were sent, though this is not how their text is encoded"
+        assert choice["logprobs"]["token_logprobs"][0] is None
+        assert None not in choice["logprobs"]["token_logprobs"][1:]
         assert (await client.post("/v1/completions", json={**body, "prompt": [10**8]})).status_code == 400
 
 
 async def test_token_ids_beyond_the_context_are_refused_before_they_are_read(engine, monkeypatch):
     async with talking(engine) as client:
-        monkeypatch.setattr(type(engine), "encode", lambda *_: pytest.fail("a million ids take half a minute"))
+        monkeypatch.setattr(type(engine.tokenizer), "decode", lambda *_, **__: pytest.fail("a million ids take a while"))
         refused = await client.post("/v1/completions", json={"prompt": [1] * engine.capabilities.max_context})
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 

@@ -111,7 +111,7 @@ class Encoder:
         if isinstance(piece, PromptPicture):
             return np.full(piece.count, piece.number, np.int32)
         if isinstance(piece, Special):
-            return self._checked(np.array([self._words.id_of(piece.spelling)], np.int32))
+            return self.checked(np.array([self._words.id_of(piece.spelling)], np.int32))
         key = (piece, first)
         with self._lock:
             if key in self._known:
@@ -124,7 +124,7 @@ class Encoder:
             found = _encoded(self._words, piece, first)
             ids = np.asarray(found, np.int32)
             if found and max(found) >= self._embedded:
-                self._checked(ids)
+                self.checked(ids)
         self._remember(key, ids)
         return ids
 
@@ -138,7 +138,8 @@ class Encoder:
         begun.add(key)
         return False
 
-    def _checked(self, ids: np.ndarray) -> np.ndarray:
+    def checked(self, ids: np.ndarray) -> np.ndarray:
+        """Return the ids. Raises ParameterError for one that the model does not know."""
         if len(ids) and (last := int(ids.max())) >= self._embedded:
             spelling = self._words.decode([last], with_specials=True)
             raise ParameterError(f"the prompt has {spelling!r}, token {last}, but the model knows only {self._embedded} tokens")

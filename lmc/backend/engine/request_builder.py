@@ -184,7 +184,7 @@ class RequestBuilder:
     def given(self, given: Given, place: PromptPosition) -> PromptPosition:
         """Return the position after an answer of an earlier run."""
         if given.ids:
-            return PromptPosition(np.concatenate((self.ids(place), np.asarray(given.ids, np.int32))), pictures=place.all_pictures)
+            return PromptPosition(np.concatenate((self.ids(place), self.encoder.checked(np.asarray(given.ids, np.int32)))), pictures=place.all_pictures)
         after = place.followed(given.text)
         return after if self.seam == "text" else PromptPosition(self.ids(after), pictures=after.all_pictures)
 
