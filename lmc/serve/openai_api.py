@@ -219,12 +219,14 @@ class OpenAIApi:
         token_bytes: TokenBytes | None,
         arrived: float,
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks. The last has no choices, and the usage."""
+        """Yield the chunks. The first comes with the first token, which clients take it for; the last has no choices, and the usage."""
         answers = [ChatDeltas(i, reader, token_bytes, request.stop_token_ids or ()) for i in range(request.choices)]
-        for answer in answers:
-            yield stamp.chunk([answer.opening()], **request.unknown_usage)
+        opened = False
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
+            for answer in () if opened else answers:
+                yield stamp.chunk([answer.opening()], **request.unknown_usage)
+            opened = True
             for choice in answers[grown.index].more(grown):
                 yield stamp.chunk([choice], **request.unknown_usage)
         yield stamp.chunk([], usage=usage_of([result.output() for result in generation.results], request.choices))
