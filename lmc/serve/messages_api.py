@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, WrapValidator
 
 from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody
+from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody, supported
 
 
 class AnthropicMessage(RequestBody):
     role: str
     content: str | ListOf[dict[str, Any]]
+
+
+class Thinking(RequestBody):
+    """As much thinking as the model does by itself, which is part of its answer here."""
+
+    type: Literal["disabled", "adaptive"]
+    display: str | None = None
 
 
 class AnswerFormat(RequestBody):
@@ -30,19 +38,20 @@ class OutputConfig(RequestBody):
 
 
 class CountTokensRequest(RequestBody):
-    """The body of a request to count a conversation's tokens. `cache_control` of blocks and the effort have no effect."""
+    """The body of a request to count a conversation's tokens. `cache_control`, also of blocks, and the effort have no effect."""
 
     model: str
     messages: Annotated[ListOf[AnthropicMessage], Field(min_length=1)]
     system: str | ListOf[dict[str, Any]] | None = None
     tools: ListOf[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
+    thinking: Annotated[Thinking | None, WrapValidator(partial(supported, kind="unsupported_field"))] = None
     output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountTokensRequest):
-    """The body of a request. `metadata` and `service_tier` have no effect, either."""
+    """The body of a request. `metadata`, `user_profile_id` and `service_tier` have no effect, either."""
 
     max_tokens: Count
     stop_sequences: ListOf[str] | None = None
@@ -52,10 +61,18 @@ class MessagesRequest(CountTokensRequest):
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    user_profile_id: str | None = None
+    thread: dict[str, Any] | None = None
+
+
+_THREAD = "thread_unsupported_request"
+"""The error for which Anthropic's clients send the whole conversation instead."""
 
 
 def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
     """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
+    if request.thread is not None:
+        raise bad("thread: nothing is stored here; send all messages of the conversation, and no thread", "thread", _THREAD)
     chat, names = as_conversation(request)
     sampled = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
     chat |= {name: value for name, value in {**sampled, "stop": request.stop_sequences or None}.items() if value is not None}
@@ -64,8 +81,6 @@ def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
 
 def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
     """Convert the conversation, its tools and what is asked for; as `as_chat`, without sampling."""
-    if request.thinking is not None and request.thinking.get("type") != "disabled":
-        raise bad("thinking: this server does not separate it from the answer; leave it out", "thinking", "unsupported")
     messages: list[Json] = []
     if request.system:
         messages.append({"role": "system", "content": _text(request.system, "system")})
@@ -104,7 +119,7 @@ def _choice(choice: Json) -> Any:
 def _tool(tool: Json) -> Json:
     if tool.get("type", "custom") != "custom":
         raise bad(f"tools: {tool['type']!r:.60} is not a tool of this server; it has those with an input_schema", "tools", "unsupported")
-    said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+    said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
     return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 
 
@@ -234,10 +249,9 @@ _ERRORS = {
 
 def error_body(error: ApiError) -> Json:
     """Return an error in this API's form."""
-    return {
-        "type": "error",
-        "error": {"type": _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error"), "message": error.message},
-    }
+    kind = _ERRORS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    details = {"details": {"error_code": _THREAD, "unsupported": ["thread"]}} if error.code == _THREAD else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 def error_event(error: ApiError) -> bytes:

@@ -31,25 +31,26 @@ ListOf = Annotated[list[T], Field(fail_fast=True)]
 _PROMPTS = Field(max_length=4096)  # before they are counted with their answers
 
 
-def _supported(
+def supported(
     value: Any,
     check: ValidatorFunctionWrapHandler,
     kind: Literal["unsupported", "unsupported_field"] = "unsupported",
     why: LiteralString = " by this server; leave it out",
 ) -> Any:
+    """Check a value as its type does; one that it does not allow is not supported."""
     try:
         return check(value)
     except ValidationError:
         raise PydanticCustomError(kind, f"not supported{why}") from None
 
 
-ONLY = WrapValidator(_supported)
+ONLY = WrapValidator(supported)
 """Annotation of a field with one supported value, which changes nothing: clients and routers write it."""
 
-Stored = Annotated[None, WrapValidator(partial(_supported, why=", since nothing is stored; send the earlier items as input, and store: false"))]
+Stored = Annotated[None, WrapValidator(partial(supported, why=", since nothing is stored; send the earlier items as input, and store: false"))]
 """Type of a field that refers to what an earlier request has stored."""
 
-Absent = Annotated[None, WrapValidator(partial(_supported, kind="unsupported_field"))]
+Absent = Annotated[None, WrapValidator(partial(supported, kind="unsupported_field"))]
 """Type of a field of an API that is not supported at all: one that a lenient server leaves out, as those that it does not know."""
 
 

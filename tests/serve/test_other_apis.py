@@ -311,6 +311,35 @@ def test_a_message_is_of_the_schema_that_is_asked_for(anthropic):
         assert post(MESSAGES, {**STREAMED[MESSAGES], "output_config": other}).status_code == 400
 
 
+def test_the_runner_of_tools_sends_whole_conversations_where_nothing_is_stored(anthropic):
+    """Newer versions first ask the server to keep the conversation, and do without for this error's code."""
+    asked = {**STREAMED[MESSAGES], "thread": {"type": "create"}}
+    for lenient in (False, True):
+        refused = post(MESSAGES, asked, lenient=lenient)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    from anthropic import beta_tool
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """The weather in a city."""
+        return f"Cold in {city}."
+
+    server, client = anthropic(backend([CALLED, "It is cold."]))
+    with server as url, client(url) as asking:
+        how = {"model": "mock", "max_tokens": 200, "messages": [{"role": "user", "content": "How is the weather?"}]}
+        *_, last = asking.beta.messages.tool_runner(**how, tools=[weather])
+        assert last.content[0].text == "It is cold."
+
+
+def test_a_strict_tool_of_a_message_is_called_with_what_its_schema_allows():
+    mock = backend(lambda prompt, ask: None)
+    for strict in (None, True):
+        assert post(MESSAGES, {**STREAMED[MESSAGES], "tools": [{**THEIRS, "strict": strict}]}, mock).status_code == 200
+    free, strict = (call.constraint for call in mock.call_log)
+    assert free is None and strict is not None
+
+
 def test_errors_of_messages_are_anthropics(anthropic):
     module = pytest.importorskip("anthropic")
     server, client = anthropic(lmc.Mock(), api_keys=("other",))
@@ -425,6 +454,9 @@ def test_fields_that_change_nothing_are_taken():
     assert post(CHAT, {**HELLO, "seed": 1, **newer}).json()["choices"] == plain
     assert post(RESPONSES, {"input": "x", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}).status_code == 200
     assert post(CHAT, {**HELLO, "modalities": ["text", "audio"]}).json()["error"]["param"] == "modalities.1"
+    message = {**STREAMED[MESSAGES], "temperature": 0}
+    theirs = {"thinking": {"type": "adaptive", "display": "omitted"}, "cache_control": {"type": "ephemeral"}, "user_profile_id": "u", "service_tier": "auto"}
+    assert post(MESSAGES, {**message, **theirs}).json()["content"] == post(MESSAGES, message).json()["content"]
 
 
 @pytest.mark.parametrize("path", (CHAT, "/v1/completions", RESPONSES, MESSAGES))
@@ -450,6 +482,7 @@ def test_a_lenient_server_leaves_out_fields_of_parts_and_nothing_else():
     unsupported = {"functions": [{"name": "f"}], "audio": {}, "messages": [{**message, "function_call": {"name": "f", "arguments": "{}"}}]}
     assert post(CHAT, unsupported, lenient=True).status_code == 200
     assert post(RESPONSES, {"input": "x", "prompt": {"id": "p"}, "moderation": {}}, lenient=True).status_code == 200
+    assert post(MESSAGES, {**STREAMED[MESSAGES], "thinking": {"type": "enabled", "budget_tokens": 1024}}, lenient=True).status_code == 200
     assert post(CHAT, {"messages": [message], "temperature": "hot"}, lenient=True).status_code == 400, "what is known must be right"
 
 
