@@ -151,9 +151,11 @@ def _known_parts(content: Any) -> Any:
     """Report the error in a part, where a union would only list the expected types."""
     for i, part in enumerate(content if isinstance(content, list) else ()):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         kind: Any = part.get("type") if isinstance(part, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        if isinstance(kind, str) and kind not in _KINDS:
+        if not isinstance(kind, str):
+            continue  # an error of the part's own
+        if kind not in _KINDS:
             raise PydanticCustomError("no_part", "part {at} is of the type {kind}; this server takes text and image_url", {"at": i, "kind": kind})
-        if kind is not None and {name for name in _KINDS if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
+        if {name for name in _KINDS if part.get(name) is not None} != {kind}:  # pyright: ignore[reportUnknownMemberType]
             raise PydanticCustomError("no_part", "part {at} is of the type {kind}; it must have the field {kind} and no other", {"at": i, "kind": kind})
     return content  # pyright: ignore[reportUnknownVariableType]
 

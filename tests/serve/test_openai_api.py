@@ -281,6 +281,7 @@ BAD = {
         "messages.0.content",
         "takes text and image_url",
     ),
+    "a list of types": ({"messages": [{"role": "user", "content": [{"type": ["text"], "text": "x"}]}]}, "messages.0.content.0.type", "'text', 'image_url' or"),
     "a refusal without words": ({"messages": [{"role": "assistant", "content": [{"type": "refusal"}]}]}, "messages.0.content", "must have the field refusal"),
     "functions": ({**HELLO, "functions": [{"name": "f"}]}, "functions", "not supported by this server; leave it out"),
     "an earlier call of the first kind": (
