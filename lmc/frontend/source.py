@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 import threading
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,36 +35,66 @@ class SourceFunction:
 
 
 @dataclass(frozen=True)
-class _ParsedModule:
-    """The parsed source of a file. Only the statement that a function is in is looked through, and compiled.
+class _Module:
+    """The source of a file. Only the statement that a function is in is parsed and compiled, unless that does not give the function's code.
 
     known  functions that were found, with their code, by its id: every batch looks at its program
     """
 
     file: str
     text: str
-    tree: ast.Module
     known: dict[int, tuple[types.CodeType, SourceFunction]] = field(default_factory=dict)
 
-    def at(self, line: int) -> list[ast.stmt]:
-        """Return the statements of the module that cover a line."""
-        return [node for node in self.tree.body if min(node.lineno, first_line(node)) <= line <= (node.end_lineno or line)]
+    def statements(self, line: int) -> Iterator[list[ast.stmt]]:
+        """Yield the statements of the module that cover a line: parsed by themselves, then with the file."""
+        yield _parsed(_statement_at(self.text.split("\n"), line))
+        yield [node for node in self._tree if min(node.lineno, first_line(node)) <= line <= (node.end_lineno or line)]
 
     def compiled(self, statements: list[ast.stmt]) -> Iterator[types.CodeType]:
-        """Yield the code in some statements: compiled by themselves, as notebooks do, then with the file. Calls of what an import beside them names
-        differ, and what a future import changes."""
-        with parsing:
-            alone = compile(ast.Module(statements, []), self.file, "exec", _FLAGS, dont_inherit=True)
-        yield from codes(alone)
-        yield from self._codes
+        """Yield the code in some statements: compiled by themselves, as notebooks do, behind the file's imports, and with the file. Calls of what an
+        import beside them names differ, and what a future import changes."""
+        for every in (lambda: statements, lambda: [*self._imports, *statements], lambda: self._tree):
+            found: list[types.CodeType] = []
+            with parsing, suppress(SyntaxError):  # of imports that are none, but text of a string
+                found = [*codes(compile(ast.Module(every(), []), self.file, "exec", _FLAGS, dont_inherit=True))]
+            yield from found
 
     @cached_property
-    def _codes(self) -> tuple[types.CodeType, ...]:
+    def _imports(self) -> list[ast.stmt]:
+        return _parsed("\n".join(_IMPORT.findall(self.text)))
+
+    @cached_property
+    def _tree(self) -> list[ast.stmt]:
+        return _parsed(self.text)
+
+
+_IMPORT = re.compile(r"^(?:from [^\n(]+\([^)]*\)|(?:from|import) [^\n(]+$)", re.MULTILINE)
+
+
+def _parsed(text: str) -> list[ast.stmt]:
+    """Return the statements of a text; none if it cannot be parsed, such as a part of a file that was cut within a statement."""
+    try:
         with parsing:
-            return tuple(codes(compile(self.tree, self.file, "exec", _FLAGS, dont_inherit=True)))
+            return ast.parse(text).body
+    except SyntaxError:
+        return []
 
 
-_modules: dict[str, _ParsedModule] = {}
+def _statement_at(lines: list[str], line: int) -> str:
+    """Return the text of the statement of a module that covers a line, as far as indentation tells, behind as many empty lines as precede it."""
+    begins = lambda i: lines[i][:1] not in _CONTINUING
+    following = lambda i: next((k for k in range(i + 1, len(lines)) if begins(k)), len(lines))
+    at = first = next((i for i in range(min(line, len(lines)) - 1, 0, -1) if begins(i)), 0)
+    while at < len(lines) and lines[at].startswith("@"):
+        at = following(at)
+    return "\n" * first + "\n".join(lines[first : following(at)])
+
+
+_CONTINUING = ("", *" \t#)]}")
+"""First characters of lines at which no statement of a module begins."""
+
+
+_modules: dict[str, _Module] = {}
 as_written: dict[int, types.CodeType] = {}
 """The code that functions had before journals instrumented them, by the id of the code that they have, which is never freed."""
 
@@ -92,10 +124,12 @@ def _found(fn: types.FunctionType) -> SourceFunction:
         raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell")
     if (known := module.known.get(id(code))) is not None:
         return known[1]
-    place = (code.co_firstlineno, code.co_name)
-    statements = module.at(code.co_firstlineno)
-    nodes = [found for found in _functions(ast.Module(statements, [])) if found.place == place]
-    if not nodes or not any((c.co_firstlineno, c.co_name) == place and _same_code(code, c) for c in module.compiled(statements)):
+    place, nodes = (code.co_firstlineno, code.co_name), list[SourceFunction]()
+    for statements in module.statements(code.co_firstlineno):
+        nodes = [found for found in _functions(ast.Module(statements, [])) if found.place == place]
+        if nodes and any((c.co_firstlineno, c.co_name) == place and _same_code(code, c) for c in module.compiled(statements)):
+            break
+    else:
         raise NoSource(f"the source of {fn.__qualname__} at {where} is not the one that was imported")
     if len(nodes) > 1:
         nodes = [found for found in nodes if isinstance(found.node, ast.Lambda) and _span(found.node.body) == _covered(code)]
@@ -118,19 +152,12 @@ def _covered(code: types.CodeType) -> _Span | None:
     return (min((p[0] or 0, p[2] or 0) for p in found), max((p[1] or 0, p[3] or 0) for p in found)) if found else None
 
 
-def _module(file: str) -> _ParsedModule | None:
+def _module(file: str) -> _Module | None:
     """Return the source of a file, cached while the text stays the same."""
     text = "".join(linecache.getlines(file))
-    if not text:
-        return None
-    cached = _modules.get(file)
-    if cached is None or cached.text != text:
-        try:
-            with parsing:
-                cached = _modules[file] = _ParsedModule(file, text, ast.parse(text, file))
-        except SyntaxError:
-            return None
-    return cached
+    if text and ((cached := _modules.get(file)) is None or cached.text != text):
+        _modules[file] = _Module(file, text)
+    return _modules[file] if text else None
 
 
 def _same_code(a: types.CodeType, b: types.CodeType) -> bool:

@@ -41,3 +41,45 @@ def test_a_module_in_a_zip_archive_has_a_source(tmp_path: Path, monkeypatch: pyt
     assert lmc.compile(program).dump_ir().count("gen(") == 1
     journaled = program.run(q="a", backend=lmc.Mock(), seed=1, journal=tmp_path / "journal")
     assert journaled.ret_value == program.run(q="a", backend=lmc.Mock(), seed=1).ret_value
+
+
+IN_ODD_PLACES = '''"""Docstring with a line that begins as one with code does:
+import nothing
+"""
+from __future__ import annotations
+import json
+
+@(
+    lambda fn: fn
+)
+def decorated(x: int):
+    text = """
+text = 1
+"""
+    return text, json.dumps(x)
+
+if json is None:
+    pass
+else:
+    def in_else(x): return x
+
+class Held:
+    text = """
+begins at the margin"""
+    def method(self): return self.__private
+
+pair = [
+lambda: 1, 2,
+]
+'''
+
+
+def test_functions_are_found_wherever_their_statement_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "in_odd_places.py").write_text(IN_ODD_PLACES)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = importlib.import_module("in_odd_places")
+    found = [find(fn) for fn in (made.decorated, made.in_else, made.Held.method, made.pair[0])]
+    ends = [ast.unparse(one.node).splitlines()[-1].strip() for one in found]
+    assert ends == ["return (text, json.dumps(x))", "return x", "return self.__private", "lambda: 1"]
+    assert [one.class_name for one in found] == [None, None, "Held", None]
+    assert [one.node.lineno for one in found] == [10, 19, 24, 27]
