@@ -8,11 +8,13 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
-from lmc.frontend.capture.scan import PossibleEffects, bound_once, effects
+from lmc.frontend.capture.scan import PossibleEffects, bound_once, own
 from lmc.frontend.capture.unknown import MISSING, Deps, Raised, Stop, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
@@ -85,23 +87,26 @@ class Code:
         self.names = (*self.positional, *(p.arg for p in a.kwonlyargs))
         self.rest = tuple(p.arg for p in (a.vararg, a.kwarg) if p)
         self.binder = _binder(a, scope)
-        self.effects: PossibleEffects = effects(node.body)
-        self.is_generator = self.effects.yields
+        self.effects = PossibleEffects(node.body)
+        self.is_generator = any(isinstance(part, ast.Yield | ast.YieldFrom) for part, _ in own(node.body))
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
-        self.once = bound_once(node.body, self.names) if python is not None else frozenset[str]()
-        self.writes_globals = tuple(scope.bindings.global_)
-        self.nonlocals = tuple(scope.bindings.nonlocal_)
+        self.writes_globals, self.nonlocals = frozenset(scope.bindings.global_), frozenset(scope.bindings.nonlocal_)
         self.bound = frozenset(scope.bindings.bound)
         self.body = body
 
+    @cached_property
+    def once(self) -> frozenset[str]:
+        return bound_once(self.effects.nodes, self.names)
+
 
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
-    """Compile a function with these parameters that returns its arguments by name."""
-    bare = lambda p: p and ast.arg(scope.mangled(p.arg))
-    optional: list[ast.expr | None] = [None for _ in a.kwonlyargs]
-    parts = [bare(p) for p in a.posonlyargs], [bare(p) for p in a.args], bare(a.vararg), [bare(p) for p in a.kwonlyargs], optional
-    made = ast.Lambda(ast.arguments(*parts, bare(a.kwarg), []), ast.Call(ast.Name("locals", ast.Load()), [], []))
-    return eval(compile(ast.fix_missing_locations(ast.Expression(made)), "<parameters>", "eval")).__code__
+    """Return the code of a function with these parameters that returns its arguments by name."""
+    named = [*a.posonlyargs, *a.args, *a.kwonlyargs, *filter(None, (a.vararg, a.kwarg))]
+    code = (lambda: locals()).__code__
+    return code.replace(
+        co_posonlyargcount=len(a.posonlyargs), co_argcount=len(a.posonlyargs) + len(a.args), co_kwonlyargcount=len(a.kwonlyargs), co_nlocals=len(named),
+        co_varnames=tuple([scope.mangled(p.arg) for p in named]), co_flags=code.co_flags | CO_VARARGS * bool(a.vararg) | CO_VARKEYWORDS * bool(a.kwarg),
+    )  # fmt: skip
 
 
 spent = 0.0

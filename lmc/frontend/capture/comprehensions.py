@@ -12,7 +12,7 @@ from lmc.frontend.capture.code import Eval, Frame, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import Bind, expression, target
 from lmc.frontend.capture.outside import PLAIN
-from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.table import QUICK, are_small
 from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
@@ -43,9 +43,9 @@ class Comprehended:
         nothing = Arm(lambda _: None, NO_EFFECTS, loc)
         self.loops: list[tuple[Eval, Bind, list[tuple[Eval, BranchStatement]], BranchStatement]] = []
         for k, loop in enumerate(loops):
-            behind = [effects([*loop.ifs[j + 1 :], *loops[k + 1 :], element]) for j in range(len(loop.ifs))]
+            behind = [PossibleEffects([*loop.ifs[j + 1 :], *loops[k + 1 :], element]) for j in range(len(loop.ifs))]
             arms = [Arm(lambda frame, k=k, j=j: deque(self._turn(frame, k, j + 1), 0), found, loc) for j, found in enumerate(behind)]
-            every = effects([loop.target, *loop.ifs, *loops[k + 1 :], element], loop)
+            every = PossibleEffects([loop.target, *loop.ifs, *loops[k + 1 :], element], loop)
             whole = BranchStatement(loc, Arm(lambda _: None, every, loc), nothing)
             tests = [(expression(test, inner), BranchStatement(loc, arm, nothing)) for test, arm in zip(loop.ifs, arms, strict=True)]
             iterable = expression(loop.iter, inner) if k else lambda frame: frame.vars[_ITEMS]

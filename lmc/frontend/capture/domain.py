@@ -146,7 +146,7 @@ class Domain:
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         of = site.then.effects, site.orelse.effects
         self._either(evaluation, frame, test, site)
-        return Unknown(test.deps, of=tuple([x for each in of for x in map(frame.peek, each.loads) if type(x) in CONTAINERS or type(x) is Object]))
+        return Unknown(test.deps, of=tuple([x for each in of for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) is Object]))
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):

@@ -12,7 +12,7 @@ from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
-from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.table import QUICK, QUICK_METHODS, are_small
 from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join, raised
 
@@ -108,7 +108,7 @@ def _compare(node: ast.Compare, scope: Scope) -> Eval:
     """Compile comparisons, with a branch for each that follows another: it may or may not run."""
     first, loc = expression(node.left, scope), scope.loc(node)
     rest = [(*op.OPERATORS[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
-    behind = [effects(node.comparators[i:]) for i in range(1, len(rest))]
+    behind = [PossibleEffects(node.comparators[i:]) for i in range(1, len(rest))]
 
     def chain(frame: Frame, left: Any, i: int) -> Any:
         ev, (name, fn, right) = frame.ev, rest[i]
@@ -130,7 +130,7 @@ def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
     *values, last = node.values
     run, rest = expression(last, scope), [last]
     for value in reversed(values):
-        behind = Arm(run, effects(rest), scope.loc(rest[0]))
+        behind = Arm(run, PossibleEffects(rest), scope.loc(rest[0]))
         arms = (None, behind) if isinstance(node.op, ast.Or) else (behind, None)
         run = _choice(expression(value, scope), *arms, scope.loc(value))
         rest.insert(0, value)
@@ -138,7 +138,7 @@ def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
 
 
 def _conditional(node: ast.IfExp, scope: Scope) -> Eval:
-    then, orelse = (Arm(expression(x, scope), effects([x]), scope.loc(x)) for x in (node.body, node.orelse))
+    then, orelse = (Arm(expression(x, scope), PossibleEffects([x]), scope.loc(x)) for x in (node.body, node.orelse))
     return _choice(expression(node.test, scope), then, orelse, scope.loc(node))
 
 

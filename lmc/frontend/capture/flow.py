@@ -28,6 +28,7 @@ _PARTS = frozenset("get values items keys pop popleft popitem setdefault".split(
 ANYTHING = "*"
 """Instead of a name: any that the part reads."""
 
+Loop = ast.For | ast.AsyncFor | ast.comprehension
 Source = tuple[str, bool, bool]
 """Name, whether the value is a new one that holds it, whether it is what the name holds."""
 _OF_ANYTHING = {(ANYTHING, False, False)}
@@ -127,6 +128,10 @@ class Flow:
 class Scan:
     """Bindings and changes of a part of a program.
 
+    bound    names that it binds, other than by augmented assignment
+    appends  targets of augmented assignment: it changes their objects, or rebinds them
+    loads    names that it reads
+    globals, nonlocals  names that it, or a function in it, declares so
     stores   attributes that it sets
     given    names that it reads other than to call them
     names    all names in it
@@ -134,22 +139,27 @@ class Scan:
     edges    by name, the sources of what it is bound to or given to hold
     """
 
-    def __init__(self, nodes: Sequence[ast.AST], loads: frozenset[str], over: ast.For | ast.AsyncFor | ast.comprehension | None) -> None:
+    def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
         self.edges = defaultdict[str, set[Source]](set)
         self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
         self.binds, self.defined = set[str](), set[str]()
         self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
         every = [x for node in nodes for x in ast.walk(node)]
+        named = [x for x in every if isinstance(x, ast.Name)]
+        self.globals, self.nonlocals = ({name for x in every if isinstance(x, kind) for name in x.names} for kind in (ast.Global, ast.Nonlocal))
+        self.bound, self.appends = {*bound, *self.globals, *self.nonlocals}, {*appends}
+        self.loads = {x.id for x in named if isinstance(x.ctx, ast.Load)} | self.appends
         for node in every:
             self._read(node)
+        loads = self.loads
         if over is not None:
             self._bind(over.target, of_items := inside(sources(over.iter)))
-            loads |= {name for name, _, _ in of_items}
+            loads = loads | {name for name, _, _ in of_items}
         called = {id(call.func) for call in self.calls}
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
-        self.given = {x.id for x in every if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load) and id(x) not in called} & loads
+        self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
-        self.names = loads | self.binds | {x.id for x in every if isinstance(x, ast.Name)}
+        self.names = loads | self.binds | self.bound | {x.id for x in named}
         self.holding = frozenset(self.edges) - self.binds
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._flows: dict[frozenset[str], Flow] = {}

@@ -13,7 +13,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Origins
+from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Origins, Scan
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
@@ -41,19 +41,26 @@ _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
-    if effects.calls or effects.loads:
+    losses, scan = Losses(ev), effects.scan
+    if scan.calls or scan.loads:
         ev.may_raise(deps)
-    losses = Losses(ev)
-    read, scan = losses.run(frame, effects), effects.scan
-    bound = {name: losses.value(read, scan.binding(name)) for name in effects.names | effects.appends}
+    read = losses.run(frame, effects)
+    bound = {name: losses.value(read, scan.binding(name)) for name in scan.bound | scan.appends}
     losses.apply(deps)
     for name, x in bound.items():
-        held = None if name in effects.names else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
+        held = None if name in scan.bound else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
         if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
-            code, holder = frame.code, frame if name in frame.vars else frame.function
-            kind = "global" if code and name in code.writes_globals else "outer" if code and name in code.nonlocals else "local"
             of = x.of if type(x) is Unknown else () if type(x) in _HOLD_NOTHING else (x,)
-            holder.store(name, Unknown(deps, of=of), kind)
+            for kind in _kinds(frame.code, scan, name):
+                (frame if name in frame.vars else frame.function).store(name, Unknown(deps, of=of), kind)
+
+
+def _kinds(code: Code | None, scan: Scan, name: str) -> Sequence[str]:
+    """Return where a name lives that a part of code, or a function in it, may bind."""
+    if code is None:
+        return ["local"]
+    kinds = {"local": code.bound, "global": code.writes_globals | scan.globals, "outer": code.nonlocals | (scan.nonlocals - code.bound)}
+    return [kind for kind, names in kinds.items() if name in names] or ["local"]
 
 
 def hand_over(ev: Evaluator, values: Iterable[Any], deps: Deps = None) -> None:
@@ -84,7 +91,7 @@ def lose_parts(ev: Evaluator, x: Unknown, deps: Deps) -> None:
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
     """Return whether code with these effects may make requests."""
-    for call in effects.calls:
+    for call in effects.scan.calls:
         if id(fn := _resolved(ev, frame.peek, call.func)) in ASKS or isinstance(fn, Function):
             return True
     losses = Losses(ev)
@@ -140,9 +147,9 @@ class Losses:
                     self._changed(x, scan.stores)
         for call in flow.calls:
             self._call(read, call)
-        if effects.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in effects.appends):
+        if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
             self.asks = any(map(_asks, read.values()))
-        used = [x for name in effects.loads if type(x := read[name]) not in _USELESS and (type(x) is not Unknown or x.of)]
+        used = [x for name in scan.loads if type(x := read[name]) not in _USELESS and (type(x) is not Unknown or x.of)]
         functions = [x for name in scan.given if type(x := read[name]) in _FUNCTIONS]
         if used or functions:
             self.use(used, [x for x in read.values() if type(x) not in op.ATOMS], functions)
@@ -246,7 +253,8 @@ class Losses:
             self.asks = True
             return self.lose(_any_of(inner.vars.values()))
         self._entered += 1
-        for names, kind in ((code.nonlocals, "outer"), (code.writes_globals, "global")):
+        scan = code.effects.scan
+        for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
             self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
         self.run(inner, code.effects)
 
@@ -328,7 +336,7 @@ class Losses:
 def _is_quiet(code: Code, frame: Frame) -> bool:
     """Return whether code changes nothing, whatever it is passed, but by operators on it: it calls only functions of the table."""
     scan = code.effects.scan
-    if scan.changed or scan.said or scan.stores or scan.defined or scan.reads_frame or code.nonlocals or code.writes_globals or code.effects.appends:
+    if scan.changed or scan.said or scan.stores or scan.defined or scan.reads_frame or scan.nonlocals or scan.globals or scan.appends:
         return False
     called = [_peek(frame, call.func.id) if isinstance(call.func, ast.Name) else None for call in scan.calls]
     known = all(fn is not None and is_known(fn) and id(fn) not in CHANGES and id(fn) not in ASKS for fn in called)

@@ -13,7 +13,7 @@ from lmc.frontend.capture.code import Code, Eval, Frame, NotUnderstood, Scope, a
 from lmc.frontend.capture.comprehensions import COMPREHENSIONS
 from lmc.frontend.capture.domain import BREAK, CONTINUE, RETURN, Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import RULES, Bind, bind_name, expression, of_value, target
-from lmc.frontend.capture.scan import NO_EFFECTS, effects
+from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Undecided, Unknown, join
 from lmc.frontend.capture.values import Closure
 from lmc.frontend.scopes import Bindings
@@ -43,7 +43,7 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
             return rule(node, scope)
     except NotUnderstood:
         pass
-    loc, of = scope.loc(node), effects([node])
+    loc, of = scope.loc(node), PossibleEffects([node])
     site = BranchStatement(loc, Arm(lambda frame: frame.ev.havoc(frame, of, None), of, loc), Arm(lambda _: None, NO_EFFECTS, loc))
 
     def skip(frame: Frame) -> Any:
@@ -54,7 +54,7 @@ def statement(node: ast.stmt, scope: Scope) -> Eval:
 
 def arm(nodes: Sequence[ast.stmt], scope: Scope, run: Eval | None = None, loc: Any = None) -> Arm:
     """Return a block that may or may not run."""
-    return Arm(run or block(nodes, scope), effects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
+    return Arm(run or block(nodes, scope), PossibleEffects(nodes), loc or scope.loc(nodes[0] if nodes else ast.Pass(lineno=0, col_offset=0)))
 
 
 # -- assignments ---------------------------------------------------------------------------------------------------------
@@ -105,15 +105,14 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
 def _if(node: ast.If, scope: Scope) -> Eval:
     test, loc = expression(node.test, scope), scope.loc(node)
     site = BranchStatement(loc, arm(node.body, scope), arm(node.orelse, scope, loc=loc))
-    then, orelse, raises = site.then.run, site.orelse.run, "raise" in site.then.effects.exits
+    then, orelse = site.then.run, site.orelse.run
 
     def run(frame: Frame) -> Any:
         known = op.truth(frame.ev, test(frame))
         if known is True:
             return then(frame)
         if known is False:
-            if raises:
-                frame.ev.outcome.passed[site.loc] += 1
+            frame.ev.outcome.passed[loc] += 1
             return orelse(frame)
         return frame.ev.domain.branch(frame.ev, frame, known, site)
 
@@ -158,7 +157,7 @@ def _test(pattern: ast.pattern) -> ast.expr:
 
 def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
     iterable, bind, body = expression(node.iter, scope), target(node.target, scope), arm(node.body, scope)
-    turn = effects([ast.For(node.target, ast.Constant(None), node.body, node.orelse)], node)  # its items are evaluated before it
+    turn = PossibleEffects([ast.For(node.target, ast.Constant(None), node.body, node.orelse)], node)  # its items are evaluated before it
     site = LoopStatement(scope.loc(node), bind, body, arm(node.orelse, scope, loc=scope.loc(node)), turn)
 
     def turns(frame: Frame, x: Any) -> Any:
@@ -174,8 +173,8 @@ def _for(node: ast.For | ast.AsyncFor, scope: Scope) -> Eval:
 
 def _while(node: ast.While, scope: Scope) -> Eval:
     test, body, loc = expression(node.test, scope), block(node.body, scope), scope.loc(node)
-    turn = Arm(lambda frame: (test(frame), body(frame))[1], effects(node.body), loc)
-    site = LoopStatement(loc, None, turn, arm(node.orelse, scope, loc=loc), effects([node]))
+    turn = Arm(lambda frame: (test(frame), body(frame))[1], PossibleEffects(node.body), loc)
+    site = LoopStatement(loc, None, turn, arm(node.orelse, scope, loc=loc), PossibleEffects([node]))
     endless = isinstance(node.test, ast.Constant)
 
     def turns(frame: Frame, _: Any) -> Any:
@@ -365,11 +364,11 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
 
 def _class(node: ast.ClassDef, scope: Scope) -> Eval:
     """Compile a class definition: its value is unknown until Python has made it."""
-    bind, of_body = bind_name(scope.mangled(node.name), scope.kind(node.name)), effects([node])
+    bind, of_body = bind_name(scope.mangled(node.name), scope.kind(node.name)), PossibleEffects([node])
 
     def run(frame: Frame) -> None:
         frame.ev.havoc(frame, of_body, None)
-        bind(frame, frame.ev.operation("class", [x for x in map(frame.peek, of_body.loads) if type(x) in op.CONTAINERS], None))
+        bind(frame, frame.ev.operation("class", [x for x in map(frame.peek, of_body.scan.loads) if type(x) in op.CONTAINERS], None))
 
     return run
 

@@ -234,6 +234,33 @@ def calls_a_tool_in_an_undecided_loop(s):
 
 
 @lmc.function
+def leaves_a_loop_behind_one_in_an_undecided_arm(s):
+    answer = ask(s, "q")
+    for x in XS:
+        if answer:
+            for _ in "ab":
+                pass
+            else:
+                break
+        ask(s, x)
+    ask(s, "end")
+
+
+@lmc.function
+def binds_a_name_in_a_function_in_an_undecided_arm(s):
+    text = "old"
+    if ask(s, "q"):
+
+        def change():
+            nonlocal text
+            text = "new"
+
+        change()
+    ask(s, text)
+    ask(s, "end")
+
+
+@lmc.function
 def removes_what_may_not_be_there(s):
     answer = ask(s, "q")
     try:
