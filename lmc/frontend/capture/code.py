@@ -66,6 +66,11 @@ class Scope:
                 return "outer"
         return "global"
 
+    @property
+    def function(self) -> Scope:
+        """Return the scope of the function that a comprehension is in; of a function, its own."""
+        return self.parent.function if self.is_comprehension and self.parent is not None else self
+
     def loc(self, node: ast.AST) -> Loc:
         return Loc(self.file, node.lineno, node.col_offset)  # pyright: ignore[reportAttributeAccessIssue]
 

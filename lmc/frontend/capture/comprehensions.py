@@ -1,4 +1,4 @@
-"""Comprehensions and generator expressions: one generator of Python's makes their elements as they are taken, or Python itself those that only compute."""
+"""Comprehensions and generator expressions: one generator of Python's makes their elements as they are taken."""
 
 from __future__ import annotations
 
@@ -11,24 +11,13 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Frame, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import Bind, expression, target
-from lmc.frontend.capture.outside import PLAIN
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
-from lmc.frontend.capture.table import QUICK, are_small
-from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.scopes import Comprehension
 
 _ITEMS = ".0"
 """Name of the outermost iterable."""
-_COMPUTING = (
-    ast.Constant, ast.Name, ast.expr_context, ast.Tuple, ast.JoinedStr, ast.FormattedValue, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
-    ast.In, ast.NotIn, ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.BinOp, ast.Add, ast.Sub, ast.IfExp, ast.Call, ast.Attribute,
-)  # fmt: skip
-"""Nodes that take no time on plain values, and make none that are much larger."""
-_METHODS = frozenset("strip lstrip rstrip lower upper title capitalize split splitlines partition startswith endswith isdigit isalpha count find".split())
-_ITERATED = op.CONTAINERS | op.VIEWS | {str}
-MOST_READ = 4096
-"""Items, and characters in them, that are left to Python at once."""
 
 
 class Comprehended:
@@ -52,7 +41,6 @@ class Comprehended:
             self.loops.append((iterable, target(loop.target, inner), tests, whole))
         done = self.loops[0][3].then.effects
         self.site = LoopStatement(loc, self.loops[0][1], Arm(self.element, done, loc), nothing, done)
-        self.computed = _computed(element, loops, scope)
 
     def elements(self, frame: Frame, k: int = 0) -> Iterator[Any]:
         """Yield the elements that its loops from the `k`th one on make."""
@@ -92,8 +80,7 @@ class Comprehended:
         try:
             if isinstance(items, Unknown):
                 raise Undecided(items.deps)
-            if (found := self.computed(frame, items)) is None:
-                found = [*self.elements(inner)]
+            found = [*self.elements(inner)]
         except Undecided as undecided:
             ev.left_off([items], undecided.deps)
             return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps), self.site)
@@ -103,51 +90,6 @@ class Comprehended:
             return found if kind is list else op.native(kind, found)
         except Undecided as undecided:
             return ev.operation(kind.__name__, (), undecided.deps)
-
-
-def _computed(element: ast.expr, loops: list[ast.comprehension], scope: Scope) -> Callable[[Frame, Any], list[Any] | None]:
-    """Compile what leaves a comprehension to Python: its elements, or None where that may run other code, take long, or touch something unknown."""
-    nodes = [node for part in (loops[0].target, *loops[0].ifs, element) for node in ast.walk(part)]
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    callees = [node.func for node in nodes if isinstance(node, ast.Call)]
-    called = {callee.id for callee in callees if isinstance(callee, ast.Name)}
-    other = [node for node in nodes if not isinstance(node, _COMPUTING) or getattr(node, "keywords", None) or getattr(node, "format_spec", None)]
-    other += [node for node in nodes if (isinstance(node, ast.Constant) and _size(node.value) > MOST_READ // 16) or getattr(node, "id", "") == "__debug__"]
-    other += [node for node in nodes if isinstance(node, ast.Attribute) and (node not in callees or node.attr not in _METHODS)]
-    if other or loops[1:] or loops[0].is_async or called & bound or not all(isinstance(callee, ast.Name | ast.Attribute) for callee in callees):
-        return lambda _frame, _items: None
-    names = sorted({node.id for node in nodes if isinstance(node, ast.Name)} - bound)
-    loads = [(expression(ast.Name(name, ast.Load()), scope), name in called) for name in names]
-    parameters = ast.arguments([], [ast.arg(name) for name in ("@", *names)], None, [], [], None, [])
-    whole = ast.ListComp(element, [ast.comprehension(loops[0].target, ast.Name("@", ast.Load()), loops[0].ifs, 0)])
-    made = eval(compile(ast.fix_missing_locations(ast.Expression(ast.Lambda(parameters, whole))), "<frozen comprehension>", "eval"))
-
-    def run(frame: Frame, items: Any) -> list[Any] | None:
-        if type(items) not in _ITERATED or op.known(frame.ev, items) != NOTHING or len(items) > MOST_READ:
-            return None
-        try:
-            given = [(load(frame), is_called) for load, is_called in loads]
-            small = all(id(x) in QUICK if is_called else are_small(None, (x,)) for x, is_called in given)
-            if not small or _size(items if type(items) is str else (*items,)) > MOST_READ:
-                return None
-            frame.ev.count(len(items))
-            return op.native(made, items, *[x for x, _ in given])
-        except Raised:  # once more, at its place
-            return None
-
-    return run
-
-
-def _size(x: Any) -> int:
-    """Return how much there is to read in a plain value; too much for any other."""
-    todo, found = [x], 0
-    while todo and found <= MOST_READ:
-        x = todo.pop()
-        kind = type(x)
-        if kind is tuple:
-            todo.extend(x)
-        found += 1 + (len(x) if kind in (str, tuple) else x.bit_length() >> 3 if kind is int else 0 if kind in PLAIN else MOST_READ)
-    return found
 
 
 def _comprehension(kind: type[Any]) -> Callable[[Any, Scope], Eval]:

@@ -13,7 +13,6 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
-from lmc.frontend.capture.table import QUICK, QUICK_METHODS, are_small
 from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join, raised
 
 Bind = Callable[[Frame, Any], None]
@@ -105,24 +104,16 @@ def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
 
 
 def _compare(node: ast.Compare, scope: Scope) -> Eval:
-    """Compile comparisons, with a branch for each that follows another: it may or may not run."""
-    first, loc = expression(node.left, scope), scope.loc(node)
-    rest = [(*op.OPERATORS[type(o)], expression(right, scope)) for o, right in zip(node.ops, node.comparators, strict=True)]
-    behind = [PossibleEffects(node.comparators[i:]) for i in range(1, len(rest))]
-
-    def chain(frame: Frame, left: Any, i: int) -> Any:
-        ev, (name, fn, right) = frame.ev, rest[i]
-        x = right(frame)
-        ev.loc = loc
-        found = op.compare(ev, name, fn, left, x)
-        if i == len(rest) - 1 or (known := op.truth(ev, found)) is False:
-            return found
-        if known is True:
-            return chain(frame, x, i + 1)
-        following, itself = Arm(lambda frame: chain(frame, x, i + 1), behind[i], loc), Arm(lambda _: found, NO_EFFECTS, loc)
-        return ev.domain.choice(ev, frame, known, BranchStatement(loc, following, itself))
-
-    return lambda frame: chain(frame, first(frame), 0)
+    """Compile a comparison; a chain as a boolean operator, of which each further operand may or may not run."""
+    first, *rest = node.comparators
+    if rest:
+        held = ast.copy_location(ast.Name(f"@{first.lineno}:{first.col_offset}", ast.Load()), first)
+        scope.function.bindings.bound.add(held.id)
+        once = ast.copy_location(ast.NamedExpr(ast.Name(held.id, ast.Store()), first), first)
+        pairs: list[ast.expr] = [ast.Compare(node.left, node.ops[:1], [once]), ast.Compare(held, node.ops[1:], rest)]
+        return _boolean(ast.copy_location(ast.BoolOp(ast.And(), [ast.copy_location(pair, node) for pair in pairs]), node), scope)
+    name, fn = op.OPERATORS[type(node.ops[0])]
+    return _of_two(expression(node.left, scope), expression(first, scope), scope.loc(node), lambda ev, a, b: op.compare(ev, name, fn, a, b))
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
@@ -249,7 +240,6 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     nodes = [*node.args, *[k.value if k.arg else node for k in node.keywords]]
     settled = bool(nodes) and all(isinstance(x, ast.Constant) or (isinstance(x, ast.Name) and scope.kind(x.id) == "global") for x in nodes)
     kept: list[tuple[Any, ...]] | None = [()] if settled else None
-    may_be_quick = not named and (method is None or method in QUICK_METHODS)
 
     def run(frame: Frame) -> Any:
         ev = frame.ev
@@ -268,8 +258,6 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
             ev.loc = loc
             return ev.call_with_unknown(callee, method, given, undecided.deps)
         ev.loc = loc
-        if may_be_quick and (id(callee) in QUICK if method is None else callee.__class__ is str) and are_small(callee, given):
-            return op.native(callee if method is None else getattr(callee, method), *given)
         if kept is not None:
             return ev.call_settled(kept, callee, method, given, kwargs)
         if receiver is None:
@@ -291,16 +279,11 @@ def of_value(fn: Callable[[Frame, Any], Any]) -> Callable[[Any, Scope], Eval]:
 
 def _walrus(node: ast.NamedExpr, scope: Scope) -> Eval:
     value, name = expression(node.value, scope), node.target.id
-    outer, depth = scope, 0
-    while outer.is_comprehension and outer.parent is not None:
-        outer, depth = outer.parent, depth + 1
-    kind = outer.kind(name)
+    kind = scope.function.kind(name)
 
     def run(frame: Frame) -> Any:
         x = value(frame)
-        for _ in range(depth):
-            frame = frame.outer
-        frame.store(name, x, kind)
+        frame.function.store(name, x, kind)
         return x
 
     return run

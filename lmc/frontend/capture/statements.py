@@ -362,17 +362,6 @@ def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eva
     return run
 
 
-def _class(node: ast.ClassDef, scope: Scope) -> Eval:
-    """Compile a class definition: its value is unknown until Python has made it."""
-    bind, of_body = bind_name(scope.mangled(node.name), scope.kind(node.name)), PossibleEffects([node])
-
-    def run(frame: Frame) -> None:
-        frame.ev.havoc(frame, of_body, None)
-        bind(frame, frame.ev.operation("class", [x for x in map(frame.peek, of_body.scan.loads) if type(x) in op.CONTAINERS], None))
-
-    return run
-
-
 def _import(node: ast.Import | ast.ImportFrom, scope: Scope) -> Eval:
     """Compile an import of modules that are imported already: to import one here would run its code."""
     module = (node.module or "" if not node.level else "") if isinstance(node, ast.ImportFrom) else None
@@ -398,6 +387,6 @@ STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
     ast.If: _if, ast.Match: _match, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
     ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.FunctionDef: _function,
-    ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import,
+    ast.AsyncFunctionDef: _function, ast.Import: _import, ast.ImportFrom: _import,
 }  # fmt: skip
 """By the kind of a node."""

@@ -98,6 +98,10 @@ def _computes(fn: Any, name: str) -> Rule:
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function that only computes: natively on known arguments, an operation on unknown ones."""
+    how = name.rpartition(".")[2]
+    searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
+    if not (searches or kwargs or name in _GROWING) and all(map(_is_small, args)):
+        return op.native(fn, *args)
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -105,12 +109,10 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
     wide = 16 if name.startswith(".") else op.LARGEST_NUMBER  # bits: of widths, and of other numbers
-    if (name in _BOUNDED and max(sizes, default=0) > 100_000) or any(isinstance(a, int) and a.bit_length() > wide for a in given):
+    if (name in _GROWING and max(sizes, default=0) > 100_000) or any(isinstance(a, int) and a.bit_length() > wide for a in given):
         raise Stop("too large")
-    how = name.rpartition(".")[2]
     for digits in (*given[1:], *kwargs.values()) if name == "round" else ():
         op.bound(ev, "pow", 10, digits)
-    searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     run = functools.partial(searching.search, fn, how, given, kwargs) if searches else functools.partial(fn, *given, **kwargs)
     try:
         found = op.native(run)
@@ -119,18 +121,13 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     return LazyItems(ev, lambda: found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
-def are_small(receiver: Any, args: Sequence[Any]) -> bool:
-    """Return whether a function or method in `QUICK` or `QUICK_METHODS` takes no time on these."""
-    for x in args:
-        if not ((x.__class__ is str and len(x) < 256) or (x.__class__ is int and -65536 < x < 65536)):
-            return False
-    return receiver.__class__ is not str or len(receiver) < 256
+def _is_small(x: Any) -> bool:
+    """Return whether what only computes takes no time on a value, if it is not in `_GROWING`."""
+    return (x.__class__ is str and len(x) < 256) or (x.__class__ is int and -65536 < x < 65536)
 
 
-QUICK = frozenset(map(id, (str, int, float, abs, len, ord, chr, divmod, hex, oct, bin, ascii, repr)))
-QUICK_METHODS = PURE_METHODS[str] - {"format"}
-"""Functions that only compute, and methods of text, that may be called natively at once if all they get is small."""
-_BOUNDED = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod"})
+_GROWING = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod", "operator.mul", "round"})
+"""Functions that may take long, or make something large."""
 
 
 def callback(ev: Evaluator, fn: Any) -> Any:
