@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -241,3 +241,12 @@ def _check_ids(messages: Sequence[Message]) -> None:
             raise bad(f"messages.{i}: only an assistant calls tools", "messages")
         if message.content is None and message.role != "assistant":
             raise ApiError(400, f"messages.{i}.content: required for the role {message.role}", param="messages")
+
+
+def offered(tools: list[dict[str, Any]] | None, is_function: Callable[[dict[str, Any]], bool], *, lenient: bool) -> dict[int, dict[str, Any]]:
+    """Return another API's tools by their place in the request; `lenient`: those that are functions, and the log names the rest."""
+    given = dict(enumerate(tools or ()))
+    found = {i: tool for i, tool in given.items() if is_function(tool) or not lenient}
+    if len(found) < len(given):
+        log.info("left out of a request: %.1000r", [f"tools.{i}" for i in given if i not in found])
+    return found

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WrapValidator
 
 from lmc.serve.answering import Json, event
+from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody, supported
 
@@ -25,6 +26,17 @@ class Thinking(RequestBody):
 
     type: Literal["disabled", "adaptive"]
     display: str | None = None
+
+
+class ClearedThinking(RequestBody):
+    type: Literal["clear_thinking_20251015"]
+    keep: Any = None
+
+
+class ContextManagement(RequestBody):
+    """What is left out of a conversation: thinking, which the model does not see again anyway."""
+
+    edits: ListOf[ClearedThinking] | None = None
 
 
 class AnswerFormat(RequestBody):
@@ -48,6 +60,7 @@ class CountTokensRequest(RequestBody):
     thinking: Annotated[Thinking | None, WrapValidator(partial(supported, kind="unsupported_field"))] = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: Annotated[ContextManagement | None, WrapValidator(partial(supported, kind="unsupported_field"))] = None
 
 
 class MessagesRequest(CountTokensRequest):
@@ -69,17 +82,18 @@ _THREAD = "thread_unsupported_request"
 """The error for which Anthropic's clients send the whole conversation instead."""
 
 
-def as_chat(request: MessagesRequest) -> tuple[Json, dict[str, str]]:
-    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
+def as_chat(request: MessagesRequest, *, lenient: bool = False) -> tuple[Json, dict[str, str]]:
+    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there. `lenient`: tools of
+    Anthropic's own servers are left out."""
     if request.thread is not None:
         raise bad("thread: nothing is stored here; send all messages of the conversation, and no thread", "thread", _THREAD)
-    chat, names = as_conversation(request)
+    chat, names = as_conversation(request, lenient=lenient)
     sampled = {name: getattr(request, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
     chat |= {name: value for name, value in {**sampled, "stop": request.stop_sequences or None}.items() if value is not None}
     return chat, {**names, "stop": "stop_sequences"}
 
 
-def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
+def as_conversation(request: CountTokensRequest, *, lenient: bool = False) -> tuple[Json, dict[str, str]]:
     """Convert the conversation, its tools and what is asked for; as `as_chat`, without sampling."""
     messages: list[Json] = []
     if request.system:
@@ -90,15 +104,16 @@ def as_conversation(request: CountTokensRequest) -> tuple[Json, dict[str, str]]:
         names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
         messages += turns
     chat: Json = {"messages": messages, "model": request.model}
+    tools = offered(request.tools, _is_function, lenient=lenient)
     if messages[-1]["role"] == "assistant":
-        if request.tools or any(m.get("tool_calls") for m in messages):  # whose template writes whole messages alone
+        if tools or any(m.get("tool_calls") for m in messages):  # whose template writes whole messages alone
             raise bad("an assistant's message at the end is not continued beside tools or calls of them; end with a user's message", "messages", "unsupported")
         chat["continue_final_message"] = True
         names["continue_final_message"] = "messages"
-    if request.tools:
-        chat["tools"] = [_tool(tool) for tool in request.tools]
-        for i in range(len(request.tools)):
-            names |= {f"tools.{i}.function": f"tools.{i}", f"tools.{i}.function.parameters": f"tools.{i}.input_schema"}
+    if tools:
+        chat["tools"] = [_tool(tool) for tool in tools.values()]
+        for at, i in enumerate(tools):
+            names |= {f"tools.{at}.function": f"tools.{i}", f"tools.{at}.function.parameters": f"tools.{i}.input_schema"}
         choice = request.tool_choice or {"type": "auto"}
         chat |= {"tool_choice": _choice(choice), "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     if request.output_config is not None and (form := request.output_config.format) is not None:
@@ -116,8 +131,12 @@ def _choice(choice: Json) -> Any:
             raise bad(f"tool_choice: its type is auto, any, none or tool, not {choice.get('type')!r:.60}", "tool_choice")
 
 
+def _is_function(tool: Json) -> bool:
+    return tool.get("type") in (None, "custom")
+
+
 def _tool(tool: Json) -> Json:
-    if tool.get("type", "custom") != "custom":
+    if not _is_function(tool):
         raise bad(f"tools: {tool['type']!r:.60} is not a tool of this server; it has those with an input_schema", "tools", "unsupported")
     said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
     return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}

@@ -136,7 +136,7 @@ class OpenAIApi:
     async def count_tokens(self, call: EndpointCall) -> EndpointReply:
         """Count the prompt tokens of a request to Anthropic's Messages API, which is not made."""
         request = await self._parsed(messages_api.CountTokensRequest, call.body)
-        chat, names = await self._in_pool(messages_api.as_conversation, request)
+        chat, names = await self._in_pool(partial(messages_api.as_conversation, request, lenient=self._settings.lenient))
         with renaming(names):
             return EndpointReply({"input_tokens": await self._counted(await self._in_pool(_chat_of, chat), call)})
 
@@ -144,9 +144,9 @@ class OpenAIApi:
         why = "this server has no embeddings: its model generates text; ask a server of an embedding model"
         raise ApiError(501, why, code="unsupported", headers={"X-Should-Retry": "false"})  # which the official clients would do after a 5xx
 
-    async def _converted(self, as_chat: Callable[[Any], tuple[Json, dict[str, str]]], request: Any, call: EndpointCall) -> Json | Chunks:
+    async def _converted(self, as_chat: Callable[..., tuple[Json, dict[str, str]]], request: Any, call: EndpointCall) -> Json | Chunks:
         """Answer another API's request as a chat completion; errors name its own fields."""
-        chat, names = await self._in_pool(as_chat, request)
+        chat, names = await self._in_pool(partial(as_chat, request, lenient=self._settings.lenient))
         with renaming(names):
             answer = await self._answered(await self._in_pool(_chat_of, chat), call)
         return replace(answer, stream=_renamed(answer.stream, names)) if isinstance(answer, Chunks) else answer

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lmc.serve.answering import Json, event
+from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody, Stored
 
@@ -41,6 +42,7 @@ class ResponsesRequest(RequestBody):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
     user: str | None = None
     store: bool | None = None
     include: ListOf[str] | None = None
@@ -60,8 +62,9 @@ class ResponsesRequest(RequestBody):
     moderation: Absent = None
 
 
-def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:
-    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there."""
+def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, dict[str, str]]:
+    """Convert the request to a chat completion's. Return that, and the fields of this API by theirs there. `lenient`: tools that are
+    no functions are left out."""
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     messages: list[Json] = [{"role": "system", "content": request.instructions}] if request.instructions else []
     names = {"messages": "input", "messages.0": "instructions", "response_format": "text.format", "max_completion_tokens": "max_output_tokens"}
@@ -70,9 +73,10 @@ def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:
         names[f"messages.{len(messages) - 1}"] = "input" if isinstance(request.input, str) else f"input.{i}"
     chat: Json = {"messages": messages, "stream": request.stream, "max_completion_tokens": request.max_output_tokens}
     chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "user", "metadata", "parallel_tool_calls")}
-    if request.tools:
-        chat["tools"] = [_tool(tool) for tool in request.tools]
-        names |= {f"tools.{i}.function": f"tools.{i}" for i in range(len(request.tools))}
+    tools = offered(request.tools, _is_function, lenient=lenient)
+    if tools:
+        chat["tools"] = [_tool(tool) for tool in tools.values()]
+        names |= {f"tools.{at}.function": f"tools.{i}" for at, i in enumerate(tools)}
         choice = request.tool_choice
         chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
     form = request.text.format if request.text is not None else None
@@ -83,8 +87,12 @@ def as_chat(request: ResponsesRequest) -> tuple[Json, dict[str, str]]:
     return {name: value for name, value in chat.items() if value is not None}, names
 
 
+def _is_function(tool: Json) -> bool:
+    return tool.get("type") == "function"
+
+
 def _tool(tool: Json) -> Json:
-    if tool.get("type") != "function":
+    if not _is_function(tool):
         raise bad(f"tools: {tool.get('type')!r:.60} is not a tool of this server; it has those of the type function", "tools", "unsupported")
     return {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}}
 

@@ -452,11 +452,15 @@ def test_fields_that_change_nothing_are_taken():
     )
     newer = {"prompt_cache_retention": "24h", "prediction": {"type": "content", "content": "x"}, "modalities": ["text"]}
     assert post(CHAT, {**HELLO, "seed": 1, **newer}).json()["choices"] == plain
-    assert post(RESPONSES, {"input": "x", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}).status_code == 200
+    theirs = {"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "client_metadata": {"a": "b"}}
+    assert post(RESPONSES, {"input": "x", **theirs}).status_code == 200
     assert post(CHAT, {**HELLO, "modalities": ["text", "audio"]}).json()["error"]["param"] == "modalities.1"
     message = {**STREAMED[MESSAGES], "temperature": 0}
     theirs = {"thinking": {"type": "adaptive", "display": "omitted"}, "cache_control": {"type": "ephemeral"}, "user_profile_id": "u", "service_tier": "auto"}
+    theirs["context_management"] = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     assert post(MESSAGES, {**message, **theirs}).json()["content"] == post(MESSAGES, message).json()["content"]
+    shorter = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+    assert "context_management: not supported" in post(MESSAGES, {**message, **shorter}).json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", (CHAT, "/v1/completions", RESPONSES, MESSAGES))
@@ -484,6 +488,21 @@ def test_a_lenient_server_leaves_out_fields_of_parts_and_nothing_else():
     assert post(RESPONSES, {"input": "x", "prompt": {"id": "p"}, "moderation": {}}, lenient=True).status_code == 200
     assert post(MESSAGES, {**STREAMED[MESSAGES], "thinking": {"type": "enabled", "budget_tokens": 1024}}, lenient=True).status_code == 200
     assert post(CHAT, {"messages": [message], "temperature": "hot"}, lenient=True).status_code == 400, "what is known must be right"
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "other"), ((RESPONSES, FLAT, {"type": "web_search"}), (MESSAGES, THEIRS, {"type": "web_search_20250305", "name": "web_search"}))
+)
+def test_a_lenient_server_leaves_out_tools_that_are_no_functions(path, own, other):
+    mock = backend(["Fine."] * 2)
+    body = {**STREAMED[path], "tools": [other, own, other]}
+    assert post(path, body).json()["error"]["message"].startswith("tools: 'web_search")
+    assert post(path, body, mock, lenient=True).status_code == 200
+    prompt = mock.call_log[0].prompt_text
+    assert '"name": "weather"' in prompt and "web_search" not in prompt
+    assert post(path, {**body, "tools": [other]}, mock, lenient=True).status_code == 200
+    wrong = post(path, {**body, "tools": [other, {**own, "name": "no name"}]}, mock, lenient=True)
+    assert "tools.1.name: " in wrong.json()["error"]["message"], "its place in the request"
 
 
 def test_an_unknown_field_with_the_name_of_a_type_is_an_error_and_no_endless_search():
