@@ -191,10 +191,10 @@ def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def completion_choice(index: int, output: Output, prompt: str | None, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
-    """Build a choice; `prompt`: text echoed before the answer, if any; the others as for `chat_choice`."""
-    text = output.text if prompt is None else prompt + output.text
-    echoed = UNSCORED if prompt is None else _of_prompt(output.metas[0])
+def completion_choice(index: int, output: Output, echo: str, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
+    """Build a choice; `echo`: the prompt, if it is repeated before the answer; the others as for `chat_choice`."""
+    text = echo + output.text
+    echoed = _of_prompt(output.metas[0]) if echo else UNSCORED
     scored = None if token_bytes is None else completion_logprobs(Scored.joined((echoed, scored_of(output))), token_bytes)[0]
     return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0], stop_ids)}
 
@@ -206,8 +206,8 @@ def _of_prompt(meta: Mapping[str, Any]) -> Scored:
 class CompletionPieces:
     """One answer as the pieces of a stream."""
 
-    def __init__(self, index: int, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> None:
-        self._index, self._token_bytes, self._stop_ids, self._begun = index, token_bytes, stop_ids, 0
+    def __init__(self, index: int, token_bytes: TokenBytes | None, stop_ids: Collection[int], echo: str = "") -> None:
+        self._index, self._token_bytes, self._stop_ids, self._begun, self._echo = index, token_bytes, stop_ids, 0, echo
 
     def more(self, grown: Grown) -> Json:
         last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0], self._stop_ids)
@@ -215,21 +215,26 @@ class CompletionPieces:
         if self._token_bytes is not None:
             tokens = grown.scored if grown.output is None else scored_of(grown.output, grown.scored)
             scored, self._begun = completion_logprobs(tokens, self._token_bytes, self._begun)
-        return {"index": self._index, "text": grown.text, "logprobs": scored, **last}
+        text, self._echo = self._echo + grown.text, ""
+        return {"index": self._index, "text": text, "logprobs": scored, **last}
 
 
 def completion_logprobs(scored: Scored, token_bytes: TokenBytes, begun: int = 0) -> tuple[Json, int]:
     """Build log-probabilities; `begun`: characters of the text that begin before the first token. Return that for the next
-    one, too."""
+    one, too. As in OpenAI's API each token is among its likeliest ones, however many are asked for."""
     offsets: list[int] = []
     for _, token, text in scored.tokens:
         part = token_bytes(token, text) if _HALF.search(text) else None  # within a character, which the token before has begun
         offsets.append(begun - (part is not None and _continues(part[0])))
         begun += len(text) if part is None else sum(not _continues(byte) for byte in part)
+    tops: list[Any] = [top or () for top in scored.tops] or [()] * len(scored)
     found = {
         "tokens": [text for _, _, text in scored.tokens],
         "token_logprobs": [logprob for logprob, _, _ in scored.tokens],
-        "top_logprobs": [None if top is None else {text: lp for lp, _, text in top} for top in scored.tops] or None,
+        "top_logprobs": [
+            None if logprob is None else {text: logprob} | {text: lp for lp, _, text in top}
+            for (logprob, _, text), top in zip(scored.tokens, tops, strict=True)
+        ],
         "text_offset": offsets,
     }
     return found, begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -88,21 +88,21 @@ class OpenAIApi:
         arrived = time.perf_counter()
         generation = await self._begin(asks, fields)
         token_bytes = None if request.logprobs is None else self._token_bytes
+        texts = [prompt.text if isinstance(prompt, Given) else prompt for prompt in prompts]
+        echoes = [text if request.echo else "" for text in texts for _ in range(n)]
         if request.stream:
-            return Events(self._completion_events(stamp, request, generation, token_bytes, arrived), generation.cancel)
+            pieces = [CompletionPieces(i, token_bytes, params.stop_token_ids, echo) for i, echo in enumerate(echoes)]
+            return Events(self._completion_events(stamp, request, generation, pieces, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        texts = [prompt.text if isinstance(prompt, Given) else prompt for prompt in prompts]
-        echoes = [text if request.echo else None for text in texts for _ in range(n)]
         made = [completion_choice(i, o, echo, token_bytes, params.stop_token_ids) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
     async def _completion_events(
-        self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, token_bytes: TokenBytes | None, arrived: float
+        self, stamp: Stamp, request: CompletionRequest, generation: RequestedAnswers, pieces: Sequence[CompletionPieces], arrived: float
     ) -> AsyncGenerator[bytes, None]:
-        pieces = [CompletionPieces(i, token_bytes, request.stop_token_ids or ()) for i in range(len(generation.results))]
         async for grown in generation.follow():
             arrived = self._first_token(arrived)
             yield event(stamp.chunk([pieces[grown.index].more(grown)], **request.unknown_usage))

@@ -356,9 +356,9 @@ class CompletionRequest(Sampled):
     def asked_params(self, most: int) -> SamplingParams:
         if self.best_of not in (None, self.choices):
             raise bad("best_of other than n is not supported: ask for n answers and choose", "best_of")
-        if self.echo and self.stream:
-            raise bad("echo and stream exclude each other", "echo")
         scored = self.logprobs is not None
+        if self.echo and self.stream and scored:
+            raise bad("logprobs of an echo are not streamed; leave out one of echo, stream and logprobs", "echo")
         return self.params(most, **_scoring(scored, self.logprobs), **({"logprob_start_len": 0} if scored and self.echo else {}))
 
 

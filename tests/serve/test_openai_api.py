@@ -115,6 +115,9 @@ def test_many_prompts_and_an_echo():
     texts = [c["text"] for c in answer["choices"]]
     assert [t[0] for t in texts] == ["a", "a", "b", "b"]
     assert answer["usage"]["prompt_tokens"] == 2
+    *chunks, _ = events(complete(prompt=["a", "b"], n=2, echo=True, max_tokens=3, stream=True, seed=1).text)
+    streamed = ["".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == i) for i in range(4)]
+    assert streamed == [c["text"] for c in complete(prompt=["a", "b"], n=2, echo=True, max_tokens=3, seed=1).json()["choices"]]
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])
@@ -160,6 +163,11 @@ def test_log_probabilities():
     assert scored["token_logprobs"][0] is None
     assert scored["text_offset"][1:3] == [1, 2]
     assert scored["top_logprobs"][0] is None
+    (choice,) = complete(logprobs=0, max_tokens=4).json()["choices"]
+    scored = choice["logprobs"]
+    assert scored["top_logprobs"] == [{token: logprob} for token, logprob in zip(scored["tokens"], scored["token_logprobs"], strict=True)]
+    scored, _ = completion_logprobs(Scored(((-3.0, 1, "b"),), (((-1.0, 0, "a"),),)), lambda token, text: list(text.encode()))
+    assert scored["top_logprobs"] == [{"a": -1.0, "b": -3.0}], "the token itself is among them"
 
 
 @pytest.mark.parametrize("kind", ["chat", "completions"])

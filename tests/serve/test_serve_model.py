@@ -134,6 +134,8 @@ async def test_scores_of_a_prompt(engine):
         assert "".join(scored["tokens"]) == body["prompt"]
         assert scored["token_logprobs"][0] is None
         assert scored["token_logprobs"][-1] > -3.0
+        (nothing,) = (await client.post("/v1/completions", json={**body, "prompt": "", "max_tokens": 1})).json()["choices"]
+        assert "".join(nothing["logprobs"]["tokens"]) == nothing["text"], "the token that a model starts from is no text"
 
 
 @pytest.mark.parametrize(
