@@ -45,6 +45,7 @@ class FakeWords:
     vocab_size = VOCAB
     special_ids = frozenset(SPECIALS.values())
     prefixes_behind_specials = False
+    longest = max(map(len, MERGES))
 
     def __init__(self) -> None:
         self.encoded_bytes = 0

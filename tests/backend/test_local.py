@@ -567,6 +567,16 @@ def test_tokens_that_the_model_does_not_know_are_refused():
     assert fine.results[0].done
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded():
+    engine, _ = stepped(4096, max_context=50)
+    words, text = engine.tokenizer, Text(("the cat " * 1000,))
+    before = words.encoded_bytes
+    for ask_ in (gen(1), Select(("a", "b"))):
+        with pytest.raises(PromptTooLongError, match=r"the prompt has at least [0-9]+ tokens; .* 50 tokens"):
+            engine.submit(None, [text, ask_])
+    assert words.encoded_bytes == before
+
+
 def test_a_prompt_over_the_context_is_refused_with_its_place():
     engine, _ = stepped(4096, max_context=50)
     ask_ = Gen(loc=Loc("p.py", 2))

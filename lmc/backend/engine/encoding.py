@@ -30,6 +30,9 @@ class TokenizerProtocol(Words, Protocol):
     special_ids: frozenset[int]
     prefixes_behind_specials: bool  # the vocabulary's leading space before a text also follows special tokens
 
+    @property
+    def longest(self) -> int | None: ...
+
     def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes: ...

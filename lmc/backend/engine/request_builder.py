@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Order = tuple[int, ...]
 
 
+_USUAL = 16  # characters for a token: a text of fewer is simply encoded
+
+
 class RequestBuilder:
     """Builds requests for a model's vocabulary and limits.
 
@@ -86,6 +89,7 @@ class RequestBuilder:
     ) -> list[Request]:  # fmt: skip
         """Build `n` requests over one prompt; `on_text` receives the growing text of the first, with its
         log-probabilities if wanted. behind: the select that follows a single one, if it is known by then."""
+        self._check_text(place, ask.loc)
         ids = self.ids(place)
         prompt = self._nonempty(ids)
         pictures = laid(prompt, place.all_pictures)
@@ -148,6 +152,7 @@ class RequestBuilder:
     def select(self, ask: Select, place: PromptPosition, order: Order, on_done: OnDone) -> Request:
         """Build one pass over the prompt and, beside it, the trie of the choices. `temperature` is not used: as in
         SGLang a choice is scored, not sampled."""
+        self._check_text(place, ask.loc)
         prompt = self.ids(place)
         wholes = [self.ids(place.followed(choice)) for choice in ask.choices]
         starts = [common_prefix(prompt, whole) for whole in wholes]
@@ -192,6 +197,7 @@ class RequestBuilder:
 
     def prefill(self, place: PromptPosition, order: Order, low_priority: bool, adapter: str = "") -> Request | None:
         """Build a prefill of the prompt except its last tokens, which the following text may still change."""
+        self._check_text(place, None)
         prompt = self.ids(place)
         stable = prompt[: len(prompt) - self.encoder.unstable(place.run)]
         pictures = laid(stable, place.all_pictures)
@@ -231,6 +237,12 @@ class RequestBuilder:
             return prompt
         start = self.words.bos_token_id
         return np.array([self.words.eos_token_ids[0] if start is None else start], np.int32)
+
+    def _check_text(self, place: PromptPosition, loc: Loc | None) -> None:
+        """Check that a text may fit before it is encoded: that takes a second and 100 MB for each megabyte."""
+        characters = sum(len(part) for part in place.run if isinstance(part, str))
+        if characters > self.limit * _USUAL and (longest := self.words.longest) is not None:
+            self._check_length(characters // longest, loc, f"{_told(place)} at least")
 
     def _check_length(self, tokens: int, loc: Loc | None, what: str = "the prompt has") -> None:
         """Check that a prompt and one token of the answer fit."""

@@ -39,6 +39,7 @@ _WORD_CUT = re.compile(r" (?<=\S )(?=[A-Za-z])")  # as above; the space comes fi
 _WORDS_OF = 64  # characters: shorter texts are not split into words
 _NEW_WORDS, _MOST_WORDS = 24, 1 << 16  # learned from one text, and cached in all
 _LONGEST_WORD = 100  # characters of a cached word
+_COMPOSED = 4  # characters that NFC makes one
 _BEFORE = "aZé世0_.,:;!?'\"-)]}/\\#<>|🙂"  # characters before such a space: one of each kind that pre-tokenizers distinguish
 
 
@@ -200,6 +201,13 @@ class Tokenizer:
         """Return whether a text's encoding is that of its words, each by itself."""
         spaced = (token.lstrip or token.rstrip for token in self.raw.get_added_tokens_decoder().values() if self.parse_special or not token.special)
         return self._cuts_at_words and not any(spaced)
+
+    @cached_property
+    def longest(self) -> int | None:
+        """Return how many characters of a text one token stands for at most; None if that is not known, since rules may drop some."""
+        if cuts_of(self.raw) in (None, "none", "spaces") or not self._encodes_words:
+            return None
+        return max(map(len, self.raw.get_vocab())) * (1 if self.raw.normalizer is None else _COMPOSED)
 
     def _warn_about_specials(self, text: str) -> None:
         if self._spelling is None or (found := self._spelling.search(text)) is None:

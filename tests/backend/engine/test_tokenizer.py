@@ -275,6 +275,26 @@ def test_parts_of_a_text_have_its_ids(vocabulary):
         assert encoder._held == sum(len(piece) for piece, _ in encoder._known) <= 5000
 
 
+def test_a_token_stands_for_no_more_than_the_longest(vocabulary):
+    tokens, seeds = vocabulary
+    assert tokens.longest is not None
+    for seed in range(seeds // 2):
+        for text in (long_text(random.Random(seed), 400), " " * 999, "the" * 333, "\n" * 99, "=" * 999):
+            assert len(text) <= tokens.longest * len(quiet(tokens, [text]))
+
+
+def test_of_a_vocabulary_whose_rules_drop_characters_no_token_is_the_longest():
+    for name, rule in (("normalizer", normalizers.Strip()), ("pre_tokenizer", pre_tokenizers.Whitespace())):
+        raw = tiny().raw
+        setattr(raw, name, rule)
+        assert Tokenizer(raw).longest is None
+    raw = tiny().raw
+    raw.normalizer = normalizers.NFC()
+    composed = Tokenizer(raw)
+    text = "\u03b1\u0313\u0300\u0345" * 50  # four characters of which NFC makes one
+    assert len(text) <= composed.longest * len(quiet(composed, [text]))
+
+
 def test_only_a_text_that_begins_like_another_is_cut_into_blocks(monkeypatch):
     tokens = tiny()
     encoder, encoded = Encoder(tokens), []
