@@ -468,9 +468,9 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
             raise ParameterError(f"errors={errors!r}: must be 'raise' or 'return'", loc=caller_loc())
         bound = self._bind_all(batch)
         results = self._batch(bound, range(len(bound)), run_options, {**options, "generator_style": generator_style})
-        if errors == "raise":
-            results = raising(results, bound)
-        return results if generator_style else list(results)
+        if generator_style:
+            return raising(results, bound) if errors == "raise" else results
+        return all_succeeded(list(results), bound) if errors == "raise" else list(results)
 
     @users_frames
     def run_some(self, items: Mapping[int, Any], **options: Any) -> Iterator[State]:
@@ -611,12 +611,20 @@ def _cancel(state: State) -> None:
 def raising(states: Iterator[State], items: Sequence[inspect.BoundArguments]) -> Iterator[State]:
     """Yield the states; raise the first failure in its place, after every item has run."""
     for index, state in enumerate(states):
-        if (failure := failure_of(state)) is not None:
+        if failure_of(state) is not None:
             for _ in states:
                 pass  # the others run to their end: one failing item never stops the rest
-            note_item(failure, index, items[index])
-            raise failure
+            all_succeeded([state], items[index:], index)
         yield state
+
+
+def all_succeeded(states: list[State[R]], items: Sequence[inspect.BoundArguments], first: int = 0) -> list[State[R]]:
+    """Return the states, of items from `first` on; raise the first failure. No generator, which could not raise StopIteration."""
+    for index, state in enumerate(states):
+        if (failure := failure_of(state)) is not None:
+            note_item(failure, first + index, items[index])
+            raise failure
+    return states
 
 
 class Method(Protocol[S, P, R]):  # pyright: ignore[reportInvalidTypeVarUse]  # it is, but for `self` of the first overload

@@ -448,6 +448,16 @@ def test_an_interrupt_in_the_callers_thread_ends_the_batch():
     backend.open()
 
 
+def test_an_item_raises_stop_iteration_as_it_is():
+    @lmc.function
+    def program(s: Any) -> Any:
+        s += lmc.gen("x", max_tokens=2)
+        return next(iter(s["x"][:0]))
+
+    with pytest.raises(StopIteration):
+        program.run_batch([{}], backend=Mock())
+
+
 def test_an_interrupt_in_a_program_is_raised_where_the_states_are_taken():
     @lmc.function
     def program(s: Any, i: int) -> None:
