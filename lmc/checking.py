@@ -46,12 +46,12 @@ class Estimate:
     """An estimate of one run's cost, by the program's graph: calls in its cheapest and dearest arms, tokens in the dearest.
     Defaults count as the arguments, and each of `loops` loops of unknown length one iteration.
 
-    unseen  whether there is code that the graph does not show, and which may ask
+    beyond  the first line from which code that the graph does not show may ask
     """
 
     calls: tuple[int, int]
     loops: int
-    unseen: bool
+    beyond: int | None
     prompt: int
     answer: int
     cost: Dollars | None
@@ -63,7 +63,7 @@ class Estimate:
         turns = f" (one turn of {self.loops} loop{'s'[: self.loops != 1]} counted)" if self.loops else ""
         cost = f"; {self.cost}" if self.cost is not None else ""
         cost += f'; with deadline="24h" {self.batched}' if self.batched is not None else ""
-        more = ", and those of code that the graph does not show" if self.unseen else ""
+        more = f", and those of code that the graph does not show (from line {self.beyond} on)" if self.beyond is not None else ""
         return f"about {calls}{turns}{more}; about {self.prompt} prompt tokens, and {self.answer} of answers at their limits{cost}"
 
 
@@ -324,12 +324,13 @@ def _estimate(section: Any, backend: Backend) -> Estimate:
     high, prompt, answer = (round(costliest(graph, _by_block((home[id(op)], n) for op, n in counts))) for counts in (
         [(op, 1) for op, _ in asks], asks, [(op, _most(op)) for op, _ in asks],
     ))  # fmt: skip
-    loops, unseen = sum(op.kind == "loop" for op in graph.ops()), any(map(_may_extend, graph.ops()))
+    loops = sum(op.kind == "loop" for op in graph.ops())
+    beyond = min((op.loc.line for op in graph.ops() if op.loc is not None and _may_extend(op)), default=None)
     prices = backend.capabilities.prices
     if prices is None:
-        return Estimate((low, high), loops, unseen, prompt, answer, None)
+        return Estimate((low, high), loops, beyond, prompt, answer, None)
     cost, batched = dollars.before(graph, backend, prices, {}), dollars.in_batches(graph, backend, prices, {})
-    return Estimate((low, high), loops, unseen, prompt, answer, cost, batched)
+    return Estimate((low, high), loops, beyond, prompt, answer, cost, batched)
 
 
 def _by_block(counts: Iterable[tuple[str, int]]) -> dict[str, float]:
