@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from lmc.backend.base import Backend
 from lmc.errors import ConstraintError, LmcError, PromptTooLongError
-from lmc.segments import Constraint, Given, Image, SamplingParams
+from lmc.segments import Constraint, Given, Image, Part, SamplingParams
 from lmc.serve import messages_api, responses_api
 from lmc.serve.answering import (
     DONE,
@@ -202,6 +202,7 @@ class OpenAIApi:
             raise bad("this server passes requests on to another, which knows how many tokens they have; it cannot count them", code="unsupported")
         parts = (await self._prompt_of(request)).parts
         if not any(isinstance(part, Image) for part in parts):
+            self._check_text(parts)
             return len(await self._in_pool(encode, parts))
         generation = await self._begin([Ask(parts, SamplingParams(max_new_tokens=0), **call.share)], {PromptTooLongError: "messages"})
         try:
@@ -209,6 +210,12 @@ class OpenAIApi:
         finally:
             generation.cancel()
         return output.usage.prompt_tokens
+
+    def _check_text(self, parts: Sequence[Part | Image]) -> None:
+        """Check that a text to be counted may fit into the model's context, as the engine does for one to be answered, before it is encoded."""
+        longest, most = getattr(getattr(self._backend, "tokenizer", None), "longest", None), self._backend.capabilities.max_context
+        if longest is not None and most is not None and (least := sum(len(part) for part in parts if isinstance(part, str)) // longest) >= most:
+            raise PromptTooLongError(f"messages: at least {least} tokens; the context of this server's model is {most}", param="messages")
 
     async def _chunks(
         self,

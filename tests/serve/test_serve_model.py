@@ -127,6 +127,17 @@ async def test_token_ids_beyond_the_context_are_refused_before_they_are_read(eng
         assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
+async def test_texts_beyond_the_context_are_refused_before_they_are_encoded(engine, monkeypatch):
+    """A text of megabytes takes seconds and gigabytes."""
+    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *_, **__: pytest.fail("it is encoded"))
+    text = "7" * (engine.tokenizer.longest * engine.capabilities.max_context)
+    message = {"model": "mock", "messages": [{"role": "user", "content": text}]}
+    async with talking(engine) as client:
+        for path, body in (("completions", {"prompt": text}), ("chat/completions", message), ("messages/count_tokens", message)):
+            refused = await client.post(f"/v1/{path}", json=body)
+            assert refused.status_code == 400 and " at least 819" in refused.json()["error"]["message"], refused.text
+
+
 async def test_scores_of_a_prompt(engine):
     async with talking(engine) as client:
         body = {"prompt": "The capital of France is Paris", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
