@@ -332,6 +332,56 @@ def test_states_that_a_comprehension_collects_are_values() -> None:
     assert [op.attrs["name"] for op in graph.ops() if op.kind == "gen"] == ["t", "end"]
 
 
+def _zips(s: Any, qs: Any) -> Any:
+    forks = s.fork(len(qs))
+    for q, f in zip(qs, forks):
+        f += q + lmc.gen("a", max_tokens=4)
+    return [f["a"] for f in forks]
+
+
+def _zips_by_a_helper(s: Any, qs: Any) -> Any:
+    def ask(f: Any, q: Any) -> None:
+        f += q + lmc.gen("a", max_tokens=4)
+
+    forks = s.fork(len(qs))
+    for f, q in zip(forks, qs):
+        ask(f, q)
+    return [f["a"] for f in forks]
+
+
+def _calls_each(s: Any, qs: Any) -> Any:
+    def ask(f: Any, q: Any) -> Any:
+        f += q + lmc.gen("a", max_tokens=4)
+        return f["a"]
+
+    return s.fork(len(qs)).each(ask, qs)
+
+
+@pytest.mark.parametrize("function", [_zips, _zips_by_a_helper, _calls_each], ids=lambda f: f.__name__)
+def test_forks_of_unknown_number_beside_what_they_are_about_are_one_branch(function: Any) -> None:
+    shows(lmc.function(function), """
+        %c0 = ctx.new()
+        %v0 = py.len(%qs)
+        %v1 = py.item(%qs, 0)
+        %c1 = append(%c0, %v1)
+        %c2, %a, %m = gen(%c1) {name = "a", stream = "/0.0", ordinal = 0, max_tokens = 4}
+        %v2 = py.list(%a)
+        return(%v2, %c0) {vars = []}
+    """)
+
+
+def _numbers_forks(s: Any, n: Any) -> Any:
+    forks = s.fork(n)
+    for i in range(n):
+        forks[i] += "x" + lmc.gen("a", max_tokens=4)
+    return forks[1]["a"]
+
+
+def test_any_of_forks_of_unknown_number_is_the_one_that_is_shown() -> None:
+    text = lmc.compile(lmc.function(_numbers_forks)).dump_ir()
+    assert text.count(" = gen(") == 1 and "raise(" not in text
+
+
 def test_helpers_that_ask_nothing_and_unknown_code_are_values_and_a_fork_of_unknown_size_is_one_branch() -> None:
     shows(helped, """
         %c0 = ctx.new()

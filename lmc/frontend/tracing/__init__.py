@@ -12,7 +12,7 @@ from lmc.frontend.capture.outside import OutsideSnapshot
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.interpreter import Function
 from lmc.frontend.tracing.emitter import LATER, GraphEmitter
-from lmc.frontend.tracing.regions import GraphDomain
+from lmc.frontend.tracing.regions import GraphDomain, OneForAll, is_branch
 from lmc.ir.builder import Builder, Rewriter, rewrite, without_unused_params
 from lmc.ir.core import Graph, Op, Operand, Type, Value
 
@@ -66,9 +66,16 @@ class _GraphEvaluation(Evaluation):
     """An evaluation that shows a fork of unknown size as one branch."""
 
     def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        if name == "fork" and any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
-            args, kwargs = [1], {}
-        return super().state_method(x, name, args, kwargs)
+        if name == "each" and is_branch(x):
+            args, kwargs = [self._first_of(a) for a in args], {name: self._first_of(a) for name, a in kwargs.items()}
+        if name != "fork" or not any(isinstance(a, Unknown) for a in (*args, *kwargs.values())):
+            return super().state_method(x, name, args, kwargs)
+        found = super().state_method(x, name, [1], {})
+        found.states = OneForAll(found.states)
+        return found
+
+    def _first_of(self, x: Any) -> Any:
+        return [self.operation("item", (x, 0), x.deps)] if isinstance(x, Unknown) else x
 
     def run_frame(self, frame: Frame) -> Any:
         """Call a function. A helper that makes no requests and cannot be evaluated to its end is reduced to the

@@ -74,6 +74,17 @@ ARMS_COST = 200
 """Steps of the budget that an undecided branch takes: each revisits the whole graph built so far."""
 
 
+class OneForAll(list[State]):
+    """Forks of unknown number, shown as one branch: it stands for each of them."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return [*self] if isinstance(at, slice) else next(iter(self))
+
+
+def is_branch(x: Any) -> bool:
+    return isinstance(x, StateGroup) and isinstance(x.states, OneForAll)
+
+
 class GraphDomain(Domain):
     """Makes regions of undecided control flow."""
 
@@ -91,6 +102,10 @@ class GraphDomain(Domain):
     # -- values
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
+        if name == "zip" and any(map(is_branch, operands)):
+            return [tuple([x.states[0] if is_branch(x) else self.operation(evaluation, "item", (x, 0), deps) for x in operands])]
+        if name == "item" and is_branch(operands[0]):
+            return operands[0].states[0]
         return self.emitter.operation(name, operands, deps)
 
     def turn(self, frame: Frame, site: LoopStatement) -> None:
