@@ -344,7 +344,7 @@ def _zips_by_a_helper(s: Any, qs: Any) -> Any:
         f += q + lmc.gen("a", max_tokens=4)
 
     forks = s.fork(len(qs))
-    for f, q in zip(forks, qs):
+    for f, q in zip(forks, qs, strict=True):
         ask(f, q)
     return [f["a"] for f in forks]
 

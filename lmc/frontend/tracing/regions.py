@@ -103,7 +103,8 @@ class GraphDomain(Domain):
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         if name == "zip" and any(map(is_branch, operands)):
-            return [tuple([x.states[0] if is_branch(x) else self.operation(evaluation, "item", (x, 0), deps) for x in operands])]
+            beside = [x for x in operands if type(x) is not bool]  # that is `strict=`
+            return [tuple([x.states[0] if is_branch(x) else self.operation(evaluation, "item", (x, 0), deps) for x in beside])]
         if name == "item" and is_branch(operands[0]):
             return operands[0].states[0]
         return self.emitter.operation(name, operands, deps)
