@@ -273,7 +273,7 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.EFFECT
     if type(owner) is contextvars.Context:
         return CallKind.PASSES_ON
-    if name == "__new__" or isinstance(owner, property):
+    if name == "__new__" or isinstance(owner, property) or (type in type(owner).__mro__ and name in vars(type)):  # `Base.__subclasses__`
         return CallKind.AGAIN
     if type(owner) in IN_MEMORY or is_element(type(owner)):
         return CallKind.AGAIN

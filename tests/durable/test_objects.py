@@ -882,6 +882,30 @@ def extends_mappings_and_adapters(s: Any) -> Any:
     return scopes, len(scopes.maps)
 
 
+class Intent:
+    def missing(self) -> list[str]:
+        return [name for name in self.__annotations__ if not hasattr(self, name)]
+
+
+class Book(Intent):
+    city: str
+    day: str
+
+
+class Cancel(Intent):
+    city: str
+
+
+@lmc.function
+def finds_classes_by_their_base(s: Any) -> Any:
+    kinds = {cls.__name__: cls for cls in Intent.__subclasses__() if Intent in cls.mro()}
+    intent = kinds["Book"]()
+    while missing := intent.missing():
+        s += tool(missing[0]) + lmc.gen("a", max_tokens=2)
+        setattr(intent, missing[0], s["a"])
+    return [*kinds], vars(intent)
+
+
 class Channel:
     """Passes words between tasks: its coroutines only compute."""
 
@@ -1023,6 +1047,7 @@ PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits, extends_mappings_and_adapters,
+    finds_classes_by_their_base,
 ]  # fmt: skip
 
 
