@@ -33,7 +33,6 @@ from lmc.prompt import Excerpt, Prompt
 from lmc.runahead.calls import is_data
 from lmc.runahead.frames import Locals, frames
 from lmc.runahead.ledger import AheadPolicy, Ledger, repeatable
-from lmc.runahead.profile import ANYWHERE, moved
 from lmc.runahead.records import Address
 from lmc.segments import Gen, Select, Special, mark
 
@@ -338,10 +337,6 @@ class ProgramSource:
         lacks = self._evaluation.lacks
         if outcome.raised is None and (outcome.paused or not outcome.reason) and sum([address is not None for address, _ in lacks]) > 1:
             self._lacks = lacks
-        if ledger.evaluations == 1 and outcome.paused:
-            ledger.expected = frozenset((*ledger.missed, *ledger.guesses, *ledger.asked))
-        elif ledger.evaluations == 1:
-            ledger.profile.lacked([] if ledger.prefilled else moved(self._lacks, ledger.root, ANYWHERE))
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
         self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
@@ -352,15 +347,13 @@ class ProgramSource:
     def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
         self._number, self._thread, passed = ledger.evaluations, threading.current_thread(), ledger.profile.passed
         emitter = AheadEmitter(ledger, run)
-        lacks, self._lacks = self._lacks, []
-        expected = moved(ledger.profile.expected, ANYWHERE, ledger.root) if self._number == 1 else []
-        rest = ledger.unchanged(lacks or expected)
+        rest, self._lacks = ledger.unchanged(self._lacks), []
         ledger.missed.update([address for address, _ in rest if address is not None])
         self._evaluation = emitter.evaluation = Evaluation(
             self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
             explores=ledger.policy is AheadPolicy.LIKELY,
         )  # fmt: skip
-        self._evaluation.rest, self._evaluation.expected = rest, expected[: len(expected) - len(rest) + 1]
+        self._evaluation.rest = rest
         self._steps = greenlet(self._evaluation.run)
         self._steps.gr_context = copy_context()
         return self._steps.switch()

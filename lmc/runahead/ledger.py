@@ -122,7 +122,7 @@ class Ledger:
 
     __slots__ = (
         "__weakref__", "_all", "_blocked", "_bound", "_by_size", "_calls", "_ends", "_evaluating", "_fresh", "_keeps", "_lock", "_paused",
-        "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "expected", "guesses",
+        "_prefilled", "_prompts", "_useless", "_waiting", "asked", "began", "closed", "ended", "evaluations", "guesses",
         "host_calls", "made_ahead", "missed", "once", "plan", "policy", "prefilled", "prepare", "profile", "records", "run", "source",
         "stream", "used", "wasted", "wasted_tokens",
     )  # fmt: skip
@@ -139,7 +139,6 @@ class Ledger:
         self.evaluations = self.made_ahead = self.used = self.wasted = self.wasted_tokens = 0
         self.once = 0.0  # one-time seconds of the latest evaluation, which no other one repeats
         self.closed = False
-        self.expected: frozenset[Address | None] | None = None  # if the first evaluation ended as in other runs: all requests that it knows of
         self.began, self.ended = perf_counter(), 0.0  # of the run
         self._blocked: Sequence[frozenset[Hashable]] = ()  # answers that the latest evaluation lacks
         self._evaluating = self._paused = False
@@ -186,7 +185,6 @@ class Ledger:
                 annotation = self.plan.at(address, ask, run)
                 merged = None if annotation.same_as is None else self._merged(annotation.same_as, address, before, ask)
                 after = merged or self.plan.submit(annotation, before, ask, run)
-                self._is_made(address)
                 self._fresh = self._fresh or not self._paused or not self.missed.isdisjoint((address, None))  # else it will come to it
             else:
                 after = Prompt(before, (), guess.result, guess.after.handle, ())
@@ -310,17 +308,12 @@ class Ledger:
                 if logs("ahead"):
                     log("ahead", f"refused at {address}: {error}")
                 return None
-            self._is_made(address)
             guess = Guess(address, before, ask, after, self.evaluations, held, in_arm)
             self.guesses.setdefault(address, []).append(guess)
             self._by_size.setdefault(_size(before), []).append(guess)
             self.made_ahead += 1
         guess.result.on_done(lambda _: self.wake())
         return after
-
-    def _is_made(self, address: Address) -> None:
-        if self.expected is not None and address not in self.expected:
-            self.profile.unexpected()
 
     def prefill(self, prompt: Prompt, run: Run) -> None:
         """Prefill the beginning of a prompt whose continuation depends on an answer or a tool. It only uses backend time that would be idle."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from lmc.config import log
 from lmc.errors import Loc
-from lmc.frontend.capture.code import Lack
 from lmc.runahead.records import Record
 
 if TYPE_CHECKING:
@@ -75,8 +74,6 @@ class Profile:
         self._sites: dict[Loc | None, list[int]] = {}  # by request site: right, wrong
         self.off: set[Loc | None] = set()  # whose requests are no longer made ahead
         self.faults: list[Exception] = []
-        self._lacks: list[Lack] = []  # what the first evaluation of the latest run lacked at its end
-        self._alike = 0  # in how many runs before it the same
 
     @property
     def patience(self) -> float:
@@ -129,20 +126,6 @@ class Profile:
         self.spent += seconds
         self.cost += (max(0.0, seconds - once) - self.cost) / min(self.evaluations, 16)
 
-    @property
-    def expected(self) -> list[Lack]:
-        """Return what the first evaluation of a run lacks at its end, if it was the same in the latest runs; nothing for an occasional probe."""
-        return self._lacks if self._alike >= TRIALS and self.begun % PROBE else []
-
-    def lacked(self, lacks: list[Lack]) -> None:
-        """Record what the first evaluation of a run lacked at its end."""
-        self._alike = self._alike + 1 if lacks == self._lacks else min(self._alike, 0)
-        self._lacks = lacks
-
-    def unexpected(self) -> None:
-        """Record that a first evaluation that ended as expected knew nothing of a request: from now on each goes on to the end."""
-        self._alike = -sys.maxsize
-
     def fault(self, error: Exception) -> None:
         """Record an evaluation that failed by a bug in lmc: logged once, and kept for tests."""
         if not self.faults:
@@ -178,19 +161,6 @@ class Profile:
         self.wasted_tokens += ledger.wasted_tokens
         if ledger.records:
             self.runs.append(ledger)
-
-
-ANYWHERE = (0, 0, "")
-"""Place of a run, for `moved`, in what does not belong to any."""
-
-
-def moved(lacks: Sequence[Lack], root: tuple[int, int, str], to: tuple[int, int, str]) -> list[Lack]:
-    """Return what a run at one place lacks as if it were at another; nothing if not all of it are requests of this run."""
-    needed = {a for address, deps in lacks for a in ((address,) if address else ()) + tuple(deps or ())}
-    if any(len(a) != 4 or a[:2] != root[:2] or not a[2].startswith(root[2]) for a in needed):
-        return []
-    there = {a: (*to[:2], to[2] + a[2][len(root[2]) :], a[3]) for a in needed}
-    return [(there.get(address), None if deps is None else frozenset(map(there.__getitem__, deps))) for address, deps in lacks]
 
 
 def read_measured(data: Mapping[str, Any]) -> dict[str, float]:

@@ -235,7 +235,6 @@ class Evaluator:
     changed   objects that it has changed, one after another
     lacks     what it has lacked since the last request that it could make
     rest      where that ended in another evaluation, from a request on: nothing that it depends on has arrived since, so this one ends there
-    expected  for a `rest` of another run: what is lacked by then
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     quiet     by id, whether code changes nothing, whatever it is passed
     frames    locals of the frames of Python's that run functions of the program now, by their places
@@ -254,7 +253,7 @@ class Evaluator:
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
-        self.lacks, self.rest, self.expected = list[Lack](), list[Lack](), list[Lack]()
+        self.lacks, self.rest = list[Lack](), list[Lack]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
@@ -290,7 +289,7 @@ class Evaluator:
         """Record that a request is not made ahead, for lack of these answers. Ends the evaluation where no other can be made, or after many."""
         known = bool(deps) and not (self.shifted or self.exploring)
         self.lacks.append((address, deps) if known else (None, None))
-        if known and self.rest and address == self.rest[0][0] and self.expected in ([], self.lacks):
+        if known and self.rest and address == self.rest[0][0]:
             for lack in self.rest[1:]:
                 self.blocked(lack[1])
                 self.lacks[-1] = lack
