@@ -144,9 +144,8 @@ class Domain:
             evaluation.certain, evaluation.shifted, frame.result, frame.undecided = flags
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
-        of = site.then.effects, site.orelse.effects
         self._either(evaluation, frame, test, site)
-        return Unknown(test.deps, of=tuple([x for each in of for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) is Object]))
+        return Unknown(test.deps, of=_held(frame, site.then.effects, site.orelse.effects))
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
@@ -163,7 +162,7 @@ class Domain:
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         evaluation.havoc(frame, site.effects, items.deps)
-        return Unknown(items.deps)
+        return Unknown(items.deps, of=_held(frame, site.effects))
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
@@ -188,7 +187,12 @@ class Domain:
         evaluation.blocked(deps)
 
 
-_PARTS = frozenset("item attribute unpack next list tuple dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())
+def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
+    """Return the objects that a value of parts of a program may be or hold."""
+    return tuple([x for each in effects for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) is Object])
+
+
+_PARTS = frozenset("item attribute unpack next list tuple set dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())
 """Operations that give something of their operands."""
 
 

@@ -13,7 +13,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
-from lmc.frontend.capture.unknown import NOTHING, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Undecided, Unknown, join, raised
 
 Bind = Callable[[Frame, Any], None]
 
@@ -151,22 +151,25 @@ def _choice(test: Eval, then: Arm | None, orelse: Arm | None, loc: Loc) -> Eval:
 # -- displays --------------------------------------------------------------------------------------------------------
 
 
-def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], list[Any]]:
-    """Return the items of a display; Undecided where one is starred and unknown."""
+def _items(nodes: Sequence[ast.expr], scope: Scope) -> Callable[[Frame], tuple[list[Any], Deps]]:
+    """Compile the items of a display or the arguments of a call: they, with those that are starred and unknown as one, of which the dependencies tell."""
     if len(nodes) == 1 and not isinstance(nodes[0], ast.Starred):
         only = expression(nodes[0], scope)
-        return lambda frame: [only(frame)]
+        return lambda frame: ([only(frame)], NOTHING)
     parts = [(isinstance(n, ast.Starred), expression(n.value if isinstance(n, ast.Starred) else n, scope)) for n in nodes]
 
-    def run(frame: Frame) -> list[Any]:
-        found: list[Any] = []
+    def run(frame: Frame) -> tuple[list[Any], Deps]:
+        found, deps = list[Any](), NOTHING
         for starred, part in parts:
             x = part(frame)
             try:
                 found += op.each_of(frame.ev, x) if starred else (x,)
+            except Undecided as undecided:
+                found.append(x)
+                deps = join(deps, undecided.deps)
             except Raised as error:
                 raise raised(TypeError) if type(error.value) is TypeError else error from None
-        return found
+        return found, deps
 
     return run
 
@@ -176,10 +179,13 @@ def _display(make: Callable[[list[Any]], Any]) -> Callable[[Any, Scope], Eval]:
         items, name = _items(node.elts, scope), type(node).__name__.lower()
 
         def run(frame: Frame) -> Any:
+            found, deps = items(frame)
             try:
-                return op.native(make, items(frame))
+                if deps == NOTHING:
+                    return op.native(make, found)
             except Undecided as undecided:
-                return frame.ev.operation(name, (), undecided.deps)
+                deps = undecided.deps
+            return frame.ev.operation(name, found, deps)
 
         return run
 
@@ -244,20 +250,20 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     def run(frame: Frame) -> Any:
         ev = frame.ev
         callee = receiver(frame) if receiver is not None else fn(frame)  # pyright: ignore[reportOptionalCall]
-        given: list[Any] = []
+        given, deps = args(frame)
         kwargs: dict[str, Any] = {}
-        try:
-            given = args(frame)
-            for name, value in named:
-                x = value(frame)
-                if name is not None:
-                    kwargs[name] = x
-                else:
-                    op.spread(ev, kwargs, x)
-        except Undecided as undecided:
-            ev.loc = loc
-            return ev.call_with_unknown(callee, method, given, undecided.deps)
+        for name, value in named:
+            x = value(frame)
+            if name is not None:
+                kwargs[name] = x
+            elif (unknown := op.known(ev, x)) != NOTHING:
+                given.append(x)
+                deps = join(deps, unknown)
+            else:
+                op.spread(kwargs, x)
         ev.loc = loc
+        if deps != NOTHING:
+            return ev.call_with_unknown(callee, method, [*given, *kwargs.values()], deps)
         if kept is not None:
             return ev.call_settled(kept, callee, method, given, kwargs)
         if receiver is None:

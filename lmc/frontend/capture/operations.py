@@ -337,9 +337,7 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
         change(ev, x, NOTHING, operator.setitem, x, at, value)
 
 
-def spread(ev: Evaluator, kwargs: dict[str, Any], x: Any) -> None:
-    if (deps := known(ev, x)) != NOTHING:
-        raise Undecided(deps)
+def spread(kwargs: dict[str, Any], x: Any) -> None:
     if type(x) not in MAPPINGS or any(type(k) is not str or k in kwargs for k in x):
         raise raised(TypeError)
     kwargs.update(x)

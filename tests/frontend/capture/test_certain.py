@@ -466,6 +466,43 @@ def changes_each_object_of_a_list(s):
     ask(s, str(counters[0].least))
 
 
+@lmc.function
+def passes_an_object_beside_arguments_of_unknown_number(s):
+    names, words = ["old"], ask(s, "q").split()
+    adds_all(names, *words)
+    ask(s, str(names))
+
+
+def adds_all(to: list[Any], *_: Any, **__: Any) -> None:
+    to.append("new")
+
+
+@lmc.function
+def passes_an_object_beside_unknown_names(s):
+    names, words = ["old"], ask(s, "q").split()
+    adds_all(names, **{"x" + word: 1 for word in words})
+    ask(s, str(names))
+
+
+@lmc.function
+def makes_requests_behind_items_of_unknown_number(s):
+    words = ask(s, "q").split()
+    both = [*words, ask(s, "in a list")]
+    print(*both, ask(s, "in a call"))
+    ask(s, "end")
+
+
+@lmc.function
+def changes_an_object_in_a_list_of_unknown_length(s):
+    names, others, words = ["old"], ["old"], ask(s, "q").split()
+    held = [*words, names]
+    held[-1].append("new")
+    made = [others for _ in words]
+    made[0].append("new")
+    ask(s, f"{names}")
+    ask(s, f"{others}")
+
+
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
 
 
