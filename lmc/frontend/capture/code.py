@@ -236,7 +236,6 @@ class Evaluator:
     lacks     what it has lacked since the last request that it could make
     rest      where that ended in another evaluation, from a request on: nothing that it depends on has arrived since, so this one ends there
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
-    quiet     by id, whether code changes nothing, whatever it is passed
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
     """
@@ -258,7 +257,6 @@ class Evaluator:
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
         self.globals, self.functions = dict[tuple[int, str], Any](), dict[int, Any]()
-        self.quiet = dict[int, bool]()
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:
@@ -335,7 +333,6 @@ class Evaluator:
 
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.changed.append(module)
-        self.quiet.clear()
         self.snapshot.changed.add((id(module), name))
         self.globals[id(module), name] = x
 

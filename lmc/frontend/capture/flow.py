@@ -10,6 +10,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 CHANGING = frozenset({
     "append", "extend", "insert", "pop", "remove", "clear", "add", "update", "setdefault", "sort", "discard", "popleft", "appendleft", "reverse",
@@ -164,6 +165,12 @@ class Scan:
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._flows: dict[frozenset[str], Flow] = {}
         self._bindings: dict[str, Origins] = {}
+
+    @cached_property
+    def is_quiet(self) -> bool:
+        """Return whether it changes nothing that it is given, but by operators on it."""
+        plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
+        return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
     def origins(self, found: Iterable[Source], holds_nothing: frozenset[str] = NO_NAMES) -> Origins:
         """Return the origins of a value with these sources. `holds_nothing`: names of values that hold no other, such as states."""

@@ -226,16 +226,13 @@ class Losses:
         every, callees = _any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
         for fn, callee in callees:
             self._enter(callee, [(None, _any_of((every, *fn.of)) if type(fn) is Partial else every)])
-            if type(fn) is BoundMethod:
-                self.ev.quiet[id(fn.function)] = self.ev.quiet[id(callee[0])]
         return len(callees)
 
     def _enter(self, callee: Callee, given: Sequence[tuple[int | str | None, Any]]) -> None:
         """Follow a function of the program's with these arguments, by position or name; None: any."""
         code, inner, shift = callee
-        if (quiet := self.ev.quiet.get(id(code))) is None:
-            quiet = self.ev.quiet[id(code)] = _is_quiet(code, inner)
-        if quiet:
+        scan = code.effects.scan
+        if scan.is_quiet and all(type(_peek(inner, name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
             return
         if any(key is None for key, _ in given) or code.rest:
             every = _any_of([x for _, x in given])
@@ -253,7 +250,6 @@ class Losses:
             self.asks = True
             return self.lose(_any_of(inner.vars.values()))
         self._entered += 1
-        scan = code.effects.scan
         for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
             self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
         self.run(inner, code.effects)
@@ -267,7 +263,7 @@ class Losses:
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:
-                methods += [BoundMethod(fn, x) for fn in implicit_methods(x.cls) if not self.ev.quiet.get(id(fn))]
+                methods += [BoundMethod(fn, x) for fn in implicit_methods(x.cls)]
         for x in functions:
             if type(x) is BoundMethod and type(x.function) is str and (x.function in CHANGING or x.function in SAYING):
                 self.lose(x.receiver)
@@ -331,18 +327,6 @@ class Losses:
             whole, inside = code.effects.scan.origins(code.effects.scan.returned)
             return [_peek(inner, name) for name in whole | inside]
         return ()
-
-
-def _is_quiet(code: Code, frame: Frame) -> bool:
-    """Return whether code changes nothing, whatever it is passed, but by operators on it: it calls only functions of the table."""
-    scan = code.effects.scan
-    if scan.changed or scan.said or scan.stores or scan.defined or scan.reads_frame or scan.nonlocals or scan.globals or scan.appends:
-        return False
-    called = [_peek(frame, call.func.id) if isinstance(call.func, ast.Name) else None for call in scan.calls]
-    known = all(fn is not None and is_known(fn) and id(fn) not in CHANGES and id(fn) not in ASKS for fn in called)
-    free = [_peek(frame, name) for name in scan.names - code.bound - scan.binds] if frame.outer is None else [frame]
-    passed = [x for name in scan.given if type(x := _peek(frame, name)) in _FUNCTIONS]
-    return known and not passed and all(type(x) in _HOLD_NOTHING for x in free)
 
 
 def _any_of(values: Iterable[Any]) -> Unknown:

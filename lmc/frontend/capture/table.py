@@ -282,18 +282,11 @@ def _gather(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
         for a in args:
             if type(a) is Coroutine:
                 a.settle()
-        if kwargs.get("return_exceptions") is True:
-            return [_or_error(a) for a in args]
+        if "return_exceptions" in kwargs:
+            return Unknown(None)
         return [op.awaited(ev, a) for a in args]
 
     return Coroutine(run)
-
-
-def _or_error(x: Any) -> Any:
-    try:
-        return x.result() if type(x) is Coroutine else Unknown(None)
-    except Raised as raised:
-        return raised.value
 
 
 @rule(asyncio.create_task, asyncio.ensure_future)
