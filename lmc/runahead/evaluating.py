@@ -17,7 +17,7 @@ from lmc.backend.results import Result
 from lmc.config import log
 from lmc.errors import LmcError
 from lmc.frontend.capture import code
-from lmc.frontend.capture.code import Lack, Outcome, Place
+from lmc.frontend.capture.code import Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import ATOMS, OutsideSnapshot
 from lmc.frontend.capture.unknown import NOTHING, Deps, Undecided, Unknown, join
@@ -164,7 +164,7 @@ class AheadEmitter:
         if after is not None:
             return after, self._pending(address, after)
         self.ledger.missed.add(None if evaluation.shifted else address)
-        evaluation.miss(address, join(_deps(ctx), deps))
+        evaluation.miss()
         return Hole(frozenset([address])), Pending(address, None)
 
     def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
@@ -192,8 +192,7 @@ class AheadEmitter:
         return self.ledger.guess(address, ctx, ask, run, certain=evaluation.certain, in_arm=evaluation.exploring > 0)
 
     def _pending(self, address: Address, after: Prompt) -> Pending:
-        assert after.result is not None and self.evaluation is not None
-        self.evaluation.lacks.clear()
+        assert after.result is not None
         return Pending(self._places.setdefault(after.result, address), after.result)  # first of equal requests sharing an answer
 
     # -- reading
@@ -261,8 +260,6 @@ class AheadEmitter:
         begun = self.ledger.calls.begin(fn, args, kwargs)
         if begun is None:
             return Unknown(None)
-        assert self.evaluation is not None
-        self.evaluation.lacks.clear()
         key, future = begun
         if not future.done():
             return Unknown(frozenset([key]))
@@ -307,7 +304,6 @@ class ProgramSource:
         self._running: dict[Place, Locals] = {}
         self._steps: greenlet | None = None  # the evaluation that is not over
         self._evaluation: Evaluation | None = None
-        self._lacks: list[Lack] = []  # what the latest evaluation has lacked at its end, if that is more than one request
         self._number = 0
         self._thread: threading.Thread | None = None  # not its number, which a later thread may have
 
@@ -334,9 +330,6 @@ class ProgramSource:
         if outcome is None:
             return None
         assert self._evaluation is not None
-        lacks = self._evaluation.lacks
-        if outcome.raised is None and (outcome.paused or not outcome.reason) and sum([address is not None for address, _ in lacks]) > 1:
-            self._lacks = lacks
         vars(self._evaluation).clear()  # or its cycles would be garbage until the next collection
         self._steps = self._evaluation = None
         ledger.profile.passed.update(outcome.passed)
@@ -347,13 +340,10 @@ class ProgramSource:
     def _begin(self, ledger: Ledger, run: Run) -> Outcome | None:
         self._number, self._thread, passed = ledger.evaluations, threading.current_thread(), ledger.profile.passed
         emitter = AheadEmitter(ledger, run)
-        rest, self._lacks = ledger.unchanged(self._lacks), []
-        ledger.missed.update([address for address, _ in rest if address is not None])
         self._evaluation = emitter.evaluation = Evaluation(
             self.function, self.snapshot, emitter, stream=self.stream, paused=self._pauses, passes=lambda loc: passed[loc], frames=self._running,
             explores=ledger.policy is AheadPolicy.LIKELY,
         )  # fmt: skip
-        self._evaluation.rest = rest
         self._steps = greenlet(self._evaluation.run)
         self._steps.gr_context = copy_context()
         return self._steps.switch()

@@ -20,7 +20,6 @@ from lmc.backend.results import Result
 from lmc.backend.usage import Usage
 from lmc.config import log, logs
 from lmc.errors import LmcError, Loc
-from lmc.frontend.capture.code import Lack
 from lmc.frontend.capture.operations import interrupts
 from lmc.frontend.host import HostFunction
 from lmc.frontend.live import Run
@@ -404,17 +403,6 @@ class Ledger:
             return entry.result.done
         there = self.guesses.get(address)  # all of several arms: each would be evaluated again endlessly until its own arrived
         return all(g.result.done for g in there) if there else self._calls is not None and self._calls.done(address)
-
-    def unchanged(self, lacks: Sequence[Lack]) -> list[Lack]:
-        """Return the last of these, from a request on, if nothing that they depend on has arrived."""
-        rest: list[Lack] = []
-        for address, deps in reversed(lacks):
-            if deps is None or address in self.asked or any(map(self.known, deps)):
-                break
-            rest.append((address, deps))
-        while rest and rest[-1][0] is None:
-            rest.pop()
-        return rest[::-1]
 
     # -- waiting: the one place where a run waits for answers
 

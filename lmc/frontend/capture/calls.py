@@ -385,7 +385,6 @@ def _host(ev: Evaluator, fn: HostFunction, args: list[Any], kwargs: dict[str, An
         return ev.unknown_code(fn, args, kwargs)
     deps = join(NOTHING, *(op.need(ev, a) for a in (*args, *kwargs.values())))
     if deps is None or deps:
-        ev.lacks.append((None, deps))
         return ev.operation(fn.name, (*args, *kwargs.values()), deps)
     return ev.emitter.pure(fn, args, kwargs)
 

@@ -220,10 +220,6 @@ UNCERTAIN_MISS = 16
 """As how many of them one behind something undecided counts, such as each turn of an agent's loop."""
 
 
-Lack = tuple[Any, Deps]
-"""What an evaluation lacks: the address of a request that it cannot make (None: anything else), and the answers that it depends on."""
-
-
 class Evaluator:
     """An evaluation as the rules of the language see it: its flags and its budget. The emitter reads `certain` and `shifted` at each request.
 
@@ -233,8 +229,6 @@ class Evaluator:
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
-    lacks     what it has lacked since the last request that it could make
-    rest      where that ended in another evaluation, from a request on: nothing that it depends on has arrived since, so this one ends there
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -252,7 +246,6 @@ class Evaluator:
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
-        self.lacks, self.rest = list[Lack](), list[Lack]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
@@ -275,7 +268,6 @@ class Evaluator:
 
     def blocked(self, deps: Deps) -> None:
         """Record that these answers would let the evaluation see more: certain requests, their addresses, or a whole prompt."""
-        self.lacks.append((None, deps))
         if deps and deps not in self.outcome.waits:
             self.outcome.waits.append(deps)
 
@@ -283,16 +275,8 @@ class Evaluator:
         """Record that Python has made the current request: it has passed everything undecided."""
         self.certain, self.shifted = True, False
 
-    def miss(self, address: Any, deps: Deps) -> None:
-        """Record that a request is not made ahead, for lack of these answers. Ends the evaluation where no other can be made, or after many."""
-        known = bool(deps) and not (self.shifted or self.exploring)
-        self.lacks.append((address, deps) if known else (None, None))
-        if known and self.rest and address == self.rest[0][0]:
-            for lack in self.rest[1:]:
-                self.blocked(lack[1])
-                self.lacks[-1] = lack
-            self.outcome.paused = True
-            raise Stop("what follows is known")
+    def miss(self) -> None:
+        """Record that a request is not made ahead. Ends the evaluation after many."""
         self.misses += 1 if self.certain else UNCERTAIN_MISS
         if self.misses > MOST_MISSED and not self.exploring:
             self._budget = self.steps - 1
