@@ -37,13 +37,9 @@ from lmc.runahead.records import Address
 from lmc.segments import Gen, Select, Special, mark
 
 
-class Hole:
-    """A partly known prompt: `deps` are the answers it depends on, None: only Python can tell it. `known`: its known beginning."""
-
-    __slots__ = ("deps", "known")
-
-    def __init__(self, deps: Deps, known: Any = None) -> None:
-        self.deps, self.known = deps, known.known if isinstance(known, Hole) else known
+def hole(deps: Deps, known: Any = None) -> Unknown:
+    """Return a partly known prompt: `deps` are the answers it depends on, its note is its known beginning, that of `known`."""
+    return Unknown(deps, known.note if isinstance(known, Unknown) else known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class AheadEmitter:
 
     # -- prompts
 
-    def root(self) -> Prompt | Hole:
+    def root(self) -> Prompt | Unknown:
         return Prompt()
 
     def is_pythons(self, stream: str, ctx: Any, ordinal: int) -> bool:
@@ -85,31 +81,31 @@ class AheadEmitter:
         self._places.update({result: place for result, place in found.items() if result not in self._places})
         return True
 
-    def lost(self, deps: Deps) -> Hole:
-        return Hole(deps)
+    def lost(self, deps: Deps) -> Unknown:
+        return hole(deps)
 
     def append(self, ctx: Any, text: str | Special | Unknown) -> Any:
         if isinstance(text, Unknown):
-            return Hole(join(_deps(ctx), text.deps), ctx.append(text.begins) if text.begins and isinstance(ctx, Prompt) else ctx)
-        return ctx if isinstance(ctx, Hole) else ctx.append(text)
+            return hole(join(_deps(ctx), text.deps), ctx.append(text.begins) if text.begins and isinstance(ctx, Prompt) else ctx)
+        return ctx if isinstance(ctx, Unknown) else ctx.append(text)
 
-    def image(self, ctx: Any, source: Any, *_: Any, **__: Any) -> Hole:
-        return Hole(None)  # a file is read when the request is made
+    def image(self, ctx: Any, source: Any, *_: Any, **__: Any) -> Unknown:
+        return hole(None)  # a file is read when the request is made
 
     video = image
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
         parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too
-        return ctx if isinstance(ctx, Hole) else ctx.append(*parts, mark(role, "begin"))
+        return ctx if isinstance(ctx, Unknown) else ctx.append(*parts, mark(role, "begin"))
 
     def role_end(self, ctx: Any, role: str) -> Any:
-        return ctx if isinstance(ctx, Hole) else ctx.append(mark(role, "end"), *self._template.end(role))
+        return ctx if isinstance(ctx, Unknown) else ctx.append(mark(role, "end"), *self._template.end(role))
 
     def splice(self, ctx: Any, other: Any, since: Any) -> Any:
         found = self._nodes(other, since)
-        if isinstance(found, Hole):
-            return Hole(join(_deps(ctx), found.deps), ctx)
-        if isinstance(ctx, Hole):
+        if isinstance(found, Unknown):
+            return hole(join(_deps(ctx), found.deps), ctx)
+        if isinstance(ctx, Unknown):
             return ctx
         for node in found:
             if node.parts:
@@ -119,10 +115,10 @@ class AheadEmitter:
         return ctx
 
     def separate_reasoning(self, before: Any, after: Any, take: Callable[[str], str]) -> Any:
-        if isinstance(before, Hole) or isinstance(after, Hole):
-            return Hole(join(_deps(before), _deps(after)), before)
+        if isinstance(before, Unknown) or isinstance(after, Unknown):
+            return hole(join(_deps(before), _deps(after)), before)
         if not _there(after.result):
-            return Hole(self._needed(after.result), before)
+            return hole(self._needed(after.result), before)
         return before.append(Excerpt(after, take))
 
     # -- requests
@@ -147,7 +143,7 @@ class AheadEmitter:
             made = self._made(ctx, make, deps, address)
             if made is not None and not (entry and made.result is entry.result):
                 return made, self._pending(address, made)
-            known = not (isinstance(ctx, Hole) or deps is None or deps)
+            known = not (isinstance(ctx, Unknown) or deps is None or deps)
             if entry is not None and ((not isinstance(expr.name, Unknown) and entry.ask.name != expr.name) or (known and made is None)):
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
@@ -160,16 +156,16 @@ class AheadEmitter:
         try:
             after = self._guessed(ctx, make, deps, address)
         except LmcError:  # Python raises it here; no request is made
-            return Hole(None), Pending(address, None)
+            return hole(None), Pending(address, None)
         if after is not None:
             return after, self._pending(address, after)
         self.ledger.missed.add(None if evaluation.shifted else address)
         evaluation.miss()
-        return Hole(frozenset([address])), Pending(address, None)
+        return hole(frozenset([address])), Pending(address, None)
 
     def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
         """Return the prompt with the answer of an equal request, if Python has made one."""
-        if isinstance(ctx, Hole) or deps is None or deps:
+        if isinstance(ctx, Unknown) or deps is None or deps:
             return None
         try:
             return self.ledger.made(ctx, make(Origin(*address)))
@@ -180,9 +176,9 @@ class AheadEmitter:
         """Make a request ahead, if it is known and allowed."""
         run, evaluation = self.run, self.evaluation
         assert evaluation is not None
-        if isinstance(ctx, Hole) or deps is None or deps:
+        if isinstance(ctx, Unknown) or deps is None or deps:
             evaluation.blocked(join(_deps(ctx), deps))
-            known = ctx.known if isinstance(ctx, Hole) else ctx
+            known = ctx.note if isinstance(ctx, Unknown) else ctx
             if known is not None and evaluation.certain and not evaluation.exploring:
                 self.ledger.prefill(known, run)
             return None
@@ -207,20 +203,20 @@ class AheadEmitter:
                 deps = join(deps, None if place is None or failed else frozenset([place]))
         return deps
 
-    def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Hole:
+    def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Unknown:
         """Return the nodes of a prompt after an ancestor, if all of them are known."""
-        if isinstance(ctx, Hole):
+        if isinstance(ctx, Unknown):
             return ctx
-        if isinstance(since, Hole):
-            return Hole(None)
+        if isinstance(since, Unknown):
+            return hole(None)
         try:
             nodes = ctx.nodes_after(since)
         except ValueError:  # the prompt is Python's own, and the ancestor was predicted
-            return Hole(None)
+            return hole(None)
         answers = [node.result for node in nodes if node.result is not None]
         answers += [part.result for node in nodes for part in node.parts if isinstance(part, Excerpt)]
         missing = [answer for answer in answers if not _there(answer)]
-        return Hole(self._needed(*missing)) if missing else nodes
+        return hole(self._needed(*missing)) if missing else nodes
 
     def read(self, answer: Pending) -> Any:
         return self._of(answer, lambda output: output.value)
@@ -251,7 +247,7 @@ class AheadEmitter:
 
     def _whole(self, ctx: Any, since: Any, read: Callable[[], Any]) -> Any:
         found = self._nodes(ctx, since)
-        return Unknown(found.deps) if isinstance(found, Hole) else read()
+        return Unknown(found.deps) if isinstance(found, Unknown) else read()
 
     def usage(self, answers: Iterable[Any], stream: str = "") -> Any:
         return Unknown(None)
@@ -273,7 +269,7 @@ def _there(result: Result | None) -> bool:
 
 
 def _deps(ctx: Any) -> Deps:
-    return ctx.deps if isinstance(ctx, Hole) else NOTHING
+    return ctx.deps if isinstance(ctx, Unknown) else NOTHING
 
 
 def _deps_of(values: Iterable[Any]) -> Deps:

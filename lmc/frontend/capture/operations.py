@@ -91,7 +91,7 @@ def interrupts(error: BaseException) -> bool:
 def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
-        if (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
+        if x.__class__ not in PLAIN and (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
