@@ -16,7 +16,7 @@ from greenlet import getcurrent, greenlet
 from lmc.backend.results import Result
 from lmc.config import log
 from lmc.errors import LmcError
-from lmc.frontend.capture import code
+from lmc.frontend.capture import scan
 from lmc.frontend.capture.code import Outcome, Place
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.capture.outside import ATOMS, OutsideSnapshot
@@ -310,19 +310,19 @@ class ProgramSource:
         return OutsideSnapshot(self._bound.args[1:], self._bound.kwargs)
 
     def evaluate(self, ledger: Ledger, run: Run, stops: Callable[[], bool]) -> Sequence[frozenset[Any]] | None:
-        compiled = code.spent
+        compiled = scan.spent
         if (self._number, self._thread) != (ledger.evaluations, threading.current_thread()):
             self._abandon()
         with frames(self._running):
             outcome = self._begin(ledger, run) if self._steps is None else self._continue(self._steps)
             while outcome is None and self._steps is not None:
-                before, stop = code.spent, stops()
-                compiled += code.spent - before  # by other programs
+                before, stop = scan.spent, stops()
+                compiled += scan.spent - before  # by other programs
                 if stop:
                     self._evaluation.forget_locals()  # pyright: ignore[reportOptionalMemberAccess]
                     break
                 outcome = self._steps.switch(False)
-        ledger.once = code.spent - compiled
+        ledger.once = scan.spent - compiled
         if outcome is None:
             return None
         assert self._evaluation is not None

@@ -29,6 +29,7 @@ from lmc.passes.base import Target
 from lmc.passes.manager import run_pipeline
 from lmc.runahead.annotations import NO_ANNOTATIONS
 from lmc.runahead.compiled import Stats, wait_for
+from lmc.runahead.evaluating import ProgramSource
 from lmc.runahead.ledger import AheadPolicy, Ledger, Source
 from lmc.runahead.planning import Planner, target_of
 from lmc.runahead.profile import Profile
@@ -84,7 +85,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         self.counted = Stats()
         self.profile = Profile()
         self.planner = Planner(fn, self.outputs, opt, aggressive)
-        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = _evaluation
+        self.make_source: Callable[[Function, inspect.BoundArguments, State], Source] = ProgramSource
 
     # -- running
 
@@ -365,18 +366,6 @@ _INSTEAD: Mapping[str, str] = {
     "trace": "program.dump_ir()", "cache": "fn.cache(backend)",
 }  # fmt: skip
 """Attributes of a `Function` that a `Program` has under another name."""
-
-
-def _evaluation(function: Function, bound: inspect.BoundArguments, state: State) -> Source:
-    """Return the source of requests made ahead, unless a test substitutes another."""
-    return _program_source()(function, bound, state)
-
-
-@functools.cache
-def _program_source() -> Callable[[Function, inspect.BoundArguments, State], Source]:
-    from lmc.runahead.evaluating import ProgramSource  # when the first run with requests made ahead begins
-
-    return ProgramSource
 
 
 def checked_ahead(ahead: str) -> AheadPolicy:

@@ -20,7 +20,7 @@ from lmc import waiting
 from lmc.backend import mock
 from lmc.backend.mock import CAPABILITIES, Mock
 from lmc.frontend import flights
-from lmc.frontend.capture import closures, code
+from lmc.frontend.capture import closures, scan
 from lmc.frontend.capture.code import Outcome
 from lmc.frontend.capture.evaluation import Evaluation
 from lmc.frontend.fibers import Fibers
@@ -205,7 +205,7 @@ def test_what_others_compile_while_they_go_first_is_none_of_its_once(monkeypatch
 
     def beside(self: Any, ledger: Any, run: Any, stops: Callable[[], bool]) -> Any:
         def compiling() -> bool:
-            monkeypatch.setattr(code, "spent", code.spent + 100.0)
+            monkeypatch.setattr(scan, "spent", scan.spent + 100.0)
             return stops()
 
         return evaluate(self, ledger, run, compiling)

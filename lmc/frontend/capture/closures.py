@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from time import thread_time
 
-from lmc.frontend.capture import code
+from lmc.frontend.capture import scan
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope, as_def
 from lmc.frontend.capture.outside import is_users
 from lmc.frontend.capture.statements import block
@@ -33,7 +33,7 @@ def code_of(fn: types.FunctionType) -> Code:
         if len(_codes) >= _MOST_CODES:
             _codes.clear()
         _codes[key] = found
-        code.spent += thread_time() - began
+        scan.spent += thread_time() - began
     if isinstance(found, NotUnderstood):
         raise found
     return found

@@ -114,10 +114,6 @@ def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:
     )  # fmt: skip
 
 
-spent = 0.0
-"""CPU seconds spent compiling functions so far: approximate, counted without a lock."""
-
-
 class Frame:
     """The names of a call or a comprehension.
 

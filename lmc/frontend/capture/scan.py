@@ -6,12 +6,17 @@ import ast
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from time import thread_time
 
 from lmc.frontend.capture.flow import Loop, Scan
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _REPEATED = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EXITS = {ast.Return: "return", ast.Raise: "raise", ast.Break: "break", ast.Continue: "continue"}
+
+
+spent = 0.0
+"""CPU seconds spent compiling functions and looking through them so far: approximate, counted without a lock."""
 
 
 class PossibleEffects:
@@ -23,7 +28,11 @@ class PossibleEffects:
     @cached_property
     def scan(self) -> Scan:
         """Return what it binds, changes and calls, with the sources of the values."""
-        return Scan(self.nodes, self.over, *bindings(self.nodes))
+        global spent
+        began = thread_time()
+        found = Scan(self.nodes, self.over, *bindings(self.nodes))
+        spent += thread_time() - began
+        return found
 
     @cached_property
     def exits(self) -> frozenset[str]:

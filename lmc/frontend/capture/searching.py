@@ -12,8 +12,8 @@ from inspect import signature
 from time import thread_time
 from typing import Any
 
-from lmc.frontend.capture import code
 from lmc.frontend.capture import operations as op
+from lmc.frontend.capture import scan
 from lmc.frontend.capture.outside import ATOMS
 from lmc.frontend.capture.unknown import Raised, Stop, Undecided
 
@@ -90,4 +90,4 @@ def _interruptible(pattern: re.Pattern[Any]) -> Any:
     except Raised:
         raise Undecided(None) from None
     finally:
-        code.spent += thread_time() - began
+        scan.spent += thread_time() - began
