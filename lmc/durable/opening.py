@@ -132,7 +132,7 @@ def _enter(journal: JournalFile, bound: Sequence[inspect.BoundArguments], number
     for number, arguments in zip(numbers, bound, strict=True):
         known = records.get(number)
         if known is not None and known[0][0] != "x" and not _same(_beginning(_given(arguments)), known[0]):
-            of = f"item {number}" if journal.contents.header["kind"] == "batch" else "the run"
+            of = "the run" if len(records) == 1 else f"item {number}"
             raise JournalError(
                 f"journal={str(journal.path)!r} belongs to a call with other arguments: those of {of} have changed. Give the call what it was given "
                 "before, or a journal of its own",

@@ -29,8 +29,9 @@ def interrupt(question: str, schema: Any = None) -> Any:
         raise ArgumentError(f"lmc.interrupt({question!r:.60}): the question must be text", loc=caller_loc())
     recorder = RECORDING.get()
     if recorder is None:
-        raise ProgramError("lmc.interrupt() asks a person, which takes a journal to keep the question in: run the program with journal=path. In a tool it "
-                           "cannot be: ask in the program, and pass the answer to the tool", loc=caller_loc())  # fmt: skip
+        raise ProgramError("lmc.interrupt() asks a person, which takes a journal to keep the question in: run the program with journal=path, or under "
+                           "lmc serve --journals with an id (?run=ID). In a tool it cannot be: ask in the program, and pass the answer to the tool",
+                           loc=caller_loc())  # fmt: skip
     return _as(schema, recorder.asked(question, schema_text(schema)))
 
 

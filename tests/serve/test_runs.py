@@ -99,7 +99,9 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     post("/programs/mail?run=b", {"to": "Ann"}, **how)
     other = post("/programs/mail?run=b", {"to": "Bob"}, **how)
-    assert other.status_code == 409 and "other arguments" in other.json()["error"]["message"]
+    assert other.status_code == 409 and "other arguments: those of the run have changed" in other.json()["error"]["message"]
+    unnamed = post("/programs/mail", {"to": "Ann"}, **how)
+    assert unnamed.status_code == 500 and "under lmc serve --journals with an id (?run=ID)" in unnamed.json()["error"]["message"]
     (tmp_path / "runs" / "mail" / "c").mkdir()
     (tmp_path / "runs" / "mail" / "c" / "journal").write_bytes(b"no journal\n")
     broken = post("/programs/mail?run=c", {"to": "Ann"}, **how)
