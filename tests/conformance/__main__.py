@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--done", type=Path, metavar="FILE", help="keep there which parts were looked at, and leave out those that were")
     parser.add_argument("--failures", type=int, default=3, help="stop after that many")
     parser.add_argument("--show", type=int, metavar="SEED", help="print a program and what it is run with, and do nothing")
-    parser.add_argument("--file", type=Path, help="look at the program of this file, in every setting")
+    parser.add_argument("--file", type=Path, help="look at the `program(s, q, xs, flag=False)` of this file, in every setting")
     options = parser.parse_args(argv)
     if options.show is not None:
         print(f"# {Setting.of(options.show)}\n{source(options.show)}")
@@ -89,16 +89,18 @@ def _report(failure: Failure) -> None:
 
 
 def _file(file: Path) -> int:
-    text, failed = file.read_text(), False
+    text, settings, failed = file.read_text(), 0, 0
     for ahead in ("off", "certain", "likely", "lies"):
         for temperature in (0, 0.8):
             for faults in (0, 7):
                 setting = Setting(ahead, temperature, faults, latency=True, threads=True)
                 said = problem(text, setting)
+                settings += 1
                 if said is not None:
-                    failed = True
+                    failed += 1
                     print(f"{said}\n   {setting}")
-    return int(failed)
+    print(f"{settings} settings, {failed} failures")
+    return int(failed > 0)
 
 
 if __name__ == "__main__":

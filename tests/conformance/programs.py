@@ -399,7 +399,7 @@ def compiled(source: str) -> tuple[lmc.Function, Callable[[int], None], Callable
     file = f"<program {zlib.crc32(source.encode()):x}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     tools = {n: getattr(outside, n) for n in TOOLS}
-    names: dict[str, Any] = {"__name__": "generated", "outside": outside, "effect": effect, **tools}
+    names: dict[str, Any] = {"__name__": "generated", "outside": outside, "effect": effect, "G": [], "N": 0, **tools}
     exec(compile(source, file, "exec", dont_inherit=True), names)
 
     def reset(world: int = 0) -> None:
