@@ -241,7 +241,9 @@ def config(**changes: Unpack[Changes]) -> Settings:
     global _settings
     for name, value in changes.items():
         if name not in _READ:
-            raise ArgumentError(f"config() has no setting {name!r}; there are {', '.join(_READ)}")
+            from lmc.parameters import suggestion
+
+            raise ArgumentError(f"config() has no setting {name!r}{suggestion(name, _READ)}")
         _overrides[name] = _READ[name](name, value)
     if changes:
         _settings = None

@@ -108,8 +108,9 @@ RUN_SAMPLING = tuple(name for name in _PARAMETERS if name not in ("max_tokens", 
 
 def suggestion(name: str, known: Collection[str]) -> str:
     """Return `; did you mean 'x'?`, or a list of the known names."""
-    near = difflib.get_close_matches(str(name), known, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}" if known else "; it takes none"
+    names = {one.lower(): one for one in reversed(list(known))}
+    near = difflib.get_close_matches(str(name).lower(), names, 1)
+    return f"; did you mean {names[near[0]]!r}?" if near else f"; there are {', '.join(known)}" if known else "; it takes none"
 
 
 def sampling(defaults: SamplingParams, given: Mapping[str, Any]) -> SamplingParams:

@@ -728,6 +728,8 @@ def test_names_that_are_not_there():
         program.foo  # noqa: B018
     with pytest.raises(AttributeError, match="no backend takes sound; append a transcript as text"):
         lmc.audio  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'openai'; did you mean 'OpenAI'\?"):
+        lmc.openai  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'selekt'; did you mean 'select'\?"):
         lmc.selekt  # noqa: B018
     with pytest.raises(lmc.ProgramError, match=r"no chat template 'chatlm'; there are .*chatml"):
