@@ -104,6 +104,10 @@ def import_file(path: Path) -> ModuleType:
         if error.filename is None:  # of a file that is no text
             raise UsageError(f"{path} is not a Python file: {error.msg}") from error
         raise
+    except ImportError as error:
+        if "no known parent package" in str(error):
+            error.add_note(f"({path.name} is imported by itself, as `python {path.name}` runs it: leave out the dot, or name a package of the current folder)")
+        raise
     return module
 
 

@@ -58,10 +58,13 @@ def result_of(result: Any) -> Any:
 
 def asked_for(call: Mapping[str, Any], tools: Iterable[Any], /) -> tuple[Any, Mapping[str, Any]]:
     """Return the function that `call_tool` calls, and its arguments. Raises ToolError."""
+    if callable(tools):
+        raise ArgumentError(f"call_tool(call, tools) takes a list of tools; write [{getattr(tools, '__name__', '…')}]", loc=caller_loc())
     known = {getattr(tool, "__name__", ""): tool for tool in tools if callable(tool)}
-    if not call.keys() >= {"name", "arguments"}:
-        openai = '; of a call in OpenAI\'s format, {"name": …, "arguments": json.loads(…)} of call["function"]' if "function" in call else ""
-        raise ArgumentError(f'call_tool() takes one of get_meta_info(…)["tool_calls"], not {reprlib.repr(call)}{openai}', loc=caller_loc())
+    if not isinstance(call, Mapping) or not call.keys() >= {"name", "arguments"}:  # pyright: ignore[reportUnnecessaryIsInstance]
+        openai = isinstance(call, Mapping) and "function" in call  # pyright: ignore[reportUnnecessaryIsInstance]
+        instead = '; of a call in OpenAI\'s format, {"name": …, "arguments": json.loads(…)} of call["function"]' if openai else ""
+        raise ArgumentError(f'call_tool() takes one of get_meta_info(…)["tool_calls"], not {reprlib.repr(call)}{instead}', loc=caller_loc())
     name: Any = call["name"]
     arguments: Any = call["arguments"]
     if name not in known:

@@ -103,6 +103,7 @@ BAD = {
     "syntax error in the file": (["run", "syntax.py:fn", "-b", "mock"], 1,
                                  ["syntax.py is not valid Python:\n  File", ", line 1\n    def f(:\n          ^\nSyntaxError: "]),
     "syntax error in a text of the program": (["run", "evaluates.py:fn", "-b", "mock"], 1, ["SyntaxError", "evaluates.py:1 in <module>"]),
+    "a file of a package": (["run", "relative.py:fn", "-b", "mock"], 1, ["relative.py:1", "(relative.py is imported by itself", "leave out the dot"]),
     "a file that exits": (["run", "exits.py:fn", "-b", "mock"], 2, ["exits.py ends the process", "exit code 3", 'if __name__ == "__main__"']),
     "a file that is no text": (["run", "binary.py:fn", "-b", "mock"], 2, ["binary.py is not a Python file: source code", "null bytes"]),
     "file without a program": (["run", "empty.py", "-b", "mock"], 2, ["@lmc.function"]),
@@ -150,6 +151,7 @@ def bad_files(folder):
     (folder / "evaluates.py").write_text("eval('1 +')\n")
     (folder / "empty.py").write_text("x = 1\n")
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    (folder / "relative.py").write_text("from .neighbour import word\n")
     (folder / "binary.py").write_bytes(b"x = 1\0")
     (folder / "g.lmir").write_text("graph @g() -> (any) {\n}\n")
     (folder / "text.lmir").write_text("\nno graph\n")

@@ -85,13 +85,19 @@ def test_a_call_that_cannot_be_made(said, error):
     [
         ({"id": "1", "function": {"name": "weather", "arguments": "{}"}}, r"of a call in OpenAI's format, .*json\.loads"),
         ({"name": "weather"}, "takes one of get_meta_info"),
+        ([{"name": "weather", "arguments": {}}], "takes one of get_meta_info"),
     ],
-    ids=["OpenAI's", "half"],
+    ids=["OpenAI's", "half", "a list"],
 )  # fmt: skip
 def test_a_call_of_another_form_is_the_programs_mistake(call, says):
     with pytest.raises(lmc.ArgumentError, match=says) as raised:
         lmc.call_tool(call, [weather])
     assert raised.value.loc.file == __file__
+
+
+def test_one_tool_is_no_list_of_tools():
+    with pytest.raises(lmc.ArgumentError, match=r"takes a list of tools; write \[weather\]"):
+        lmc.call_tool({"name": "weather", "arguments": {}}, weather)
 
 
 @pytest.mark.parametrize("tool, says", [(max, "max does not say what its parameters are"), (print, r"print\(\*args\): a model gives arguments by name")])
