@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from lmc.backend.results import Result
 from lmc.errors import ProgramError
+from lmc.frontend.expressions import caller_loc
 from lmc.prompt import Prompt
 from lmc.waiting import Signal, in_event_loop, is_set
 
@@ -77,7 +78,7 @@ async def on_thread(work: Callable[[], None]) -> None:
 def run_here(make: Callable[[], Coroutine[Any, Any, T]], described: str, instead: str) -> T:
     """Run a coroutine on a new loop of the calling thread. Raises ProgramError where a loop is running already."""
     if in_event_loop():
-        raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`")
+        raise ProgramError(f"{described} is async, and an event loop is running here: write `{instead}`", loc=caller_loc())
     return asyncio.run(make())
 
 

@@ -194,7 +194,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         fn = self.function
         with self._during(options, (bound,)) as options:
             if fn.is_async and not options.stream:
-                return aio.run_here(lambda: fn._arun(bound, options), fn.described, f"await {fn.name}.acall(…)")
+                return aio.run_here(lambda: fn._arun(bound, options), fn.described, "await program.acall(…)")
             return fn._run(bound, options)
 
     def beginning(self, ahead: str | None) -> Callable[..., None]:

@@ -358,3 +358,16 @@ def test_threads_of_a_program_block_and_its_tasks_do_not():
 
     (_, on_main), _ = program.run(backend=Gated(2)).ret_value
     assert not on_main
+
+
+def test_an_async_program_that_is_called_on_a_loop_says_what_to_write() -> None:
+    @lmc.function
+    async def later(s: Any) -> None:
+        s += lmc.gen("x", max_tokens=2)
+
+    async def main(call: Any, instead: str) -> None:
+        with pytest.raises(lmc.ProgramError, match=rf"test_suspending.py:\d+: program later.* is async, .*: write `await {instead}\(…\)`"):
+            call(backend=lmc.Mock())
+
+    asyncio.run(main(later, "later.arun"))
+    asyncio.run(main(lmc.compile(later), "program.acall"))
