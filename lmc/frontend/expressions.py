@@ -254,7 +254,11 @@ def items_of(x: object) -> tuple[Expr, ...]:
 def _refusal(x: object, what: str) -> ProgramError:
     if x is None:
         return ParameterError(f"cannot {what} None; did a function forget to return its expression, or is a field empty?", loc=caller_loc())
-    found = next((remedy for kind, remedy in _REMEDIES.items() if kind in [k.__name__ for k in type(x).__mro__]), "")
+    first = x[0] if isinstance(x, list) and x else x
+    if isinstance(first, Mapping) and "content" in first:
+        found = '; append the content of each message in its role: lmc.user(m["content"])'
+    else:
+        found = next((remedy for kind, remedy in _REMEDIES.items() if kind in [k.__name__ for k in type(x).__mro__]), "")
     return ArgumentError(f"cannot {what} {an(type(x).__name__)}, only text and expressions{found}", loc=caller_loc())
 
 

@@ -90,7 +90,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         self._wrapper: type[Any] | None = type(func) if type(func) in (classmethod, staticmethod) else None
         if self._wrapper is not None:
             func = cast(Any, func).__func__
-        if not callable(func):
+        if not callable(func) or isinstance(func, type):
             raise ArgumentError(f"lmc.function decorates a Python function, not {func!r}", loc=caller_loc())
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens

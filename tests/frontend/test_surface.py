@@ -376,6 +376,14 @@ def a_list(s, x):
     s += lmc.user(["a"])  # cannot concatenate a list, only text and expressions; join it first: "\n".join(items)
 
 
+def a_message_of_an_api(s, x):
+    s += lmc.user({"role": "user", "content": x})  # cannot concatenate a dict, only text and expressions; append the content of each message in its role: lmc.user(m["content"])
+
+
+def messages_of_an_api(s, x):
+    s += [{"role": "user", "content": x}]  # cannot append a list, only text and expressions; append the content of each message in its role
+
+
 def gen_itself(s, x):
     s += gen  # cannot append a function, only text and expressions; call it
 
@@ -711,6 +719,11 @@ def test_a_wrong_call_is_answered_at_its_line(call, says):
         call()
     assert f"{__file__}:{call.__code__.co_firstlineno}: " in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_a_class_is_no_program():
+    with pytest.raises(lmc.ArgumentError, match=r"test_surface.py:\d+: lmc.function decorates a Python function, not <class 'int'>"):
+        lmc.function(int)
 
 
 def test_names_that_are_not_there():
