@@ -279,4 +279,4 @@ def _progress_bar(total: int) -> Any:
     with ignored(Warning, "IProgress not found"):  # in a notebook without ipywidgets the bar is text, which is no fault of the program's
         from tqdm.auto import tqdm
 
-    return tqdm(total=total)
+    return tqdm(total=total, disable=sys.stderr is None)  # as under pythonw

@@ -483,6 +483,17 @@ def test_a_progress_bar_counts_all(is_async: bool, capsys: pytest.CaptureFixture
     assert "7/7" in capsys.readouterr().err
 
 
+def test_without_standard_error_there_is_no_bar(monkeypatch: pytest.MonkeyPatch):
+    """As in a program with windows alone."""
+    @lmc.function
+    def plain(s: Any, i: int) -> int:
+        s += lmc.gen("x", max_tokens=2)
+        return i
+
+    monkeypatch.setattr("sys.stderr", None)
+    assert [s.ret_value for s in lmc.compile(plain, backend=Mock()).batch([(1,), (2,)], progress=True)] == [1, 2]
+
+
 def test_a_batch_inside_of_an_async_program_leaves_the_loop_free():
     backend = Gated()
 
