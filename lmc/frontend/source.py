@@ -121,7 +121,7 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     linecache.lazycache(code.co_filename, fn.__globals__)  # of a module that is no file, such as one in a zip archive, its loader has the source
     module = _module(code.co_filename)
     if module is None:
-        raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell")
+        raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell{without_source(code.co_filename)}")
     if (known := module.known.get(id(code))) is not None:
         return known[1]
     place, nodes = (code.co_firstlineno, code.co_name), list[SourceFunction]()
@@ -137,6 +137,11 @@ def _found(fn: types.FunctionType) -> SourceFunction:
         raise NoSource(f"several functions named {code.co_name} start at {where}")
     module.known[id(code)] = code, nodes[0]
     return nodes[0]
+
+
+def without_source(file: str) -> str:
+    """Return what to add where a file has no source: IPython keeps none of what it times."""
+    return ", one without %%time" if file == "<timed exec>" else ""
 
 
 _Span = tuple[tuple[int, int], tuple[int, int]]

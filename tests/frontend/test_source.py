@@ -83,3 +83,13 @@ def test_functions_are_found_wherever_their_statement_begins(tmp_path: Path, mon
     assert ends == ["return (text, json.dumps(x))", "return x", "return self.__private", "lambda: 1"]
     assert [one.class_name for one in found] == [None, None, "Held", None]
     assert [one.node.lineno for one in found] == [10, 19, 24, 27]
+
+
+def test_a_cell_that_is_timed_keeps_no_source(tmp_path):
+    """IPython compiles what `%%time` times under one name, and keeps its text nowhere."""
+    names = {"lmc": lmc}
+    exec(compile("@lmc.function\ndef timed(s):\n    s += lmc.gen('x', max_tokens=2)\n", "<timed exec>", "exec"), names)
+    program = lmc.compile(names["timed"], backend=lmc.Mock())
+    assert "define it in a file or a notebook's cell, one without %%time" in program.dump_ir()
+    with pytest.raises(lmc.JournalError, match="has no source that can be read: define it in a cell without %%time"):
+        program(journal=tmp_path / "j")
