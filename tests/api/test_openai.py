@@ -329,6 +329,18 @@ def test_a_server_that_does_not_score_is_asked_for_the_choice(openai):
     assert sum("echo" in s.body for s in server.seen) == 1, "learnt once"
 
 
+def test_a_server_that_ignores_the_schema_of_a_choice_is_named(openai, monkeypatch):
+    @lmc.function
+    def program(s):
+        s += lmc.user("Yes or no?") + lmc.assistant(lmc.select("c", ["yes", "no"]))
+
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    backend, server = openai(says("maybe"))
+    with pytest.raises(lmc.ConstraintError, match="asked for one of the choices by a schema, and answered 'maybe': it ignores schemas"):
+        program.run(backend=backend)["c"]
+    assert len(server.seen) == 1
+
+
 def test_adapters_are_refused_before_anything_is_asked(openai):
     backend, server = openai(says("ab"))
     with pytest.raises(lmc.UnsupportedOpError, match=r"does not support gen with adapter='sql': adapters are for lmc.Engine"):

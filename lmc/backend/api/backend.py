@@ -556,7 +556,10 @@ class ApiBackend(SharedBackend, ABC):
             if chosen is not None:
                 how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
                 return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
-        raise UnmetConstraint(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {reply.samples[0].text[:80]!r}", loc=ask.loc)
+        last = f"{reply.samples[0].text[:80]!r}"
+        if exact:
+            raise UnmetConstraint(f"{self.name}: the server was asked for one of the choices by a schema, and answered {last}: it ignores schemas", loc=ask.loc)
+        raise UnmetConstraint(f"{self.name}: none of {self.attempts} answers is one of the choices; the last is {last}", loc=ask.loc)
 
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:
         """Return the constraint that makes an answer one of the choices; None: there is none, and it is verified."""
