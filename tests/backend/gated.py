@@ -18,14 +18,16 @@ PATIENCE = 60.0
 
 
 class Gated(Mock):
-    """The gate opens when `together` requests wait at it, or by `open()`; what comes later passes at once, and so do the first `behind` requests.
+    """The gate opens when `together` requests wait at it, when `asked` are there with those that wait for an answer before them, or by `open()`; what
+    comes later passes at once, and so do the first `behind` requests.
 
     A program that waits for one answer before it asks for the next never opens it: what waits then fails, with an
     error that says how many were there.
     """
 
-    def __init__(self, together: int | None = None, answers: Any = None, *, behind: int = 0) -> None:
+    def __init__(self, together: int | None = None, answers: Any = None, *, behind: int = 0, asked: int | None = None) -> None:
         super().__init__(answers, latency=1e-3)
+        self._asked = asked
         self._together, self._behind = together, behind
         self._held: list[Callable[[], object]] = []
         self._passing = set[Any]()
@@ -41,6 +43,12 @@ class Gated(Mock):
     def opened(self) -> bool:
         """Whether requests pass at once by now."""
         return self._opened
+
+    def submit(self, *request: Any, **hints: Any) -> Any:
+        handle = super().submit(*request, **hints)
+        if self._asked is not None and len(self._pending) >= self._asked:
+            self.open()
+        return handle
 
     def open(self) -> None:
         with self._gate:

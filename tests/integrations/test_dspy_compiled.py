@@ -32,6 +32,15 @@ def using(answers: Any = None, adapter: Any = None, latency: Any = 0.0, **option
     return mock
 
 
+def held(module: Any, asked: int, answers: Any = None, adapter: Any = None, **options: Any):
+    """A compiled module that is evaluated at every wait, and its mock, which answers when so many requests are made."""
+    mock = Gated(answers=answers, asked=asked)
+    dspy.configure(lm=lmc.dspy.LM(mock, **{"temperature": 0, "max_tokens": 12, **options}), adapter=lmc.dspy.Adapter() if adapter is None else adapter)
+    compiled = lmc.compile(module)
+    eager(compiled._program)  # faults of the evaluator fail the test
+    return compiled, mock
+
+
 class Mood(enum.Enum):
     good = "good"
     bad = "bad"
@@ -174,8 +183,7 @@ def test_a_compiled_module_gives_what_dspy_gives(name, ahead, latency):
 
 def test_requests_of_later_predictors_are_made_while_python_waits():
     make, inputs = PROGRAMS["notes"]
-    mock = using(latency=0.3)
-    compiled = lmc.compile(make())
+    compiled, mock = held(make(), 6)
     state = compiled.run(inputs)
     assert state.usage.ahead_used >= 4 and state.usage.ahead_wasted == 0
     assert state.usage.calls == len(mock.call_log) == 8
@@ -327,8 +335,10 @@ def test_predictors_may_have_lms_of_their_own():
     assert lmc.compile(module)(texts="xyz") == expected
     assert (len(mock.call_log), len(other.call_log)) == (3, 3)  # nothing is asked of a model that its predictor does not ask
     dspy.configure(lm=None)
-    module.set_lm(lmc.dspy.LM(lmc.Mock(latency=0.3), temperature=0, max_tokens=12))
-    state = lmc.compile(module).run({"texts": "xyz"})
+    module.set_lm(lmc.dspy.LM(Gated(asked=2, behind=1), temperature=0, max_tokens=12))
+    compiled = lmc.compile(module)
+    eager(compiled._program)
+    state = compiled.run({"texts": "xyz"})
     assert state.ret_value == expected and state.usage.ahead_used > 0
 
 
@@ -350,8 +360,8 @@ def test_dspys_own_adapter_is_followed_too():
     script = lambda prompt, ask: "[[ ## view ## ]]\nfine\n\n[[ ## completed ## ]]"
     using(script, adapter=dspy.ChatAdapter(), max_tokens=60)
     expected = Nested()(text="tea")
-    mock = using(script, adapter=dspy.ChatAdapter(), max_tokens=60, latency=0.3)
-    state = lmc.compile(Nested()).run({"text": "tea"})
+    compiled, mock = held(Nested(), 3, script, dspy.ChatAdapter(), max_tokens=60)
+    state = compiled.run({"text": "tea"})
     assert state.ret_value == expected == ["fine"] * 3 and state.usage.ahead_used >= 1 and len(mock.call_log) == 3
 
 
