@@ -234,7 +234,11 @@ def test_wrong_calls_are_errors_of_mypy(tmp_path, installed):
     (tmp_path / "wrong.py").write_text(WRONG)
     config = tmp_path / "mypy.ini"
     config.write_text(f"[mypy]\nmypy_path = {installed}\nfollow_imports = silent\nignore_missing_imports = True\ncheck_untyped_defs = True\n")
-    said, failed, _ = api.run([str(tmp_path / "wrong.py"), "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), "--no-site-packages"])
+    deepest = sys.getrecursionlimit()
+    try:  # it raises the limit, and other tests of this process reach it
+        said, failed, _ = api.run([str(tmp_path / "wrong.py"), "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), "--no-site-packages"])
+    finally:
+        sys.setrecursionlimit(deepest)
     assert failed == "", failed
     lines = [line.split(":", 3) for line in said.splitlines() if ": error: " in line]
     assert sorted({int(at[1]) for at in lines if at[0].endswith("wrong.py")}) == LINES, lines
