@@ -46,12 +46,10 @@ class Family:
         """Return how much of a growing answer is certainly content."""
         if self.anywhere:
             at = text.find(self.opening)
-            if at >= 0:
-                return at
-            for held in range(min(len(self.opening) - 1, len(text)), 0, -1):
-                if self.opening.startswith(text[-held:]):
-                    return len(text) - held
-            return len(text)
+            if at < 0:
+                held = range(min(len(self.opening) - 1, len(text)), 0, -1)
+                at = len(text) - next((n for n in held if self.opening.startswith(text[-n:])), 0)
+            return len(text[:at].rstrip())  # space before a call is not content
         begun = text.lstrip()
         return 0 if not begun or begun.startswith(self.opening) else len(text)
 
