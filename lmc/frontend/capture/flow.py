@@ -35,7 +35,6 @@ Source = tuple[str, bool, bool]
 _OF_ANYTHING = {(ANYTHING, False, False)}
 Origins = tuple[frozenset[str], frozenset[str]]
 """Names that a value may be, and names that it may be inside of."""
-NO_NAMES: frozenset[str] = frozenset()
 
 
 def sources(node: ast.AST | None) -> set[Source]:
@@ -136,7 +135,6 @@ class Scan:
     stores   attributes that it sets
     given    names that it reads other than to call them
     names    all names in it
-    holding  those given something to hold, but not bound
     edges    by name, the sources of what it is bound to or given to hold
     """
 
@@ -161,9 +159,7 @@ class Scan:
         self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
         self.names = loads | self.binds | self.bound | {x.id for x in named}
-        self.holding = frozenset(self.edges) - self.binds
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
-        self._flows: dict[frozenset[str], Flow] = {}
         self._bindings: dict[str, Origins] = {}
 
     @cached_property
@@ -172,15 +168,15 @@ class Scan:
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
         return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
-    def origins(self, found: Iterable[Source], holds_nothing: frozenset[str] = NO_NAMES) -> Origins:
-        """Return the origins of a value with these sources. `holds_nothing`: names of values that hold no other, such as states."""
+    def origins(self, found: Iterable[Source]) -> Origins:
+        """Return the origins of a value with these sources."""
         todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
         while todo:
             if (one := todo.pop()) in seen:
                 continue
             seen.add(one)
             name, whole = one[0], not one[1]
-            for other, fresh, deep in self.edges.get(name, ()) if name not in holds_nothing else ():
+            for other, fresh, deep in self.edges.get(name, ()):
                 if whole:
                     todo += [] if fresh else [(other, deep)]
                 else:
@@ -194,20 +190,18 @@ class Scan:
             self._bindings[name] = self.origins(self.edges.get(name, ()))
         return self._bindings[name]
 
-    def flow(self, holds_nothing: frozenset[str]) -> Flow:
-        found = self._flows.get(holds_nothing)
-        if found is None:
-            of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, holds_nothing)
-            calls: list[CallFlow] = []
-            for node in self.calls:
-                if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
-                    continue  # a function of its own, with any arguments
-                args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
-                fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
-                root = _root(node.func)
-                calls.append(CallFlow(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-            found = self._flows[holds_nothing] = Flow(self.origins(self.changed, holds_nothing), self.origins(self.said, holds_nothing), calls)
-        return found
+    @cached_property
+    def flow(self) -> Flow:
+        of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)})
+        calls: list[CallFlow] = []
+        for node in self.calls:
+            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
+                continue  # a function of its own, with any arguments
+            args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
+            fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
+            root = _root(node.func)
+            calls.append(CallFlow(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
+        return Flow(self.origins(self.changed), self.origins(self.said), calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:

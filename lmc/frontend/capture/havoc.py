@@ -137,7 +137,7 @@ class Losses:
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
         self._attributes |= scan.attributes
-        flow = scan.flow(frozenset([name for name in scan.holding if type(read[name]) in _HOLD_NOTHING]))
+        flow = scan.flow
         for (whole, inside), states in ((flow.changed, False), (flow.said, True)):
             for name in whole:
                 self._changed(read[name], scan.stores)
