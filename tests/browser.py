@@ -143,5 +143,5 @@ def browser(profile: Path) -> Iterator[Browser]:
     finally:
         os.close(ours_out)
         done.terminate()
-        done.wait(30)
+        done.wait(60)
         os.close(ours_in)

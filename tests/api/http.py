@@ -81,7 +81,7 @@ class Server:
         self._writers: set[asyncio.StreamWriter] = set()
         self._thread = threading.Thread(target=self._work, name="stand-in", daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     @property
     def url(self) -> str:
@@ -92,7 +92,7 @@ class Server:
             self._loop.call_soon_threadsafe(self._loop.stop)
         except RuntimeError:  # it was killed
             pass
-        self._thread.join(10)
+        self._thread.join(60)
 
     def restart(self) -> None:
         """Break all connections, as a server does that is started anew."""

@@ -43,7 +43,7 @@ class RawServer:
         self._tasks: set[Any] = set()
         self._thread = threading.Thread(target=self._work, name="raw-server", daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     @property
     def url(self) -> str:
@@ -55,7 +55,7 @@ class RawServer:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def __enter__(self) -> RawServer:
         return self

@@ -405,7 +405,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_not_used():
     async def main(server):
         wire = HttpWire(server.url, Access())
         await wire.post(HttpRequest("/", {}))
-        assert ended.wait(20)  # while nothing of this loop runs
+        assert ended.wait(60)  # while nothing of this loop runs
         await wire.post(HttpRequest("/", {}))
         await wire.close()
 
@@ -575,7 +575,7 @@ class Proxy:
                 back = threading.Thread(target=self._copy, args=(server, connection), daemon=True)
                 back.start()
                 self._copy(connection, server)
-                back.join(10)
+                back.join(60)
 
     @staticmethod
     def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -870,7 +870,7 @@ def test_many_threads():
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(60)
     assert not failures and not any(t.is_alive() for t in threads)
     engine.check()
     engine.close()

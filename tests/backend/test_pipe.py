@@ -51,7 +51,7 @@ def piped(backend: Any):
         yield client, server
     finally:
         client.close()
-        assert server.join(20)
+        assert server.join(60)
         assert not server.handles and not server.pins
 
 
@@ -224,7 +224,7 @@ def test_the_health_of_a_process_that_does_not_answer_is_not_waited_for(monkeypa
 
     class Stopped(lmc.Mock):
         def counters(self):
-            assert go.wait(20)
+            assert go.wait(60)
             return super().counters()
 
     with piped(Stopped()) as (client, _), ThreadPoolExecutor(1) as pool:
@@ -232,7 +232,7 @@ def test_the_health_of_a_process_that_does_not_answer_is_not_waited_for(monkeypa
         until(lambda: client._calls)
         assert client.health().state == "failed" and "mock has not answered for 0.01 s" in client.health().reason
         go.set()
-        assert waiting.result(20) and client.counters()
+        assert waiting.result(60) and client.counters()
         assert not client._calls
         monkeypatch.setattr("lmc.backend.pipe.client._HEALTH", 20.0)
         assert client.health().ready
@@ -259,7 +259,7 @@ def test_what_is_no_message_ends_its_connection_or_its_request_alone(frame):
     if frame.startswith(b'[["submit", 1'):  # a request that cannot be: that alone fails
         assert wire.from_bytes(here.recv_bytes())[0][:3] == ["fail", 1, None]
         here.close()
-    assert server.join(20)
+    assert server.join(60)
     assert not mock._pending and not server.handles
     with piped(mock) as (client, _):
         assert client.server_info()["name"] == "mock", "others are served"
@@ -346,15 +346,15 @@ def test_others_go_on_while_one_waits_until_all_is_compiled():
     class Compiles(lmc.Mock):
         def warm_up(self) -> None:
             begun.set()
-            assert compiled.wait(20)
+            assert compiled.wait(60)
 
     with piped(Compiles(lambda prompt, ask: "yes")) as (backend, _), ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(backend.warm_up)
-        assert begun.wait(20)
+        assert begun.wait(60)
         assert backend.submit(None, [Text("Go on?"), Gen()]).results[0].output().text == "yes"
         assert not waiting.done()
         compiled.set()
-        waiting.result(20)
+        waiting.result(60)
     with piped(lmc.Mock()) as (backend, _):
         backend.warm_up()  # it compiles nothing
 
@@ -401,7 +401,7 @@ def test_an_engine_forgets_a_process_that_has_gone():
         until(lambda: engine.stats()["pinned"] == 1)
         here.close()  # as the death of a process closes it
         server.close()
-        assert server.join(20)
+        assert server.join(60)
         assert not server.handles
         until(lambda: engine.stats()["pinned"] == engine.stats()["running"] == engine.stats()["waiting"] == 0)
         engine.check()
@@ -422,13 +422,13 @@ def test_asks_do_not_wait_for_the_other_side():
     class Slow(lmc.Mock):
         def submit(self, parent, segments, hints=None):
             entered.set()
-            assert go.wait(20)
+            assert go.wait(60)
             return super().submit(parent, segments, hints)
 
     with piped(Slow()) as (client, _):
         handle = client.submit(None, [Text(("a",)), gen()])
         later = client.submit(handle, [Text(("b",)), gen()])
-        assert entered.wait(20)
+        assert entered.wait(60)
         assert not later.results[0].done
         go.set()
         assert later.results[0].output().text

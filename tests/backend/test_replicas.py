@@ -56,7 +56,7 @@ class Here:
         return PipeBackend(self._ours)
 
     def close(self, until: float) -> None:
-        assert self.server.join(20)
+        assert self.server.join(60)
 
     def kill(self) -> None:
         self.server.close()

@@ -172,7 +172,7 @@ def on_a_port(backend: Any = None, programs: Any = (), **limits: Any):
         yield f"http://127.0.0.1:{where.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         where.close()
 
 
@@ -194,5 +194,5 @@ def supervised(*programs: str, backend: str = "mock", **environment: str):
         yield process, url, said
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stderr.close()

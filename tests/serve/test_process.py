@@ -47,7 +47,7 @@ def served(*arguments: str, scheme: str = "http", start: Sequence[str] = ("-m", 
         yield line.split(" at ")[1].strip(), process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         process.stderr.close()
 
 

@@ -31,7 +31,7 @@ def process(*command: str, log: Path):
         yield started
     finally:
         started.kill()
-        started.wait(20)
+        started.wait(60)
 
 
 def url_in(log: Path, of: subprocess.Popen[bytes], seconds: float = 180.0) -> str:

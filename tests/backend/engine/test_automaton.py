@@ -190,13 +190,13 @@ def test_while_a_constraint_is_compiled_others_are_at_hand(monkeypatch):
         made.append(source)
         if source == "slow":
             began.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
         return real(kind, source)
 
     monkeypatch.setattr(automaton, "machine_of", slow)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(shared.matcher, Constraint("regex", "slow")) for _ in range(2)]
-        assert began.wait(30)
+        assert began.wait(60)
         shared.matcher(Constraint("regex", "quick"))
         assert not any(w.done() for w in waiting)
         go_on.set()

@@ -62,7 +62,7 @@ def test_it_ends_by_itself_and_starts_again(monkeypatch: pytest.MonkeyPatch):
     prefetcher, ahead = MaskPrefetcher(), begun("[ab]{1,9}")
     prefetcher.request(ahead, 0)
     while (thread := prefetcher.thread) is not None:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert 0 in ahead.automaton.known
     state = ahead.automaton.dfa.step(0, b"aaaa")
     prefetcher.request(ahead, state)
@@ -127,7 +127,7 @@ def test_many_threads_walk_for_each_row_once(monkeypatch: pytest.MonkeyPatch):
     automaton = begun(FORM).automaton
 
     def all_rows() -> None:
-        together.wait(timeout=30)
+        together.wait(timeout=60)
         for state in range(automaton.dfa.states):
             automaton.mask(state)
 

@@ -17,13 +17,13 @@ def test_a_key_is_made_once_and_others_do_not_wait():
         made.append(key)
         if key == "slow":
             began.set()
-            assert go_on.wait(30)
+            assert go_on.wait(60)
         return key.upper()
 
     once = SingleFlightCache(make, len, 100)
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(once.get, "slow") for _ in range(3)]
-        assert began.wait(30)
+        assert began.wait(60)
         assert once.get("quick") == "QUICK" and not any(w.done() for w in waiting)
         go_on.set()
         assert [w.result() for w in waiting] == ["SLOW"] * 3
