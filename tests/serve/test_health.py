@@ -96,7 +96,7 @@ class Serving:
         self.thread.start()
 
     def get(self, path):
-        for _ in range(2000):
+        for _ in range(12_000):
             try:
                 return httpx.get(self.url + path, timeout=20)
             except httpx.ConnectError:
