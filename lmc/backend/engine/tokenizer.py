@@ -202,9 +202,13 @@ class Tokenizer:
         spaced = (token.lstrip or token.rstrip for token in self.raw.get_added_tokens_decoder().values() if self.parse_special or not token.special)
         return self._cuts_at_words and not any(spaced)
 
-    @cached_property
+    @property
     def longest(self) -> int | None:
-        """Return how many characters of a text one token stands for at most; None if that is not known, since rules may drop some."""
+        """How many characters of a text one token stands for at most; None if that is not known, since rules may drop some."""
+        return self._longest
+
+    @cached_property
+    def _longest(self) -> int | None:
         if cuts_of(self.raw) in (None, "none", "spaces") or not self._encodes_words:
             return None
         return max(map(len, self.raw.get_vocab())) * (1 if self.raw.normalizer is None else _COMPOSED)
