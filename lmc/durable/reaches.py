@@ -3,6 +3,7 @@ one; a call of any other function as a whole."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import linecache
 import sys
@@ -74,7 +75,8 @@ def _is_library(module: types.ModuleType) -> bool:
 
 
 def inside(x: Any) -> Iterator[Any]:
-    """Yield the contents of an object: items, fields, closure cells, bound arguments."""
+    """Yield the contents of an object: items, fields, closure cells, bound arguments. Not those of an event loop, which holds all that goes on: a lock or
+    an event has it once a task has waited."""
     cls = type(x)
     if cls in (list, tuple, set, frozenset):
         yield from x
@@ -92,7 +94,7 @@ def inside(x: Any) -> Iterator[Any]:
         yield from (x.func, *x.args, *x.keywords.values())
     elif isinstance(x, BaseException):
         yield from x.args
-    elif not isinstance(x, type | types.ModuleType) and cls.__module__ not in ("builtins", "re") and not is_of_lmc(cls):
+    elif not isinstance(x, type | types.ModuleType | asyncio.AbstractEventLoop) and cls.__module__ not in ("builtins", "re") and not is_of_lmc(cls):
         fields = attribute(x, "__dict__")
         if type(fields) is dict:
             yield from fields.values()

@@ -882,6 +882,36 @@ def extends_mappings_and_adapters(s: Any) -> Any:
     return scopes, len(scopes.maps)
 
 
+class Keeper:
+    """Has an event, which has the event loop once a task has waited for it."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self.opened.wait()
+
+    async def note(self, x: str) -> str:
+        CALLS.append(("Keeper.note", x))
+        return x.upper()
+
+
+@lmc.function
+async def waits_for_an_event(s: Any) -> Any:
+    keeper = Keeper()
+    waiting = asyncio.create_task(keeper.wait())
+    s += lmc.gen("a", max_tokens=2)
+    await asyncio.sleep(0)
+    s += await keeper.note(s["a"]) + lmc.gen("b", max_tokens=2)
+    keeper.opened.set()
+    await waiting
+    return await keeper.note(s["b"])
+
+
+def test_what_the_event_loop_holds_is_not_what_an_event_holds(tmp_path: Path) -> None:
+    assert recorded(waits_for_an_event, tmp_path) == ["await Keeper.note"] * 2
+
+
 class Intent:
     def missing(self) -> list[str]:
         return [name for name in self.__annotations__ if not hasattr(self, name)]
