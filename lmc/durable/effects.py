@@ -352,6 +352,11 @@ _SEEN = frozenset({"__init__", "__new__", "__call__", "__del__"})
 _CONSTRUCTORS = frozenset({"__init__", "__new__"})
 
 
+def begins_tasks(fn: Any) -> bool:
+    """Return whether a function of asyncio's only makes tasks of what it is given, whose calls are recorded one by one."""
+    return isinstance(fn, types.FunctionType) and fn in BEGINS_TASKS
+
+
 def makes_coroutine(fn: Any) -> bool:
     fn = fn.fn if isinstance(fn, HostFunction) else fn
     return not looks_up(fn) and inspect.iscoroutinefunction(fn)

@@ -24,7 +24,7 @@ from lmc.durable import mutations, twins
 from lmc.durable.calls import warn
 from lmc.durable.completion import ManagedGroup
 from lmc.durable.computing import ComputingSearch, returns_functions
-from lmc.durable.effects import CallKind, computes, is_idempotent, is_plain, kind_of, makes_coroutine
+from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import SharedIterator, drawn
 from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on
@@ -159,7 +159,7 @@ class Recorder:
         if not isinstance(function, types.FunctionType) or from_library(function):
             return False
         if owner is not None and self.journal.effects.has_made(owner):
-            return ComputingSearch(computes, type(owner)).only_computes(function)
+            return ComputingSearch(lambda x: computes(x) or begins_tasks(x), type(owner)).only_computes(function)
         if returns_functions(function.__code__) and ComputingSearch(lambda _: True).only_computes(function):
             return True  # a factory of decorators: what its functions call is recorded when they are called
         if owner is not None and not (isinstance(owner, type) and is_plain(owner)):

@@ -882,6 +882,35 @@ def extends_mappings_and_adapters(s: Any) -> Any:
     return scopes, len(scopes.maps)
 
 
+async def slow_tool(x: str) -> str:
+    CALLS.append(("slow_tool", x))
+    await asyncio.sleep(0)
+    return f"<{x}>"
+
+
+class Pool:
+    """Awaits what it is given, two at a time."""
+
+    def __init__(self) -> None:
+        self.done, self.room = list[str](), asyncio.Semaphore(2)
+
+    async def one(self, coroutine: Any) -> str:
+        async with self.room:
+            self.done.append(await coroutine)
+        return self.done[-1]
+
+    async def all(self, *coroutines: Any) -> list[str]:
+        return await asyncio.gather(*map(self.one, coroutines))
+
+
+@lmc.function
+async def awaits_in_a_pool(s: Any) -> Any:
+    pool = Pool()
+    s += await pool.one(slow_tool("q")) + lmc.gen("a", max_tokens=2)
+    s += "".join(await pool.all(slow_tool("r"), slow_tool("s"), slow_tool(s["a"]))) + lmc.gen("b", max_tokens=2)
+    return sorted(pool.done)
+
+
 class Keeper:
     """Has an event, which has the event loop once a task has waited for it."""
 
@@ -1077,7 +1106,7 @@ PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits, extends_mappings_and_adapters,
-    finds_classes_by_their_base,
+    finds_classes_by_their_base, awaits_in_a_pool,
 ]  # fmt: skip
 
 
@@ -1087,8 +1116,9 @@ def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> 
     resumes_anywhere(program, {}, tmp_path, lambda: lmc.Mock(lambda prompt, ask: None if ask.name != "n" else "1"), doubtful=True)
 
 
-def test_coroutines_of_objects_that_only_compute_are_no_effects(tmp_path: Path) -> None:
-    assert recorded(passes_words_between_tasks, tmp_path) == ["tool"] * 3
+def test_coroutines_of_objects_that_only_compute_or_await_are_no_effects(tmp_path: Path) -> None:
+    assert recorded(passes_words_between_tasks, tmp_path / "words") == ["tool"] * 3
+    assert recorded(awaits_in_a_pool, tmp_path / "pool") == ["await slow_tool"] * 4
 
 
 # -- what stays an effect --------------------------------------------------------------------------------------------------
