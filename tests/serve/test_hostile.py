@@ -371,7 +371,7 @@ def test_an_answer_that_is_read_slowly_arrives(left, ended):
             self.ended = True
 
     loop = Loop()
-    connection = Connection(uvicorn.Config(lambda *_: None), ServerState(), {}, loop)
+    connection = Connection(uvicorn.Config(lambda *_: None, log_config=None), ServerState(), {}, loop)
     connection.transport = Transport()
     connection.on_response_complete()
     while len(left) > 1:
