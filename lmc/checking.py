@@ -85,7 +85,7 @@ def check(program: Program, context: int | None, backend: Backend) -> tuple[list
         *_without_requests(program),
         *_dropped(program.function.func),
     ]
-    return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend)
+    return sorted(dict.fromkeys(found), key=_place), _estimate(section, backend, _beyond(graph))
 
 
 def _place(finding: Finding) -> tuple[str, int, int]:
@@ -315,7 +315,12 @@ def _sources(graph: Graph, value: Value) -> set[str]:
     return found
 
 
-def _estimate(section: Any, backend: Backend) -> Estimate:
+def _beyond(graph: Graph) -> int | None:
+    """Return the first line from which code that the graph does not show may ask."""
+    return min((op.loc.line for op in graph.ops() if op.loc is not None and _may_extend(op)), default=None)
+
+
+def _estimate(section: Any, backend: Backend, beyond: int | None) -> Estimate:
     graph: Graph = section.graph
     home = {id(op): block.label for block in graph.blocks for op in block.ops}
     asks = list(_prompts(section))
@@ -325,7 +330,6 @@ def _estimate(section: Any, backend: Backend) -> Estimate:
         [(op, 1) for op, _ in asks], asks, [(op, _most(op)) for op, _ in asks],
     ))  # fmt: skip
     loops = sum(op.kind == "loop" for op in graph.ops())
-    beyond = min((op.loc.line for op in graph.ops() if op.loc is not None and _may_extend(op)), default=None)
     prices = backend.capabilities.prices
     if prices is None:
         return Estimate((low, high), loops, beyond, prompt, answer, None)

@@ -237,7 +237,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         return found
 
     @users_frames
-    def bind(self, **kwargs: Any) -> Function[..., R]:
+    def bind(self, /, **kwargs: Any) -> Function[..., R]:
         """Return this program with some arguments fixed; a call may still give others."""
         self.check_names(kwargs)
         return self._derived(kwargs, {})
@@ -258,7 +258,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @gives_state
     @users_frames
-    def run(self, *args: Any, **kwargs: Any) -> State:
+    def run(self, /, *args: Any, **kwargs: Any) -> State:
         """Run the program and return its state when the function returns; reading the state waits for answers.
 
         Besides the program's own arguments it takes defaults for every gen (`max_new_tokens=128, n=1, stop,
@@ -333,7 +333,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     @awaits_state
     @users_frames
-    async def arun(self, *args: Any, **kwargs: Any) -> State:
+    async def arun(self, /, *args: Any, **kwargs: Any) -> State:
         """As `run`, for async code: an async program runs on the loop of the caller, any other on a thread.
 
         Cancelling it cancels the program's awaits and its requests.
@@ -369,7 +369,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     if not TYPE_CHECKING:  # type checkers have it from `Call`
 
         @users_frames
-        def __call__(self, *args: Any, **kwargs: Any) -> State:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> State:
             return self.run(*args, **kwargs)
 
     async def _acall(self, state: State, bound: inspect.BoundArguments) -> None:

@@ -19,7 +19,7 @@ from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, ParameterError, ProgramError
 from lmc.frontend import aio
 from lmc.frontend.expressions import caller_loc
-from lmc.frontend.interpreter import ACTIVE, Function, no_attribute, raising
+from lmc.frontend.interpreter import ACTIVE, Function, all_succeeded, no_attribute
 from lmc.frontend.live import LiveEmitter, Run
 from lmc.frontend.options import PROGRAM_OPTIONS, Options, backend_of
 from lmc.frontend.state import State
@@ -92,7 +92,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     if not TYPE_CHECKING:  # type checkers have it from `Call`
 
         @users_frames
-        def __call__(self, *args: Any, **kwargs: Any) -> State:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> State:
             """Run the program and return its state, as `fn.run` does. Sampling defaults, `backend` and `seed` as there."""
             return self._call(*self._split(args, kwargs))
 
@@ -110,7 +110,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @gives_state
     @users_frames
-    def stream(self, *args: Any, **kwargs: Any) -> State:
+    def stream(self, /, *args: Any, **kwargs: Any) -> State:
         """Run as a call does, but return at once: a state whose `text_iter` and `text_async_iter` follow the run.
 
         Text comes in program order. Reading the state waits; the program's exception is raised where it is read. When
@@ -125,7 +125,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @awaits_state
     @users_frames
-    async def acall(self, *args: Any, **kwargs: Any) -> State:
+    async def acall(self, /, *args: Any, **kwargs: Any) -> State:
         """Run as a call does, for async code: an async program runs on the loop of the caller, any other on a thread.
 
         All answers have arrived when it returns. Cancelling it cancels its requests and awaits.
@@ -283,7 +283,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     # -- inspection
 
     @users_frames
-    def lower(self, **example: Any) -> Self:
+    def lower(self, /, **example: Any) -> Self:
         """Trace the graph for these arguments, without a model. Arguments left out are their defaults, or unknown."""
         self.function.check_names(example)
         self.planner.lower(example)
@@ -379,7 +379,7 @@ def checked_ahead(ahead: str) -> AheadPolicy:
 def _in_order(states: Mapping[int, State[R]], items: Sequence[inspect.BoundArguments], errors: str) -> list[State[R]]:
     """Return the states of a batch; raise the first exception unless `errors` says that it is returned."""
     in_order = [states[i] for i in range(len(states))]
-    return list(raising(iter(in_order), items)) if errors == "raise" else in_order
+    return all_succeeded(in_order, items) if errors == "raise" else in_order
 
 
 def _named(formats: Mapping[str, Callable[[Any], str]], format: str) -> Callable[[Any], str]:

@@ -448,14 +448,15 @@ def test_an_interrupt_in_the_callers_thread_ends_the_batch():
     backend.open()
 
 
-def test_an_item_raises_stop_iteration_as_it_is():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_item_raises_stop_iteration_as_it_is(compiled: bool):
     @lmc.function
     def program(s: Any) -> Any:
         s += lmc.gen("x", max_tokens=2)
         return next(iter(s["x"][:0]))
 
     with pytest.raises(StopIteration):
-        program.run_batch([{}], backend=Mock())
+        lmc.compile(program, backend=Mock()).batch([{}]) if compiled else program.run_batch([{}], backend=Mock())
 
 
 def test_an_interrupt_in_a_program_is_raised_where_the_states_are_taken():

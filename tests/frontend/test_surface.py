@@ -133,6 +133,18 @@ MODULE = (
 ).split()
 
 
+def test_a_parameter_may_be_called_self():
+    @lmc.function
+    def named(s: Any, self: str) -> Any:
+        s += self + lmc.gen("x", max_tokens=2)
+        return s["x"]
+
+    backend = lmc.Mock()
+    program = lmc.compile(named, backend=backend)
+    found = [named.run(self="a", backend=backend), named.bind(self="a").run(backend=backend), program(self="a"), program.stream(self="a")]
+    assert len({state["x"] for state in found}) == 1 and "%self" not in program.lower(self="a").dump_ir()
+
+
 def test_the_module_has_its_names():
     for name in MODULE:
         try:

@@ -419,6 +419,39 @@ def test_a_state_that_unknown_code_had_is_lost_and_its_asks_may_be_read() -> Non
     assert [op.attr("lazy", False) for op in planned.ops() if op.kind == "gen"] == [False, True]
 
 
+class Agent: ...
+
+
+class Writer(Agent): ...
+
+
+class Thought:
+    def __init__(self, s: Any) -> None:
+        self.s = s
+
+    def __await__(self) -> Any:
+        self.s += lmc.gen("thought")
+        yield from ()
+
+
+@lmc.function
+async def of_everything(s: Any, names: list[str]) -> Any:
+    heads = dict(zip(names, s.fork(len(names)), strict=True))
+    for name in names:
+        heads[name] += name + lmc.gen("say")
+    agents = [agent.__name__ for agent in Agent.__subclasses__()]
+    s += agents[0] + lmc.gen("last")
+    await Thought(s)
+    return [heads[name]["say"] for name in names]
+
+
+def test_what_a_graph_cannot_show_ends_it_with_no_exception_and_is_noted() -> None:
+    """An unknown state that is extended, what a class has of its metaclass, an object's own `__await__`."""
+    graph = graph_of(of_everything)
+    assert [op.attr("name") for op in graph.ops() if op.kind == "gen"] == ["last"] and not any(op.kind == "raise" for op in graph.ops())
+    assert 'reason = "unknown state is extended"' in body(graph)
+
+
 @dataclass
 class Report:
     texts: Any

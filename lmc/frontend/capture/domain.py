@@ -100,6 +100,10 @@ class Domain:
             return Unknown(deps, begins=_beginning(operands))
         return Unknown(deps, of=tuple([x for x in operands if type(x) not in ATOMS]) if name in _PARTS else ())
 
+    def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
+        """Return what `to += expr` binds: `to` may be forks of unknown number, or any state."""
+        return Unknown(to.deps)
+
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
         return Unknown(None)

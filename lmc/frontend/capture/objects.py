@@ -112,6 +112,8 @@ def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
         return cls.__name__
     if is_plain(cls):
         found = class_attribute(ev, cls, name)
+        if found is MISSING and hasattr(type, name):
+            return Unknown(None)
         if found is MISSING:
             raise Raised(AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}"))
         return _bound(ev, found, None, cls)

@@ -178,7 +178,7 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if isinstance(a, Unknown):
         ev.lose(a, a.deps)  # a list, maybe
     if isinstance(a, Unknown) and isinstance(b, Expr):
-        return Unknown(a.deps)  # forks of an unknown number, maybe
+        return ev.domain.appended(ev, a)
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in ("add", "or", "sub", "and", "xor", "mul"):
         bound(ev, name, a, b)
         ev.count(passes(b))
@@ -377,6 +377,8 @@ def awaited(ev: Evaluator, x: Any) -> Any:
         return x.result()
     if isinstance(x, Unknown):
         return x
+    if type(x) is Object:
+        return ev.unknown_code(x, [x], {})
     raise Raised(TypeError(f"object {type(x).__name__} can't be used in 'await' expression"))
 
 

@@ -109,6 +109,13 @@ class GraphDomain(Domain):
             return operands[0].states[0]
         return self.emitter.operation(name, operands, deps)
 
+    def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
+        """Say that a request is not shown, and that any state may have its answer."""
+        self.emitter.unknown("unknown state is extended", [*dict.fromkeys(self.emitter.operand(state) for state in evaluation.states)])
+        for state in evaluation.states:
+            evaluation.forked.setdefault(id(state), to.deps)
+        return Unknown(to.deps)
+
     def turn(self, frame: Frame, site: LoopStatement) -> None:
         key, exits = (id(frame), id(site)), site.body.effects.exits & {"break", "return", "raise"}
         turns, unknown, before = self.turned.get(key, (0, 0, self.unknown_code))
