@@ -63,6 +63,7 @@ class OwnWaits:
         if turns < TURNS:
             loop.call_soon(self._turn, wait, run, turns + 1, run.recalled)
         else:
+            self._open.discard(wait)  # the end of another call may be looking, too
             timeout.reschedule(loop.time())
 
 

@@ -9,12 +9,14 @@ import threading
 import warnings
 from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lmc
 from lmc.durable import journal, records, viewer
+from lmc.durable.own_waits import OwnWaits
 from tests.backend.gated import InTurn
 from tests.durable.resuming import CALLS, journal_of, lay, prefixes, resumes_anywhere, seen
 from tests.searching import TIMES, some
@@ -525,6 +527,25 @@ def test_what_a_call_in_doubt_was_to_end_is_not_waited_for(waits: Any, tmp_path:
     assert ("pay", "x") not in CALLS and not mock.call_log
     lmc.Journal(path).resolve("paid x")
     assert agent.run(backend=mock, journal=path).ret_value == expected and ("pay", "x") not in CALLS
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_wait_ends_once_however_many_calls_end_meanwhile(turns: int) -> None:
+    async def main() -> list[Any]:
+        loop, waits, errors = asyncio.get_running_loop(), OwnWaits(), list[Any]()
+        run: Any = SimpleNamespace(busy=0, recalled=0)
+        loop.set_exception_handler(lambda _, context: errors.append(context))
+        waiting = asyncio.create_task(waits.wait(loop.create_future(), run))
+        await asyncio.sleep(0)
+        waits.end(lmc.InDoubtEffect("doubt"), run)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        waits.look(run)
+        with pytest.raises(lmc.InDoubtEffect, match="doubt"):
+            await waiting
+        return errors
+
+    assert asyncio.run(main()) == []
 
 
 WHO = ContextVar("who", default="nobody")
