@@ -83,7 +83,7 @@ class Comprehended:
             found = [*self.elements(inner)]
         except Undecided as undecided:
             ev.left_off([items], undecided.deps)
-            return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps), self.site)
+            return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps, of=(items,)), self.site)
         try:
             if inner.undecided is not False:
                 raise Undecided(inner.undecided)

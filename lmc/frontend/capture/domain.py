@@ -166,7 +166,7 @@ class Domain:
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         evaluation.havoc(frame, site.effects, items.deps)
-        return Unknown(items.deps, of=_held(frame, site.effects))
+        return Unknown(items.deps, of=(*items.of, *_held(frame, site.effects)))
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
@@ -193,7 +193,7 @@ class Domain:
 
 def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
     """Return the objects that a value of parts of a program may be or hold."""
-    return tuple([x for each in effects for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) is Object])
+    return tuple([x for each in effects for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) in (Object, State, StateGroup)])
 
 
 _PARTS = frozenset("item attribute unpack next list tuple set dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())

@@ -48,11 +48,12 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     bound = {name: losses.value(read, scan.binding(name)) for name in scan.bound | scan.appends}
     losses.apply(deps)
     for name, x in bound.items():
-        held = None if name in scan.bound else frame.peek(name)  # augmented assignment changes some objects, and rebinds the name of others
-        if not isinstance(held, (State, StateGroup, Object)) and type(held) not in op.CONTAINERS - {tuple, frozenset}:
-            of = x.of if type(x) is Unknown else () if type(x) in _HOLD_NOTHING else (x,)
-            for kind in _kinds(frame.code, scan, name):
-                (frame if name in frame.vars else frame.function).store(name, Unknown(deps, of=of), kind)
+        held = frame.peek(name)
+        if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
+            continue  # augmented assignment changes some objects, and rebinds the name of others
+        either = Unknown(deps, of=_any_of((x, held)).of)
+        for kind in _kinds(frame.code, scan, name):
+            (frame if name in frame.vars else frame.function).store(name, either, kind)
 
 
 def _kinds(code: Code | None, scan: Scan, name: str) -> Sequence[str]:

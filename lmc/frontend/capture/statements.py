@@ -249,7 +249,10 @@ def _with(node: ast.With | ast.AsyncWith, scope: Scope) -> Eval:
 
 def _try(node: ast.Try, scope: Scope) -> Eval:
     body, orelse, last = block(node.body, scope), block(node.orelse, scope), block(node.finalbody, scope)
-    clauses = [(expression(h.type, scope) if h.type is not None else None, h.name, arm(h.body, scope)) for h in node.handlers]
+    clauses = [
+        (expression(h.type, scope) if h.type is not None else None, h.name, Arm(block(h.body, scope), PossibleEffects([h]), scope.loc(h)))
+        for h in node.handlers
+    ]
 
     def guarded(frame: Frame) -> Any:
         ev, risk, raised = frame.ev, len(frame.ev.risks), None

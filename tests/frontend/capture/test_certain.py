@@ -503,6 +503,74 @@ def changes_an_object_in_a_list_of_unknown_length(s):
     ask(s, f"{others}")
 
 
+@lmc.function
+def changes_what_a_name_was_before_an_undecided_arm(s):
+    names, others, answer = ["old"], ["old"], ask(s, "q")
+    held = names
+    if not answer:
+        held = others
+    held.append("new")
+    if answer:
+        either = names
+    else:
+        either = others
+    either.append("newer")
+    ask(s, f"{names}")
+    ask(s, f"{others}")
+
+
+@lmc.function
+def changes_an_object_of_a_list_that_an_answer_selects_from(s):
+    every, answer = [["old"], ["old"]], ask(s, "q")
+    selected = [one for one in every if answer]
+    selected[0].append("new")
+    ask(s, str(every))
+
+
+@lmc.function
+def extends_a_fork_in_an_undecided_arm(s):
+    first, second = s.fork(2)
+    held = second
+    if ask(s, "q"):
+        held = first
+    held += "held"
+    first += lmc.gen("b", max_tokens=4)
+    ask(s, first["b"])
+
+
+@lmc.function
+def extends_a_fork_that_an_answer_selects(s):
+    first, second = s.fork(2)
+    held = first if ask(s, "q") else second
+    held += "held"
+    first += lmc.gen("b", max_tokens=4)
+    ask(s, first["b"])
+
+
+@lmc.function
+def extends_a_fork_in_a_list_of_unknown_length(s):
+    (fork,) = s.fork(1)
+    held = [fork for _ in ask(s, "q").split()]
+    for one in held:
+        one += "held"
+    fork += lmc.gen("b", max_tokens=4)
+    ask(s, fork["b"])
+
+
+@lmc.function
+def has_no_name_of_an_exception_behind_its_handler(s):
+    text = "old"
+    try:
+        int(ask(s, "q"))
+    except ValueError as text:
+        pass
+    try:
+        told = text
+    except NameError:
+        told = "unbound"
+    ask(s, told)
+
+
 PROGRAMS = {k: v for k, v in list(globals().items()) if isinstance(v, lmc.Function)}
 
 
