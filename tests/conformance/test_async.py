@@ -339,7 +339,7 @@ def test_where_a_loop_is_running_the_message_says_what_to_write() -> None:
     fast = lmc.compile(two_searches, backend=Mock())
 
     async def main() -> None:
-        with pytest.raises(lmc.errors.ProgramError, match=r"await two_searches\.acall"):
+        with pytest.raises(lmc.errors.ProgramError, match=r"await program\.acall"):
             fast(q="x")
         with pytest.raises(lmc.errors.ProgramError, match=r"await two_searches\.arun"):
             two_searches.run(q="x", backend=Mock())
