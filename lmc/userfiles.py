@@ -125,7 +125,7 @@ def parameters(program: Any) -> dict[str, inspect.Parameter]:
     """Return the program's parameters after the state, by name."""
     try:
         signature = program.signature if _is_saved(program) else inspect.signature(program.func, eval_str=True)
-    except NameError:  # annotation resolvable only by a type checker
+    except Exception:  # annotations that only a type checker can resolve, or any text
         signature = signature_of(program.func)
     return {p.name: p for p in list(signature.parameters.values())[1:]}
 

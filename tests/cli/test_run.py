@@ -38,6 +38,13 @@ def test_run_with_arguments_prints_the_return_value(lmc_cli):
     assert (code, json.loads(out)) == (0, {"text": "a=b", "times": 3}), err
 
 
+@pytest.mark.parametrize("annotation", ["any text", "undefined", "lmc.undefined"])
+def test_an_annotation_may_be_any_text(lmc_cli, folder, annotation):
+    (folder / "noted.py").write_text(f'import lmc\n\n\n@lmc.function\ndef noted(s, text: "{annotation}"):\n    return text\n')
+    code, out, err = lmc_cli("run", "noted.py:noted", "--arg", 'text="x"', "--backend", "mock")
+    assert (code, out) == (0, "x\n"), err
+
+
 def test_run_on_a_file_writes_a_record_per_item_in_order(lmc_cli, folder):
     items(folder / "in.jsonl", *({"text": f"t{i}"} for i in range(7)))
     code, out, err = lmc_cli("run", "prog.py:echo", "--input", "in.jsonl", "--output", "out.jsonl", "--backend", "mock")
