@@ -197,7 +197,7 @@ class Outcome:
     stopped_at  where it stopped, and why; None if it did not
     paused      it stopped on request
     waits       sets of answers, each of which would let it continue
-    passed      how often a `raise` or `assert` under a condition was passed without raising, by its place
+    passed      how often an `if` or `assert` was known to be passed by, by its place: it may raise
     """
 
     stopped_at: Loc | None = None
