@@ -15,7 +15,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING
+from lmc.frontend.capture.flow import CHANGING, SAYING
 from lmc.frontend.capture.objects import instance
 from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
@@ -110,7 +110,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
 
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if x.of and name in CHANGING:
+    if x.of and (name in CHANGING or name in SAYING):
         ev.lose(x, x.deps)
     if x.deps is None:
         return ev.unknown_code(x, args, kwargs)

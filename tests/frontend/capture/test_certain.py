@@ -558,6 +558,25 @@ def extends_a_fork_in_a_list_of_unknown_length(s):
 
 
 @lmc.function
+def sets_a_variable_of_a_fork_that_an_answer_selects(s):
+    first, second = s.fork(2)
+    first.set_var("v", "old")
+    held = first if ask(s, "q") else second
+    held.set_var("v", "new")
+    ask(s, first["v"])
+
+
+@lmc.function
+def joins_forks_that_an_answer_selects(s):
+    first, second = s.fork(1), s.fork(1)
+    held = first if ask(s, "q") else second
+    first[0] += "first"
+    second[0] += "second"
+    held.join("concate_and_append")
+    ask(s, "end")
+
+
+@lmc.function
 def has_no_name_of_an_exception_behind_its_handler(s):
     text = "old"
     try:
