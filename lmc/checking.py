@@ -46,12 +46,12 @@ class Estimate:
     """An estimate of one run's cost, by the program's graph: calls in its cheapest and dearest arms, tokens in the dearest.
     Defaults count as the arguments, and each of `loops` loops of unknown length one iteration.
 
-    beyond  the first line from which code that the graph does not show may ask
+    beyond  where code that the graph does not show may ask for the first time
     """
 
     calls: tuple[int, int]
     loops: int
-    beyond: int | None
+    beyond: Loc | None
     prompt: int
     answer: int
     cost: Dollars | None
@@ -63,7 +63,7 @@ class Estimate:
         turns = f" (one turn of {self.loops} loop{'s'[: self.loops != 1]} counted)" if self.loops else ""
         cost = f"; {self.cost}" if self.cost is not None else ""
         cost += f'; with deadline="24h" {self.batched}' if self.batched is not None else ""
-        more = f", and those of code that the graph does not show (from line {self.beyond} on)" if self.beyond is not None else ""
+        more = f", and those of code that the graph does not show (from {self.beyond.short} on)" if self.beyond is not None else ""
         return f"about {calls}{turns}{more}; about {self.prompt} prompt tokens, and {self.answer} of answers at their limits{cost}"
 
 
@@ -315,12 +315,12 @@ def _sources(graph: Graph, value: Value) -> set[str]:
     return found
 
 
-def _beyond(graph: Graph) -> int | None:
-    """Return the first line from which code that the graph does not show may ask."""
-    return min((op.loc.line for op in graph.ops() if op.loc is not None and _may_extend(op)), default=None)
+def _beyond(graph: Graph) -> Loc | None:
+    """Return where code that the graph does not show may ask for the first time."""
+    return next((op.loc for op in graph.ops() if op.loc is not None and _may_extend(op)), None)
 
 
-def _estimate(section: Any, backend: Backend, beyond: int | None) -> Estimate:
+def _estimate(section: Any, backend: Backend, beyond: Loc | None) -> Estimate:
     graph: Graph = section.graph
     home = {id(op): block.label for block in graph.blocks for op in block.ops}
     asks = list(_prompts(section))

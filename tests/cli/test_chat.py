@@ -333,16 +333,18 @@ def test_check_counts_what_a_break_or_a_return_may_leave_out(lmc_cli, tmp_path):
     out = lmc_cli("check", "loops_of_agents.py")[1]
     assert re.search(r"^agent: no findings; a run: about 1 to 4 calls; about \d+ prompt tokens, and 40 of answers at their limits$", out, re.M), out
     assert re.search(r"^helped: 1 finding; a run: about 1 to 4 calls; about \d+ prompt tokens, and 40 of answers at their limits$", out, re.M), out
-    assert re.search(r"^dispatched: .*; a run: about 1 call, and those of code that the graph does not show \(from line \d+ on\); about ", out, re.M), out
+    assert re.search(r"^dispatched: .* about 1 call, and those of code that the graph does not show \(from loops_of_agents\.py:24 on\); about ", out, re.M), out
 
 
 def test_check_says_from_where_on_it_does_not_count(lmc_cli, tmp_path):
-    """A state in an object of a class with a `__getattr__`."""
-    agent = "class Agent:\n    def __init__(self, s): self.s = s\n    def __getattr__(self, name): return lambda q: self.s.__iadd__(q + lmc.gen(name))\n"
-    asks = "@lmc.function\ndef asks(s, q):\n    s += q + lmc.gen('a', max_tokens=10)\n    Agent(s).tea(q)\n    return s['a']\n"
-    (tmp_path / "hidden.py").write_text(f"import lmc\n{agent}{asks}")
-    out = lmc_cli("check", "hidden.py")[1]
-    assert re.search(r"^asks: .*; a run: about 1 call, and those of code that the graph does not show \(from line 8 on\); about ", out, re.M), out
+    """A state in an object of a class with a `__getattr__`, in a helper of another file."""
+    agent = "import lmc\nclass Agent:\n    def __init__(self, s): self.s = s\n"
+    agent += "    def __getattr__(self, name): return lambda q: self.s.__iadd__(q + lmc.gen(name))\n"
+    help = "def help(s, q):\n    s += q + lmc.gen('a', max_tokens=10)\n    Agent(s).tea(q)\n"
+    (tmp_path / "hidden.py").write_text(agent + help)
+    (tmp_path / "asking.py").write_text("import lmc\nfrom hidden import help\n@lmc.function\ndef asks(s, q):\n    help(s, q)\n    return s['a']\n")
+    out = lmc_cli("check", "asking.py")[1]
+    assert re.search(r"^asks: .*; a run: about 1 call, and those of code that the graph does not show \(from hidden\.py:7 on\); about ", out, re.M), out
 
 
 def test_a_default_is_data_of_users_and_a_key_of_a_table_is_not(lmc_cli, tmp_path):
