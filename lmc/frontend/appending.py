@@ -27,8 +27,8 @@ from lmc.frontend.expressions import (
     caller_loc,
     typed,
 )
-from lmc.frontend.reasoning import ReasoningFormat, reasoning_name
 from lmc.frontend.values import Symbolic
+from lmc.reasoning import ReasoningFormat, reasoning_name
 from lmc.segments import Special
 
 V = TypeVar("V")

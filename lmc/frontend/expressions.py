@@ -14,8 +14,8 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, Never
 
 from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
-from lmc.frontend.reasoning import ReasoningFormat
 from lmc.frontend.values import Symbolic
+from lmc.reasoning import ReasoningFormat
 from lmc.segments import ChoicesMethod, SamplingParams
 from lmc.tracebacks import place, users_frames
 

@@ -27,10 +27,10 @@ from lmc.frontend.expressions import (
     caller_loc,
     items_of,
 )
-from lmc.frontend.reasoning import reasoning_format
 from lmc.frontend.values import Symbolic
 from lmc.images import DETAILS
 from lmc.parameters import ANY_RUN, NEVER_CHANGE, fixed, resolve, suggestion
+from lmc.reasoning import reasoning_format
 from lmc.segments import DOCUMENT, ChoicesMethod, plain_text
 from lmc.tracebacks import users_frames
 
@@ -379,7 +379,7 @@ def separate_reasoning(expr: Expr | None = None, model_type: str | None = None) 
     """`expr` with its answers split into reasoning and content, by the format of the model family `model_type`.
 
     A variable of `expr` is the content, and the prompt goes on with that alone; the reasoning is the variable
-    `<name>_reasoning_content`. Families: "deepseek-r1", "qwen3", … (lmc.frontend.reasoning.FORMATS).
+    `<name>_reasoning_content`. Families: "deepseek-r1", "qwen3", … (lmc.reasoning.FORMATS).
     """
     loc = caller_loc()
     if not isinstance(expr, Expr):

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from lmc import json_data
+from lmc.errors import ConstraintError
 from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of
 from lmc.fsm.lazy import Machine
@@ -42,11 +43,13 @@ class Checker:
         self._root = SchemaPointer(references.root, "")
 
     def wrong(self, text: str) -> str | None:
-        """Return why the value of a JSON text is not valid; None if it is."""
+        """Return why the value of a JSON text is not valid; None if it is. Raises ConstraintError for a schema that was not compiled and cannot be."""
         try:
             return _Check(self, self._root, json_data.loads(text, parse_float=Decimal)).error()
         except RecursionError:
             return "it is nested too deep to be checked"
+        except ConstraintError:
+            raise
         except ValueError as error:
             return f"it cannot be checked: {error}"
 

@@ -81,18 +81,7 @@ def compile_schema(source: str) -> Compiled:
 
     Raises ConstraintError, with the JSON pointer, for one that is invalid, cannot be enforced, or allows nothing.
     """
-    try:
-        root = json.loads(source, object_pairs_hook=sharing(), parse_float=_decimal, parse_constant=_no_constant)
-    except json.JSONDecodeError as e:
-        raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
-    except RecursionError:
-        raise ConstraintError("json_schema is nested too deep") from None
-    except ConstraintError:
-        raise
-    except ValueError as e:  # a number of too many digits
-        raise ConstraintError(f"json_schema cannot be read: {e}") from None
-    if not isinstance(root, dict | bool):
-        raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
+    root = _root_of(source)
     layout = Layout.of(root)
     notes = Notes(strict=layout.strict)
     references = References(root)
@@ -108,11 +97,33 @@ def compile_schema(source: str) -> Compiled:
     return Compiled(grammar, layout.depth, notes, Checker(references, _pattern).wrong if notes.later else None)
 
 
+def _root_of(source: str) -> Any:
+    try:
+        root = json.loads(source, object_pairs_hook=sharing(), parse_float=_decimal, parse_constant=_no_constant)
+    except json.JSONDecodeError as e:
+        raise ConstraintError(f"json_schema is not JSON: {e.msg} at line {e.lineno}, column {e.colno}") from None
+    except RecursionError:
+        raise ConstraintError("json_schema is nested too deep") from None
+    except ConstraintError:
+        raise
+    except ValueError as e:  # a number of too many digits
+        raise ConstraintError(f"json_schema cannot be read: {e}") from None
+    if not isinstance(root, dict | bool):
+        raise ConstraintError(f"json_schema must be a JSON object, not {type(root).__name__}")
+    return root
+
+
 def why_invalid(source: str, text: str) -> str | None:
     """Return why the value of a JSON text is not valid by a schema, whatever the order of its keys; None if it is.
     Raises ConstraintError for an invalid schema."""
     compile_schema(source)
-    return Checker(References(json.loads(source)), _pattern).wrong(text)
+    return checker_of(source).wrong(text)
+
+
+@lru_cache(maxsize=256)
+def checker_of(source: str) -> Checker:
+    """Return the checker of values by a schema, which is not compiled."""
+    return Checker(References(_root_of(source)), _pattern)
 
 
 def _pattern(pattern: str) -> LazyDFA:

@@ -110,6 +110,74 @@ def test_a_schema_that_the_server_enforces(openai):
     assert sent["schema"] == CLOSED and sent["strict"] is True and len(server.seen) == 1
 
 
+IGNORED = (  # what a server that ignores schemas answers, and what of it the program gets
+    ("[1, 2]", "[1, 2]"), ("[\n  1,\n  2\n]\n", "[\n  1,\n  2\n]\n"), ("<think>[0]? No.</think>\n[1, 2]", "<think>[0]? No.</think>\n[1, 2]"),
+    ('<think>So.</think>{"answer": [1]}', "<think>So.</think>[1]"), ("Here: ```json\n[1, 2]\n```", "[1, 2]"), ("yes", None),
+    ('{"a": [1]}', None), ('["x"]', None), ("<think>[0]?</think>I do not know", None),
+)  # fmt: skip
+
+
+NOT_KEPT = r"test_openai.py:\d+: OpenAI\(m\) takes json_schema=.* and ignores it, or a part of it: {}; the last is "
+
+
+@pytest.mark.parametrize(("answer", "value"), IGNORED)
+def test_an_answer_of_a_server_that_ignores_schemas_is_within_them_all_the_same(openai, monkeypatch, answer, value):
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    backend, server = openai(says(answer), attempts=3)
+    if value is None:
+        with pytest.raises(lmc.ConstraintError, match=NOT_KEPT.format("none of 3 answers is within it")):
+            ask("Q", dtype=list[int], backend=backend, max_tokens=64)
+    else:
+        state = ask("Q", dtype=list[int], backend=backend, max_tokens=64)
+        assert state["a"] == state.messages()[-1]["content"] == value
+    assert len(server.seen) == (3 if value is None else 1)
+
+
+MEANT = (  # schemas and answers of servers that enforce them, in forms that lmc's own automata do not write
+    ({**CLOSED, "properties": {"n": {"type": "integer"}, "m": {"type": "string"}}, "required": ["n", "m"]}, '{"m" : "\\u00e9",\r\n\t"n": 1.0}'),
+    ({"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/p"}, {"type": "null"}]}, "$defs": {"p": CLOSED}}, '[ {"n":1e2} , null]'),
+    ({"type": "array", "items": {"type": "number", "multipleOf": 0.1, "minimum": 0}}, "[0.3, 1E-1, -0.0]"),
+    ({**CLOSED, "properties": {"n": {"type": "string", "format": "uri"}}}, '{"n": "mailto:a@b.c"}'),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "answer"), MEANT)
+def test_an_answer_within_a_schema_is_taken_as_it_is_written(openai, monkeypatch, schema, answer):
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    backend, server = openai(says(answer))
+    state = ask("Q", json_schema=schema, backend=backend, max_tokens=64)
+    assert state["a"] == answer and len(server.seen) == 1 and "constraint" not in state.get_meta_info("a")
+
+
+@pytest.mark.parametrize(("answer", "shown"), (("[1, 2]", "[1, 2]"), ('<think>So.</think>{"answer": [1]}', "<think>So.</think>[1]"), ("It is [1, 2].", None)))
+def test_an_answer_that_was_shown_as_it_came_is_not_asked_for_again(openai, monkeypatch, answer, shown):
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    backend, server = openai(says(answer))
+    stream = ask.run("Q", dtype=list[int], backend=backend, max_tokens=64, stream=True)
+    if shown is None:
+        with pytest.raises(lmc.ConstraintError, match=NOT_KEPT.format("the answer is not within it")):
+            list(stream.text_iter("a"))
+    else:
+        assert "".join(stream.text_iter("a")) == stream["a"] == shown
+    assert len(server.seen) == 1
+
+
+def test_an_answer_within_an_ignored_schema_is_asked_for_again(openai, monkeypatch):
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    answers = iter(("yes", "[true]", "[7]"))
+    backend, server = openai(TextModel(lambda prompt: next(answers)))
+    state = ask("Q", dtype=list[int], backend=backend)
+    assert state.parsed("a") == [7] and state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 3}
+    assert all("response_format" in s.body for s in server.seen) and len({s.body["seed"] for s in server.seen}) == 3
+
+
+def test_a_schema_that_lmc_cannot_read_is_left_to_the_server(openai, monkeypatch):
+    schema = {**CLOSED, "properties": {"n": {"type": "string", "pattern": "(a)\\1"}}}
+    monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
+    backend, _ = openai(says('{"n": "aa"}'))
+    assert ask("Q", json_schema=json.dumps(schema), backend=backend)["a"] == '{"n": "aa"}'
+
+
 def test_a_schema_that_it_may_not_enforce_is_verified(openai):
     backend, server = openai(TextModel())
     state = ask("Q", json_schema=OPEN, backend=backend)

@@ -6,7 +6,7 @@ import pytest
 
 import lmc
 from lmc import Mock, gen, separate_reasoning
-from lmc.frontend.reasoning import FORMATS, reasoning_format
+from lmc.reasoning import FORMATS, reasoning_format
 from lmc.segments import Select
 from tests.conformance.harness import conform, effect
 

@@ -24,7 +24,7 @@ from lmc.backend.api.place import ROOT, PromptNode, Rest, extended
 from lmc.backend.api.replies import Sample, ServerReply, meta_of
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
-from lmc.backend.api.verify import answer_in, as_schema, matching
+from lmc.backend.api.verify import answer_in, as_schema, matching, within
 from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.results import Output
 from lmc.backend.usage import Counters, Prices, Spending, Usage, charge
@@ -50,6 +50,7 @@ BEGIN = 8
 OnRefusal = Literal["raise", "return"]
 _ROOM = 16  # tokens of an object around an answer
 _NAMED = 5  # models of a server that a message names
+_OPENING = ("{", "[", '"')
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
@@ -172,6 +173,9 @@ class ApiBackend(SharedBackend, ABC):
         """Return whether the server keeps answers within a constraint; else they are verified here, and requested
         again."""
         return True
+
+    trusted = False
+    """Whether its server is known to enforce what it takes; else answers within a schema are verified all the same, since many servers ignore schemas."""
 
     async def prepare(self) -> None:
         """Find out about the server; awaited once, before the first request."""
@@ -472,18 +476,45 @@ class ApiBackend(SharedBackend, ABC):
 
     async def _alone(self, place: PromptNode, ask: Gen, broken: int, feed: Feed | None, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request one answer and nothing else. `broken`: later answers of a plan that was not followed."""
-        if ask.constraint is not None and not self.enforces(ask.constraint):
-            return await self._verified(place, ask, ask.constraint, tally)
-        return self.output_of(place, ask, await self._accepted(place, ask, None, feed, tally), tally, broken)
+        constraint = ask.constraint
+        if constraint is not None and not self.enforces(constraint):
+            return await self._verified(place, ask, constraint, tally)
+        reply = await self._accepted(place, ask, None, feed, tally)
+        if constraint is None or all(self._keeps(constraint, sample, ask) for sample in reply.samples):
+            return self.output_of(place, ask, reply, tally, broken)
+        if feed is not None:  # what was shown as it came is the answer
+            raise self._unmet(constraint, reply, 1, ask)
+        log("backend", f"{self.name} takes a schema and does not keep to it: {reply.samples[-1].text[:80]!r}")
+        return await self._verified(place, ask, constraint, tally, reply)
+
+    def _keeps(self, constraint: Constraint, sample: Sample, ask: Gen) -> bool:
+        """Return whether an answer is within the schema that its server has taken, as far as that can be known of one that its limit or a stop may have cut."""
+        if self.trusted or constraint.kind != "json_schema":
+            return True
+        if sample.withheld or sample.extra.get("tool_calls") or sample.finish.get("type") == "length":
+            return True
+        text = self._ended(sample, ask).text
+        return within(constraint.source, text) or (bool(ask.params.stop or ask.params.stop_regex) and text.lstrip().startswith(_OPENING))
+
+    def _unmet(self, constraint: Constraint, reply: ServerReply, attempts: int, ask: Gen) -> UnmetConstraint:
+        shown = repr(constraint.source) if len(constraint.source) <= 80 else "…"
+        why = f"takes {constraint.kind}={shown} and ignores it, or a part of it" if self.enforces(constraint) else f"cannot enforce {constraint.kind}={shown}"
+        last = reply.samples[-1].text if reply.samples else ""
+        none = "the answer is not within it" if attempts == 1 else f"none of {attempts} answers is within it"
+        return UnmetConstraint(
+            f"{self.name} {why}: {none}; the last is {last[:80]!r}. Use a server that can, or describe the answer's form in the prompt", loc=ask.loc
+        )
 
     def output_of(self, place: PromptNode, ask: Gen, reply: ServerReply, tally: AttemptUsage, broken: int = 0) -> tuple[PromptNode, Output]:
         """Return the answer in a reply, and the prompt with it."""
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
-    async def _verified(self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage) -> tuple[PromptNode, Output]:
+    async def _verified(
+        self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage, first: ServerReply | None = None
+    ) -> tuple[PromptNode, Output]:
         """Request without the server's enforcement, or by a schema that it enforces, and again until the answers satisfy
-        the constraint: the rest of an answer that begins so is cut off."""
+        the constraint: the rest of an answer that begins so is cut off. `first`: a reply that has come already."""
         schema = as_schema(constraint) if self._schemas_for_values else None
         if schema is not None and (ask.params.return_logprob or not self.enforces(schema) or not self.takes_schema(place)):
             schema = None
@@ -495,7 +526,8 @@ class ApiBackend(SharedBackend, ABC):
         for attempt in range(self.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(params, n=params.n - len(found)), constraint=asked)
             try:
-                reply = await self._accepted(place, wanted, None, None, tally)
+                reply = first or await self._accepted(place, wanted, None, None, tally)
+                first = None
             except Fault as fault:
                 if schema is None or fault.status not in _TOO_MUCH:
                     raise
@@ -514,13 +546,7 @@ class ApiBackend(SharedBackend, ABC):
                 by = "schema" if schema is not None and self.enforces(schema) else "verified"
                 meta = {"constraint": {"enforced": by, "attempts": attempt + 1}}
                 return self._output(place, reply, found, tally, 0, meta)
-        last = reply.samples[-1].text if reply.samples else ""
-        shown = repr(constraint.source) if len(constraint.source) <= 80 else "…"
-        raise UnmetConstraint(
-            f"{self.name} cannot enforce {constraint.kind}={shown}, and none of {self.attempts} answers is within it; the last is {last[:80]!r}. "
-            f"Use a server that can, or describe the answer's form in the prompt",
-            loc=ask.loc,
-        )
+        raise self._unmet(constraint, reply, self.attempts, ask)
 
     def _ended(self, sample: Sample, ask: Gen) -> Sample:
         """Cut the text after a sample's stops, for servers that were not sent all of them."""

@@ -13,6 +13,7 @@ from lmc.backend.api.reports import count_of
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
+from lmc.reasoning import content_start
 from lmc.segments import Constraint
 from lmc.tools import Call, call_of
 
@@ -223,30 +224,33 @@ def _led(schema: Any) -> Any:
 
 def out_of_object(text: str) -> str:
     """Return the answer in an object as `in_object` has it, as it is written there; of one that was cut, what came of it. Any other text as it is."""
-    inner = _begun(text)
+    before, inner = _begun(text)
     if inner is None:
         return text
     try:
-        return inner[: json.JSONDecoder().raw_decode(inner)[1]]
+        return before + inner[: json.JSONDecoder().raw_decode(inner)[1]]
     except (ValueError, RecursionError):
-        return inner
+        return before + inner
 
 
 def growing_out_of_object(text: str) -> str:
     """Return the part of `out_of_object` of a growing text that is already certain."""
-    inner = _begun(text)
-    return text if inner is None else _MAY_END.sub("", inner)
+    before, inner = _begun(text)
+    return text if inner is None else before + _MAY_END.sub("", inner)
 
 
 _BEGINS = re.compile(r'\s*\{\s*"answer"\s*:\s*')
 _MAY_END = re.compile(r"\s*\}?\s*\Z")
 
 
-def _begun(text: str) -> str | None:
-    """Return the text after `{"answer":`, "" if none of it has arrived; None if the text begins differently."""
-    if found := _BEGINS.match(text):
-        return text[found.end() :]
-    return "" if '{"answer":'.startswith("".join(text.split())) else None
+def _begun(text: str) -> tuple[str, str | None]:
+    """Return the reasoning before the object, and the text after `{"answer":`, "" if none of it has arrived; None if the text begins differently."""
+    for start in (0, content_start(text)):
+        if found := _BEGINS.match(text, start):
+            return text[:start], text[found.end() :]
+        if '{"answer":'.startswith("".join(text[start:].split())):
+            return text[:start], ""
+    return "", None
 
 
 def response_format(schema: Any, strict: bool) -> Body:

@@ -11,12 +11,16 @@ from functools import lru_cache
 from typing import Any, cast
 
 from lmc import json_data
+from lmc.config import log
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
+from lmc.errors import ConstraintError
 from lmc.fsm.bounds import check_source
 from lmc.fsm.json_layout import one_line
+from lmc.fsm.json_schema import checker_of
 from lmc.fsm.recognise import allows, longest
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import check_of, machine_of
+from lmc.reasoning import content_start
 from lmc.segments import Constraint
 
 VERIFIABLE = frozenset({"regex", "json_schema"})
@@ -41,6 +45,16 @@ def matching(constraint: Constraint, text: str) -> str | None:
     begun = text.lstrip()
     end = longest("regex", constraint.source, begun, lambda at: _WITHIN.match(begun, at) is None)
     return begun[:end] if end else None
+
+
+def within(schema: str, text: str) -> bool:
+    """Return whether an answer that its server should have kept within a schema, or its content behind a model's reasoning, means what the schema allows,
+    however it is laid out. Servers take some schemas that lmc cannot read."""
+    try:
+        return any(checker_of(schema).wrong(text[start:]) is None for start in {0, content_start(text)})
+    except ConstraintError as error:
+        log("backend", f"an answer is taken as the server gave it: {error.message}")
+        return True
 
 
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
@@ -101,14 +115,17 @@ _MOST_DIGITS = 400  # of a number: more than a float has
 
 
 def _json(schema: str, text: str) -> str | None:
-    """Return the first JSON value of a text, as it is written there, if the schema allows it."""
-    start = min((i for i in map(text.find, "{[") if i >= 0), default=0)
-    rest = text[start:].lstrip()
-    try:
-        value, end = json.JSONDecoder().raw_decode(rest)
-        return rest[:end] if _allows(schema)(value) else None
-    except (ValueError, RecursionError):  # the second: nested too deeply
-        return None
+    """Return the first JSON value of a text, or of its content behind a model's reasoning, as it is written there, if the schema allows it."""
+    content = content_start(text)
+    for start in dict.fromkeys((content, min((i for i in (text.find(c, content) for c in "{[") if i >= 0), default=0), 0)):
+        start += len(text[start:]) - len(text[start:].lstrip())
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+            if _allows(schema)(value):
+                return text[start:end]
+        except (ValueError, RecursionError):  # the second: nested too deeply
+            continue
+    return None
 
 
 @lru_cache(maxsize=256)

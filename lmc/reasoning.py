@@ -61,6 +61,12 @@ FORMATS: Mapping[str, ReasoningFormat] = {
     "step3p5": _OPENED,
 }
 """Formats by SGLang's names of the families."""
+_ENDS = frozenset(known.end for known in FORMATS.values())
+
+
+def content_start(answer: str) -> int:
+    """Return where the content of an answer begins, behind the reasoning of a model of whatever family; 0 if there is none."""
+    return max(at + len(end) if (at := answer.find(end)) >= 0 else 0 for end in _ENDS)
 
 
 def reasoning_format(model_type: str, loc: Loc | None = None) -> ReasoningFormat:
