@@ -49,10 +49,10 @@ class ComputingSearch:
         names = _names(fn.__code__)
         if names.rebinds or set(fn.__code__.co_freevars) - {"__class__"}:
             return False
-        values = [fn.__globals__.get(name, getattr(builtins, name, None)) for name in names.variables]
-        of_modules = [vars(x)[name] for x in values if isinstance(x, types.ModuleType) for name in names.attributes if name in vars(x)]
+        values = {name: fn.__globals__.get(name, getattr(builtins, name, None)) for name in names.variables}
+        of_modules = [x for path in names.paths for x in _of_modules(values[path[0]], path[1:], names.attributes)]
         return (
-            all(map(self._value, values))
+            all(map(self._value, values.values()))
             and all(not callable(x) or self._value(x) for x in of_modules)
             and all(map(self._member, names.attributes))
             and (not self.known or all(self._is_known(name, of_modules) for name in names.methods))
@@ -76,15 +76,28 @@ class ComputingSearch:
         return callable(x) and (self.computes(x) or (isinstance(x, types.FunctionType) and not from_library(x) and self.only_computes(x)))
 
 
+def _of_modules(x: Any, path: tuple[str, ...], attributes: set[str]) -> Iterator[Any]:
+    """Yield what a dotted name says of modules; of one that it ends at, which may have another name from there on, whatever of it the code may name."""
+    for name in path:
+        if not isinstance(x, types.ModuleType) or name not in vars(x):
+            return
+        x = vars(x)[name]
+        yield x
+    if isinstance(x, types.ModuleType):
+        yield from (vars(x)[name] for name in attributes if name in vars(x))
+
+
 def _is_constant(x: Any) -> bool:
     return isinstance(x, _CONSTANTS) or (type(x) is tuple and all(map(_is_constant, x)))
 
 
 @dataclass
 class _Names:
-    """Outside variables of code, its attributes, those of them that it calls as methods, and whether it rebinds outside variables."""
+    """Outside variables of code, with the attributes that it reads of them (`os.path.join`); all its attributes, those of them that it calls as methods, and
+    whether it rebinds outside variables."""
 
     variables: set[str] = field(default_factory=set[str])
+    paths: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     attributes: set[str] = field(default_factory=set[str])
     methods: set[str] = field(default_factory=set[str])
     rebinds: bool = False
@@ -92,16 +105,23 @@ class _Names:
 
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> _Names:
-    found = _Names()
+    found, path = _Names(), ()
     for step in _steps(code):
+        if step.opname == "EXTENDED_ARG":
+            continue
+        before, path = path, ()
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             found.variables.add(step.argval)
+            path = (step.argval,)
         elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             found.rebinds = True
         elif step.opcode in dis.hasname:
             found.attributes.add(step.argval)
+            path = (*before, step.argval) if before else ()
             if step.opname == "LOAD_METHOD" or "self" in step.argrepr.split():  # "name + NULL|self" from CPython 3.12 on
                 found.methods.add(step.argval)
+        if before and len(path) <= len(before):
+            found.paths.add(before)
     return found
 
 

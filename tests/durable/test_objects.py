@@ -15,6 +15,7 @@ import io
 import json
 import logging
 import operator
+import os
 import pickle
 import queue
 import random
@@ -911,6 +912,30 @@ async def awaits_in_a_pool(s: Any) -> Any:
     return sorted(pool.done)
 
 
+class Runner:
+    """Has methods of the names of functions of asyncio that no run can call again: `asyncio.run`, `asyncio.wait_for`."""
+
+    def __init__(self) -> None:
+        self.done = list[str]()
+
+    async def run(self, coroutine: Any) -> None:
+        self.done.append(await coroutine)
+
+    async def wait_for(self, *coroutines: Any) -> None:
+        await asyncio.gather(*map(self.run, coroutines))
+
+    async def all(self, *coroutines: Any) -> list[str]:
+        await asyncio.gather(self.run(coroutines[0]), self.wait_for(*coroutines[1:]))
+        return self.done
+
+
+@lmc.function
+async def awaits_in_a_runner(s: Any) -> Any:
+    runner = Runner()
+    s += "".join(await runner.all(slow_tool("r"), slow_tool("s"))) + lmc.gen("b", max_tokens=2)
+    return runner.done
+
+
 class Keeper:
     """Has an event, which has the event loop once a task has waited for it."""
 
@@ -1106,7 +1131,7 @@ PROGRAMS = [
     remembers, fills_containers, enters_and_leaves, grows_a_tree, calls_programs_of_its_objects,
     opens_doors, opens_doors_slowly, awaits_objects, keeps_what_tools_give_of_it, defines_a_model, decorates_inside, draws_by_a_seed, writes_in_memory,
     has_fields_in_memory, draws_from_a_field, sets_context_variables, calls_objects_on_threads, works_on_threads, exits, extends_mappings_and_adapters,
-    finds_classes_by_their_base, awaits_in_a_pool,
+    finds_classes_by_their_base, awaits_in_a_pool, awaits_in_a_runner,
 ]  # fmt: skip
 
 
@@ -1119,6 +1144,7 @@ def test_objects_of_the_program_are_made_again(program: Any, tmp_path: Path) -> 
 def test_coroutines_of_objects_that_only_compute_or_await_are_no_effects(tmp_path: Path) -> None:
     assert recorded(passes_words_between_tasks, tmp_path / "words") == ["tool"] * 3
     assert recorded(awaits_in_a_pool, tmp_path / "pool") == ["await slow_tool"] * 4
+    assert recorded(awaits_in_a_runner, tmp_path / "runner") == ["await slow_tool"] * 2
 
 
 # -- what stays an effect --------------------------------------------------------------------------------------------------
@@ -1170,6 +1196,30 @@ def replaces_fields(s: Any) -> Any:
 
 def test_a_copy_made_by_a_constructor_that_leaves_something_outside_is_recorded(tmp_path: Path) -> None:
     assert recorded(replaces_fields, tmp_path) == ["Logging", "replace", "replace"]
+
+
+class Place:
+    """Looks at what is outside, through modules by other names and by dotted ones."""
+
+    def process(self) -> int:
+        system = os
+        return system.getpid()
+
+    def is_there(self) -> bool:
+        return os.path.exists(os.path.join("a", "b"))
+
+    def joined(self) -> str:
+        return os.path.join("a", "b")
+
+
+@lmc.function
+def looks_outside(s: Any) -> Any:
+    place = Place()
+    s += f"{place.process()} {place.is_there()} {place.joined()}" + lmc.gen("a", max_tokens=2)
+
+
+def test_methods_that_look_outside_through_modules_are_recorded(tmp_path: Path) -> None:
+    assert recorded(looks_outside, tmp_path) == ["Place.process", "Place.is_there"]
 
 
 @pytest.mark.search
