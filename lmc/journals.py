@@ -45,7 +45,7 @@ class PendingQuestion:
 class RunStatus:
     """One run of a journal.
 
-    status   "finished", "failed", "waiting" (for an answer), "in doubt", "cut off" (or running), "deleted"
+    status   "finished", "failed", "waiting" (for an answer), "in doubt", "cut off" (interrupted, cancelled, killed, or running), "deleted"
     error    what it failed with;  ended  when it was over, in seconds since 1970, else 0
     waiting  questions, and calls in doubt
     """
@@ -194,7 +194,7 @@ class Journal:
 def _status(contents: Contents, item: int) -> RunStatus:
     known = contents.known(item)
     waiting = tuple(_waiting(item, effect) for effect in known.open)
-    status = ("deleted" if known.deleted else "waiting" if any(w.question for w in waiting) else "in doubt" if waiting else "cut off" if known.end is None
+    status = ("deleted" if known.deleted else "waiting" if any(w.question for w in waiting) else "in doubt" if waiting else "cut off" if known.cut_off
               else "failed" if known.end else "finished")  # fmt: skip
     error = ": ".join(known.end[0]) if known.end and status == "failed" else ""
     asked = sum(not isinstance(entry, Effect) for entry in known.order)

@@ -128,9 +128,17 @@ class Known:
     deleted: bool = False
 
     @property
+    def cut_off(self) -> bool:
+        """Return whether it has not come to its end: its process has ended, or it was interrupted or cancelled."""
+        return self.end is None or bool(self.end and self.end[0][0] in _CUT_OFF)
+
+    @property
     def open(self) -> list[Effect]:
         """Return the effects that wait for a person: questions, and those in doubt."""
         return [effect for effect in self.effects.values() if effect.outcome is None and (effect.doubtful or effect.question is not None)]
+
+
+_CUT_OFF = frozenset({"KeyboardInterrupt", "CancelledError", "GeneratorExit"})
 
 
 @dataclass(slots=True)

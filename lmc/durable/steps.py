@@ -133,7 +133,7 @@ def _listed(contents: Contents, item: int) -> Story:
         else:
             steps.append(_answered(number, _place(entry), output_of(entry)))
     waiting = bool(steps) and steps[-1].result == _WAITS
-    end = _WAITS if known.end is None and waiting else "cut off" if known.end is None else "finished" if not known.end else ": ".join(known.end[0])
+    end = _WAITS if known.end is None and waiting else "cut off" if known.cut_off else "finished" if not known.end else ": ".join(known.end[0])
     return Story(str(contents.header.get("program")), str(contents.header.get("backend")), item, steps, end, shown_arguments(known.arguments))
 
 

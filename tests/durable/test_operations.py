@@ -93,6 +93,28 @@ def test_a_call_in_doubt_is_resolved_or_made_again(tmp_path: Path) -> None:
             wrong()
 
 
+STOPS: list[BaseException] = []
+
+
+@lmc.function
+def may_stop(s: Any) -> Any:
+    s += charge("x") + lmc.gen("a", max_tokens=3)
+    if s["a"] and STOPS:
+        raise STOPS.pop()
+
+
+@pytest.mark.parametrize("stopped", (KeyboardInterrupt, asyncio.CancelledError))
+def test_a_run_that_was_interrupted_is_cut_off_and_resumes(tmp_path: Path, stopped: type[BaseException]) -> None:
+    STOPS.append(stopped())
+    with pytest.raises(stopped):
+        may_stop.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    (found,) = lmc.Journal(tmp_path / "j").runs()
+    assert (found.status, found.error) == ("cut off", "")
+    assert ": cut off; " in command("list", tmp_path / "j") and "on mock: cut off" in command("show", tmp_path / "j")
+    may_stop.run(backend=lmc.Mock(), journal=tmp_path / "j").sync()
+    assert [each.status for each in lmc.Journal(tmp_path / "j").runs()] == ["finished"] and CALLS == ["x"]
+
+
 def test_a_call_behind_which_a_run_failed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with pytest.raises(ConnectionError):
