@@ -88,9 +88,8 @@ class _Encoding:
         if isinstance(x, BaseException):
             if next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)).__module__ != "builtins":
                 return self.refusal(x, depth)
-            own = self.held_by(x, depth)
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
-            return ["error", where, self.many(args, depth), own, message_of(x), *self.cause(x, depth)]
+            return ["error", where, self.many(args, depth), self.held_by(x, depth), message_of(x), *self.cause(x, depth)]
         if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
             return ["named", where, self.many(x, depth)]
         if is_struct(cls):

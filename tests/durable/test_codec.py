@@ -11,6 +11,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import urllib.error
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -148,6 +149,9 @@ def test_what_exceptions_hold_beside_their_arguments() -> None:
     assert (back.code, repr(back.__cause__), vars(back)) == (7, "KeyError('from')", {})
     slotted.__cause__ = LookupError(object())
     assert there_and_back(slotted).__cause__ is None  # as its traceback
+    for error in (subprocess.CalledProcessError(1, ["false"], b"out"), subprocess.TimeoutExpired(["sleep"], 1.5), urllib.error.URLError(OSError(2, "no"))):
+        back = there_and_back(error)
+        assert (str(back), repr(back.args), repr(vars(back))) == (str(error), repr(error.args), repr(vars(error)))
     for error in (ImportError("i", name="n", path="p"), AttributeError("a", name="n"), NameError("n", name="n")):
         back = there_and_back(error)
         assert (str(back), back.name, getattr(back, "path", None)) == (str(error), error.name, getattr(error, "path", None))
