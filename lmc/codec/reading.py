@@ -10,13 +10,14 @@ import decimal
 import enum
 import fractions
 import pathlib
-import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from lmc.codec import errors
 from lmc.codec.writing import FACTORIES, REFUSAL, TAG, found_class, is_namespace, is_struct
+from lmc.errors import JournalError
 from lmc.json_data import PLAIN
 
 
@@ -36,7 +37,8 @@ def decode(data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
         return _Decoding(found).value(data)
     except BadData:
         raise
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, OSError, RecursionError) as error:  # OSError: a zone's file
+    # OSError: of a zone's file; JournalError: of a part of an exception that was lost
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, ArithmeticError, OSError, RecursionError, JournalError) as error:
         raise BadData(f"{type(error).__name__}: {error}") from None
 
 
@@ -160,17 +162,9 @@ def _read_flag(d: _Decoding, where: str, value: int) -> Any:
 def _read_error(d: _Decoding, where: str, args: Any, own: Any, shown: str, cause: Any = None) -> BaseException:
     cls = _class(where, lambda c: issubclass(c, BaseException))
     index = d.place()
-    base: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")  # its constructor runs no code of a program
-    values = d.many(args)
-    made = base.__new__(cls, *values)
-    base.__init__(made, *values)
-    d.seen[index] = made
+    made = d.seen[index] = errors.made(cls, d.many(args))
     for name, value in own:
-        holder = next((vars(c)[name] for c in cls.__mro__ if name in vars(c)), None)
-        if isinstance(holder, types.MemberDescriptorType):
-            holder.__set__(made, d.value(value))
-        else:
-            made.__dict__[name] = d.value(value)
+        errors.set_attribute(made, name, d.value(value))
     if cause is not None:
         made.__cause__ = d.value(cause)
     return made
@@ -219,6 +213,13 @@ def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
 def _read_struct(d: _Decoding, where: str, values: Any, others: Any) -> Any:
     index = d.place()
     made = d.seen[index] = _class(where, is_struct)(tuple(d.many(values)), {name: d.value(value) for name, value in others})
+    return made
+
+
+def _read_object(d: _Decoding, where: str, held: Any) -> Any:
+    made = d.keeps(object.__new__(_class(where, errors.is_simple)))
+    for name, value in held:
+        made.__dict__[name] = d.value(value)
     return made
 
 
@@ -297,6 +298,8 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "enum": _read_enum,
     "flag": _read_flag,
     "error": _read_error,
+    "object": _read_object,
+    "lost": lambda d, kind: errors.Lost(str(kind)),
     "refused": _read_refusal,
     "named": _read_named,
     "data": _read_data,

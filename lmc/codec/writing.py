@@ -14,10 +14,11 @@ import sys
 import types
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from lmc.errors import message_of
+from lmc.codec import errors
+from lmc.errors import JournalError, message_of
 from lmc.json_data import PLAIN, are_atoms, dumps, is_plain
 
 TAG = "!"
@@ -39,12 +40,19 @@ def encode(x: Any, held: Mapping[int, list[Any]] | None = None) -> Any:
 
 
 class _Encoding:
-    """State of encoding one value. `seen` numbers mutable objects, so that one list held twice comes back as one."""
+    """State of encoding one value.
+
+    seen      numbers mutable objects, so that one list held twice comes back as one
+    in_error  in a part of an exception, where objects of any class are data if they are nothing but their attributes
+    unmade    exceptions whose arguments are being written, without which the reader cannot make them
+    """
 
     def __init__(self, held: Mapping[int, list[Any]]) -> None:
         self.held = held
         self.seen: dict[int, int] = {}
         self.keep: list[Any] = []
+        self.in_error = False
+        self.unmade: set[int] = set()
 
     def value(self, x: Any, depth: int) -> Any:
         if is_plain(x):
@@ -55,6 +63,8 @@ class _Encoding:
         if cls not in _FIXED:
             if id(x) in self.held:
                 return {TAG: ["held", self.held[id(x)]]}
+            if id(x) in self.unmade:
+                raise NotData(f"a {cls.__name__} that holds itself")
             if id(x) in self.seen:
                 return {TAG: ["=", self.seen[id(x)]]}
             self.seen[id(x)] = len(self.seen)
@@ -89,7 +99,7 @@ class _Encoding:
             if next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), types.BuiltinFunctionType)).__module__ != "builtins":
                 return self.refusal(x, depth)
             args = x.__reduce__()[1] if isinstance(x, OSError) and type(x).__reduce__ is OSError.__reduce__ else x.args  # with file names
-            return ["error", where, self.many(args, depth), self.held_by(x, depth), message_of(x), *self.cause(x, depth)]
+            return self.error(x, where, args, depth)
         if isinstance(x, tuple) and hasattr(cls, "_fields") and not getattr(x, "__dict__", None):
             return ["named", where, self.many(x, depth)]
         if is_struct(cls):
@@ -106,7 +116,38 @@ class _Encoding:
             held = [[k, self.value(v, depth + 1)] for k, v in vars(x).items()]
             extra = getattr(x, "__pydantic_extra__", None)
             return ["model", where, held, sorted(getattr(x, "__pydantic_fields_set__", ())), self.value(extra, depth + 1)]
+        if self.in_error and errors.is_simple(cls) and vars(x):  # one without attributes is told from others by itself
+            return ["object", where, [[k, self.value(v, depth + 1)] for k, v in vars(x).items()]]
         raise NotData(f"a {cls.__name__}")
+
+    def error(self, x: BaseException, where: str, args: Sequence[Any], depth: int) -> list[Any]:
+        """Encode an exception, with what stands for those of its parts that are no data, as long as they are no part of its message."""
+        shown, lost = message_of(x), dict[int, NotData]()
+        held = _held_by_error(x)
+        self.unmade.add(id(x))
+        parts = [self.part(value, depth, lost) for value in args]
+        self.unmade.discard(id(x))
+        own = [[name, self.part(value, depth, lost)] for name, value in held]
+        if lost and _message_without(lost, type(x), args, held) != shown:
+            raise next(iter(lost.values()))
+        return ["error", where, parts, own, shown, *self.cause(x, depth)]
+
+    def part(self, x: Any, depth: int, lost: dict[int, NotData]) -> Any:
+        apart = self.apart()
+        apart.in_error = True
+        try:
+            found = apart.value(x, depth + 1)
+        except NotData as what:
+            lost[id(x)] = what
+            return {TAG: ["lost", type(x).__name__]}
+        self.seen = apart.seen
+        return found
+
+    def apart(self) -> _Encoding:
+        """Return the state of encoding a part that may turn out to be no data."""
+        apart = _Encoding(self.held)
+        apart.seen, apart.keep, apart.unmade = dict(self.seen), self.keep, self.unmade
+        return apart
 
     def held_by(self, x: BaseException, depth: int) -> list[Any]:
         return [[k, self.value(v, depth + 1)] for k, v in _held_by_error(x)]
@@ -126,14 +167,24 @@ class _Encoding:
         """Encode the exception that one was raised from; anything that is not data is left out, as its traceback is."""
         if x.__cause__ is None:
             return []
-        apart = _Encoding(self.held)
-        apart.seen, apart.keep = dict(self.seen), self.keep
+        apart = self.apart()
         try:
             found = apart.value(x.__cause__, depth + 1)
         except NotData:
             return []
         self.seen = apart.seen
         return [found]
+
+
+def _message_without(lost: Collection[int], cls: type, args: Sequence[Any], held: Sequence[tuple[str, Any]]) -> str | None:
+    """Return the message of an exception without some of its parts, by id; None if its class needs them."""
+    try:
+        like = errors.made(cls, [errors.Lost("") if id(value) in lost else value for value in args])
+    except (TypeError, ValueError, JournalError):
+        return None
+    for name, value in held:
+        errors.set_attribute(like, name, errors.Lost("") if id(value) in lost else value)
+    return message_of(like)
 
 
 def is_struct(cls: Any) -> bool:
@@ -242,10 +293,11 @@ _WRITE: Mapping[type, _Write] = {
     decimal.Decimal: lambda e, x, d: ["decimal", str(x)],
     fractions.Fraction: lambda e, x, d: ["fraction", *e.many((x.numerator, x.denominator), d)],
     uuid.UUID: lambda e, x, d: ["uuid", x.hex],
+    errors.Lost: lambda e, x, d: ["lost", x.kind],
 }
 _FIXED = frozenset({
     int, tuple, frozenset, bytes, complex, slice, range, type(Ellipsis), type(NotImplemented), datetime.date, datetime.time, datetime.datetime,
-    datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID,
+    datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID, errors.Lost,
 })  # fmt: skip
 """Types whose objects cannot change: two equal ones are as good as one."""
 FACTORIES: Mapping[str, Any] = {"none": None, "list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str}

@@ -15,12 +15,19 @@ import urllib.error
 import uuid
 import zoneinfo
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import httpx
+import jsonschema
+import lark
 import pytest
+import requests
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lmc
 from lmc import codec, json_data
 from lmc.codec import BadData, NotData, decode, encode, reading
 from lmc.durable import mutations
@@ -155,6 +162,64 @@ def test_what_exceptions_hold_beside_their_arguments() -> None:
     for error in (ImportError("i", name="n", path="p"), AttributeError("a", name="n"), NameError("n", name="n")):
         back = there_and_back(error)
         assert (str(back), back.name, getattr(back, "path", None)) == (str(error), error.name, getattr(error, "path", None))
+
+
+def raised(call: Callable[[], Any]) -> Exception:
+    try:
+        call()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def answers_404() -> None:
+    response = requests.Response()
+    response.status_code, response.url, response._content = 404, "http://x.org/", b"no"
+    response.raise_for_status()
+
+
+def rings() -> None:
+    error = ValueError("ring", [])
+    error.args[1].append(error)
+    raise error
+
+
+OF_LIBRARIES = (
+    lambda: json.loads("{"), lambda: yaml.safe_load("a: [1"), lambda: yaml.safe_load("a: '"),
+    lambda: subprocess.run(["false"], check=True, capture_output=True),
+    lambda: jsonschema.validate({"a": [1]}, {"properties": {"a": {"items": {"type": "string"}}}}),
+    lambda: jsonschema.validate(1, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    lambda: httpx.Response(404, request=httpx.Request("GET", "http://x.org/")).raise_for_status(), answers_404, lambda: lark.Lark('start: "a"').parse("b"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call", OF_LIBRARIES)
+def test_exceptions_of_libraries_come_back_with_their_message(call: Callable[[], Any]) -> None:
+    error = raised(call)
+    back = there_and_back(error)
+    assert (type(back), str(back), vars(back).keys()) == (type(error), str(error), vars(error).keys())
+    assert there_and_back(back).__class__ is type(error), "also from a resumed run"
+
+
+def test_what_is_lost_of_an_exception_is_found_nowhere_else() -> None:
+    for data in ({"!": ["set", [{"!": ["lost", "x"]}]]}, {"!": ["error", "builtins:ExceptionGroup", ["g", {"!": ["lost", "x"]}], [], ""]}):
+        with pytest.raises(BadData):
+            decode(data)
+
+
+def test_a_part_of_an_exception_that_is_no_data_is_refused_where_it_is_used() -> None:
+    back: Any = there_and_back(raised(answers_404))
+    for use in (lambda: back.response.status_code, lambda: bool(back.response), lambda: f"{back.response}", lambda: back.response == 1):
+        with pytest.raises(lmc.JournalError, match="a part of an exception, a Response, is no data, and so not in the journal"):
+            use()
+    marked = there_and_back(raised(lambda: yaml.safe_load("a: [1")))
+    assert marked.args[3] is marked.problem_mark and (marked.problem_mark.line, marked.problem_mark.column) == (0, 5)
+
+
+def test_an_exception_whose_message_is_no_data_is_none() -> None:
+    for error in (ValueError(object()), KeyError("k", object()), raised(rings), ExceptionGroup("g", [ValueError(object())])):
+        with pytest.raises(NotData, match=r"a (object|ValueError that holds itself)"):
+            encode(error)
 
 
 def test_a_combination_of_flags_runs_no_code() -> None:

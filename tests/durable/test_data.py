@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 from xml.sax import saxutils
 
+import jsonschema
 import pytest
 
 import lmc
@@ -105,6 +106,24 @@ def handles_what_a_tool_refuses(s: Any) -> Any:
     return s["a"]
 
 
+def check_ages(ages: Any) -> int:
+    CALLS.append(("check_ages", str(ages)))
+    jsonschema.validate(ages, {"items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}})
+    return len(ages)
+
+
+@lmc.function
+def repairs_ages(s: Any) -> Any:
+    ages: list[Any] = ["seven", "eight"]
+    while True:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        try:
+            return check_ages(ages), s["a"]
+        except jsonschema.ValidationError as error:
+            s += f"\nAgain: {error}, at {list(error.path)}: {[each.message for each in error.context]}"
+            ages = [*ages[1:], 8]
+
+
 class Color(enum.Enum):
     RED = "red"
 
@@ -152,8 +171,9 @@ def test_an_extractor_that_tries_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.search
-def test_what_a_tool_refuses_is_known(tmp_path: Path) -> None:
-    resumes_anywhere(handles_what_a_tool_refuses, {}, tmp_path, doubtful=True)
+@pytest.mark.parametrize("program", (handles_what_a_tool_refuses, repairs_ages))
+def test_what_a_tool_refuses_is_known(program: Any, tmp_path: Path) -> None:
+    resumes_anywhere(program, {}, tmp_path, doubtful=True)
 
 
 @pytest.mark.search
