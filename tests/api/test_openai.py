@@ -164,10 +164,11 @@ def test_an_answer_that_was_shown_as_it_came_is_not_asked_for_again(openai, monk
 
 def test_an_answer_within_an_ignored_schema_is_asked_for_again(openai, monkeypatch):
     monkeypatch.setattr("tests.api.openai_server._constraint", lambda body: None)
-    answers = iter(("yes", "[true]", "[7]"))
+    pair = {"type": "object", "properties": {"n": {"type": "integer"}, "m": {"type": "null"}}, "required": ["n", "m"], "additionalProperties": False}
+    answers = iter(("yes", "[true]", '[{"m": null, "n": 7.0}, null]'))
     backend, server = openai(TextModel(lambda prompt: next(answers)))
-    state = ask("Q", dtype=list[int], backend=backend)
-    assert state.parsed("a") == [7] and state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 3}
+    state = ask("Q", json_schema={"type": "array", "items": {"anyOf": [pair, {"type": "null"}]}}, backend=backend, max_tokens=64)
+    assert state["a"] == '[{"m": null, "n": 7.0}, null]' and state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 3}
     assert all("response_format" in s.body for s in server.seen) and len({s.body["seed"] for s in server.seen}) == 3
 
 

@@ -536,6 +536,9 @@ class ApiBackend(SharedBackend, ABC):
                 self._schemas_for_values = False
                 log("backend", f"{self.name} does not take a schema for {constraint.kind}: {fault.message}")
             for sample in reply.samples:
+                if self.enforces(constraint) and self._keeps(constraint, sample, ask):
+                    found.append(self._ended(sample, ask))
+                    continue
                 said = sample if schema is None else replace(sample, text=answer_in(constraint, sample.text))
                 text = sample.text if sample.extra.get("tool_calls") or sample.withheld else matching(constraint, self._ended(said, ask).text)
                 if text is None and constraint.kind == "json_schema" and sample.finish.get("type") == "length" and sample.text.lstrip().startswith(("{", "[")):
