@@ -213,8 +213,8 @@ class OpenAIApi:
 
     def _check_text(self, parts: Sequence[Part | Image]) -> None:
         """Check that a text to be counted may fit into the model's context, as the engine does for one to be answered, before it is encoded."""
-        longest, most = getattr(getattr(self._backend, "tokenizer", None), "longest", None), self._backend.capabilities.max_context
-        if longest is not None and most is not None and (least := sum(len(part) for part in parts if isinstance(part, str)) // longest) >= most:
+        words, most = getattr(self._backend, "tokenizer", None), self._backend.capabilities.max_context
+        if words is not None and most is not None and (least := words.least(part for part in parts if isinstance(part, str))) >= most:
             raise PromptTooLongError(f"messages: at least {least} tokens; the context of this server's model is {most}", param="messages")
 
     async def _chunks(

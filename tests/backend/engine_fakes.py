@@ -45,10 +45,12 @@ class FakeWords:
     vocab_size = VOCAB
     special_ids = frozenset(SPECIALS.values())
     prefixes_behind_specials = False
-    longest = max(map(len, MERGES))
 
     def __init__(self) -> None:
         self.encoded_bytes = 0
+
+    def least(self, texts: Iterable[str]) -> int:
+        return sum(map(len, texts)) // max(map(len, MERGES))
 
     def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]:
         ids: list[int] = []

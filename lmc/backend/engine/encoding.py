@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -30,8 +30,7 @@ class TokenizerProtocol(Words, Protocol):
     special_ids: frozenset[int]
     prefixes_behind_specials: bool  # the vocabulary's leading space before a text also follows special tokens
 
-    @property
-    def longest(self) -> int | None: ...
+    def least(self, texts: Iterable[str]) -> int: ...
 
     def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str: ...
 

@@ -240,9 +240,9 @@ class RequestBuilder:
 
     def _check_text(self, place: PromptPosition, loc: Loc | None) -> None:
         """Check that a text may fit before it is encoded: that takes a second and 100 MB for each megabyte."""
-        characters = sum(len(part) for part in place.run if isinstance(part, str))
-        if characters > self.limit * _USUAL and (longest := self.words.longest) is not None:
-            self._check_length(characters // longest, loc, f"{_told(place)} at least")
+        texts = [part for part in place.run if isinstance(part, str)]
+        if sum(map(len, texts)) > self.limit * _USUAL:
+            self._check_length(self.words.least(texts), loc, f"{_told(place)} at least")
 
     def _check_length(self, tokens: int, loc: Loc | None, what: str = "the prompt has") -> None:
         """Check that a prompt and one token of the answer fit."""

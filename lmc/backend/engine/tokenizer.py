@@ -202,16 +202,25 @@ class Tokenizer:
         spaced = (token.lstrip or token.rstrip for token in self.raw.get_added_tokens_decoder().values() if self.parse_special or not token.special)
         return self._cuts_at_words and not any(spaced)
 
-    @property
-    def longest(self) -> int | None:
-        """How many characters of a text one token stands for at most; None if that is not known, since rules may drop some."""
-        return self._longest
+    def least(self, texts: Iterable[str]) -> int:
+        """Return how many tokens texts in a row have at least, by their length; 0 if that is not known, since rules may drop characters."""
+        if self._longest is None:
+            return 0
+        longest, lost = self._longest
+        return sum(len(text) - sum(map(text.count, lost)) for text in texts) // longest
 
     @cached_property
-    def _longest(self) -> int | None:
-        if cuts_of(self.raw) in (None, "none", "spaces") or not self._encodes_words:
+    def _longest(self) -> tuple[int, Sequence[str]] | None:
+        """The number of characters for which one token may stand, and characters that may have no token, since the vocabulary lacks
+        their byte; it has the last one of each that has several."""
+        raw = self.raw
+        if cuts_of(raw) in (None, "none", "spaces") or not self._encodes_words or not _merges_characters(raw):
             return None
-        return max(map(len, self.raw.get_vocab())) * (1 if self.raw.normalizer is None else _COMPOSED)
+        known = raw.get_vocab()
+        lacking = [byte for spelling, byte in _BYTES.items() if spelling not in known]
+        if any(0x80 <= byte < 0xC0 for byte in lacking):
+            return None
+        return max(map(len, known)) * (1 if raw.normalizer is None else _COMPOSED), [chr(byte) for byte in lacking if byte < 0x80]
 
     def _warn_about_specials(self, text: str) -> None:
         if self._spelling is None or (found := self._spelling.search(text)) is None:
@@ -291,10 +300,10 @@ class Tokenizer:
         tokenizers where that is unknown. Takes some tenths of a second."""
         raw = self.raw
         cuts = cuts_of(raw)
-        if cuts is None or not isinstance(raw.model, models.BPE):
+        if cuts is None or not _merges_characters(raw):
             return None
         model = json.loads(raw.model.__getstate__())
-        if model.get("dropout") or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        if model.get("dropout"):
             return None
         merges = merges_of(model["vocab"], model["merges"])
         return Canonical(self.byte_table, merges, cuts, frozenset(raw.get_added_tokens_decoder()), size)
@@ -351,6 +360,12 @@ class _Wholes(dict[int, str | None]):
             found = None
         self[token] = found
         return found
+
+
+def _merges_characters(raw: RawTokenizer) -> bool:
+    """Return whether the model is BPE over the characters of a text, as they are."""
+    model = raw.model
+    return isinstance(model, models.BPE) and not model.continuing_subword_prefix and not model.end_of_word_suffix
 
 
 def _unspell(text: str) -> bytes:

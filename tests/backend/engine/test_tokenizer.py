@@ -275,24 +275,36 @@ def test_parts_of_a_text_have_its_ids(vocabulary):
         assert encoder._held == sum(len(piece) for piece, _ in encoder._known) <= 5000
 
 
-def test_a_token_stands_for_no_more_than_the_longest(vocabulary):
+def test_a_text_has_no_fewer_tokens_than_its_length_says(vocabulary):
     tokens, seeds = vocabulary
-    assert tokens.longest is not None
+    assert tokens.least(["a" * 9999]) > 0
     for seed in range(seeds // 2):
-        for text in (long_text(random.Random(seed), 400), " " * 999, "the" * 333, "\n" * 99, "=" * 999):
-            assert len(text) <= tokens.longest * len(quiet(tokens, [text]))
+        for text in (long_text(random.Random(seed), 400), " " * 999, "the" * 333, "\n" * 99, "=" * 999, "\x04\x1d\x7f" * 999, "\U00040000" * 999):
+            assert tokens.least([text[:9], text[9:]]) <= len(quiet(tokens, [text]))
 
 
-def test_of_a_vocabulary_whose_rules_drop_characters_no_token_is_the_longest():
-    for name, rule in (("normalizer", normalizers.Strip()), ("pre_tokenizer", pre_tokenizers.Whitespace())):
-        raw = tiny().raw
-        setattr(raw, name, rule)
-        assert Tokenizer(raw).longest is None
-    raw = tiny().raw
-    raw.normalizer = normalizers.NFC()
-    composed = Tokenizer(raw)
-    text = "\u03b1\u0313\u0300\u0345" * 50  # four characters of which NFC makes one
-    assert len(text) <= composed.longest * len(quiet(composed, [text]))
+@pytest.mark.parametrize("text", ["a", "x", "\xe9", "\u4e16", "\u03b1\u0313\u0300\u0345"])  # of the last NFC makes one character
+def test_where_characters_are_dropped_or_share_a_token_the_length_of_a_text_does_not_count(text):
+    def made(model, **rules):
+        raw = RawTokenizer(model)
+        raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        for name, rule in rules.items():
+            setattr(raw, name, rule)
+        return Tokenizer(raw)
+
+    alphabet = {letter: i for i, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    ascii_, rest = ({letter: i for i, letter in enumerate(part)} for part in ("abc", [*alphabet][94:]))
+    for tokens, known in (
+        (made(models.BPE(alphabet, [])), True), (made(models.BPE(alphabet, []), normalizer=normalizers.NFC()), True),
+        (made(models.BPE(rest, [])), True), (made(models.BPE({**rest, "<unk>": 999}, [], unk_token="<unk>", fuse_unk=True)), True),
+        (made(models.BPE(ascii_, [])), False), (made(models.BPE({**ascii_, "<unk>": 9}, [], unk_token="<unk>", fuse_unk=True)), False),
+        (made(models.WordLevel({"<unk>": 0}, unk_token="<unk>")), False), (made(models.Unigram([("<unk>", 0.0)], 0)), False),
+        (made(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), False), (made(models.BPE(alphabet, []), normalizer=normalizers.Strip()), False),
+        (made(models.BPE(alphabet, [], end_of_word_suffix="\xc0")), False),
+        (made(models.BPE(alphabet, []), pre_tokenizer=pre_tokenizers.Whitespace()), False),
+    ):  # fmt: skip
+        assert tokens.least([text * 999]) <= len(quiet(tokens, [text * 999]))
+        assert (tokens.least(["\xc5" * 999]) > 0) is known
 
 
 def test_only_a_text_that_begins_like_another_is_cut_into_blocks(monkeypatch):
