@@ -226,9 +226,12 @@ _ADDRESS = re.compile(rb"(?i:https?)://([^/?#@]+)((?:[/?].*)?)")
 
 class _Messages(h11.Connection):
     """h11's connection, which refuses a request whose end a proxy in front of the server may see elsewhere (request smuggling),
-    and takes whole addresses as targets (`GET http://host/path`), as proxies send them (RFC 9112, 3.2.2)."""
+    takes whole addresses as targets (`GET http://host/path`), as proxies send them (RFC 9112, 3.2.2), and passes over empty lines
+    before a request (2.2), which clients write behind a body."""
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if self.their_state is h11.IDLE and (waiting := self.trailing_data[0])[:1] in (b"\r", b"\n"):
+            self._receive_buffer.maybe_extract_at_most(len(waiting) - len(waiting.lstrip(b"\r\n")))
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}

@@ -222,6 +222,17 @@ def test_a_whole_address_is_a_target_and_its_host_counts():
                 assert status_of(connection) == status, target
 
 
+def test_empty_lines_before_a_request_are_passed_over(url):
+    body = b'{"prompt": "x"}'
+    with raw(url) as connection:
+        for sent in (b"\r", b"\n", b"\r\n\n" + head(COMPLETIONS, len(body)) + body + b"\r\n"):
+            connection.sendall(sent)
+        assert status_of(connection) == 200
+        for close in ("keep-alive", "close"):
+            connection.sendall(f"\r\nGET /health/live HTTP/1.1\r\nHost: x\r\nConnection: {close}\r\n\r\n".encode())
+        assert rest_of(connection).count(b"HTTP/1.1 200 OK") == 2
+
+
 def test_what_is_no_http_is_refused(url):
     for sent in (b"hello\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 200_000 + b"\r\n\r\n"):
         with raw(url) as connection:
