@@ -118,6 +118,7 @@ def create_app(
         route("POST", "/v1/completions", "completions", api.completions),
         route("POST", "/v1/chat/completions", "chat", api.chat),
         route("POST", "/v1/responses", "responses", api.responses),
+        route("POST", "/v1/responses/input_tokens", "input tokens", api.input_tokens),
         route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
         route("POST", "/v1/messages/count_tokens", "count tokens", api.count_tokens, error_body=messages_api.error_body),
         route("POST", "/v1/embeddings", "embeddings", api.embeddings),

@@ -22,7 +22,7 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.segments import Constraint, Image, Part, mark
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
-from lmc.serve.openai_protocol import ChatRequest, Message, ToolChoice
+from lmc.serve.openai_protocol import AllowedTools, ChatRequest, FunctionName, Message, ToolChoice
 from lmc.tools import call_line, call_of, described
 
 log = logging.getLogger("lmc.serve")
@@ -136,23 +136,36 @@ class _Marked:
 def with_calls(request: ChatRequest, family: Family, text: Constraint | None) -> Constraint | None:
     """Return the constraint on an answer that may call the request's tools. `text`: the one on it if it calls none.
 
-    Tools constrain what is free of another constraint only if one of them is strict, or must be called. A schema is
+    Tools constrain what is free of another constraint only if one of them is strict, must be called, or may not. A schema is
     that of the text, so a call may be in its place; any other constraint is on the whole answer.
     """
-    tools = [(tool.function.name, tool.function.parameters) for tool in request.tools or ()]
+    given = {tool.function.name: tool.function for tool in request.tools or ()}
+    mode, allowed = _choice(request)
+    for name in allowed or ():
+        if name not in given:
+            raise bad(f"tool_choice: there is no tool {name!r:.80}", "tool_choice")
+    tools = [(name, function.parameters) for name, function in given.items() if allowed is None or name in allowed]
     schema = None if text is None or text.kind != "json_schema" else json_data.loads(text.source)
-    if request.tool_choice in (None, "auto"):
+    if mode == "auto":
         if text is None:
-            return family.offered(tools) if any(tool.function.strict for tool in request.tools or ()) else None
+            return family.offered(tools) if allowed is not None or any(function.strict for function in given.values()) else None
         return text if schema is None else family.instead(schema, tools)
     if text is not None and schema is None:
         raise bad("tool_choice and a constraint exclude each other", "tool_choice")
-    if isinstance(request.tool_choice, ToolChoice):
-        wanted = request.tool_choice.function.name
-        tools = [tool for tool in tools if tool[0] == wanted]
-        if not tools:
-            raise bad(f"tool_choice: there is no tool {wanted!r}", "tool_choice")
     return family.required(tools)
+
+
+def _choice(request: ChatRequest) -> tuple[str, Collection[str] | None]:
+    """Return whether tools must be called, or may be, and which ones; None: all of the request's."""
+    match request.tool_choice:
+        case ToolChoice(type="function", function=FunctionName(name=name), allowed_tools=None):
+            return "required", (name,)
+        case ToolChoice(type="allowed_tools", function=None, allowed_tools=AllowedTools(mode=mode, tools=tools)):
+            return mode, {tool.function.name for tool in tools}
+        case ToolChoice(type=kind):
+            raise bad(f"tool_choice: one of the type {kind} must have the field {kind} and no other", "tool_choice")
+        case mode:
+            return mode or "auto", None
 
 
 def faulty_tool(request: ChatRequest) -> ApiError | None:

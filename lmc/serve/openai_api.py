@@ -41,6 +41,10 @@ from lmc.serve.settings import ServerSettings
 _COMPLETION_TOKENS = 16  # OpenAI's default of `max_tokens` for completions
 
 
+AsChat = Callable[..., tuple[Json, dict[str, str]]]
+"""Converts a request of another API to a chat completion's. Returns that, and the fields of its API by theirs there."""
+
+
 class OpenAIApi:
     """Answers requests of OpenAI's API. Each method is one endpoint."""
 
@@ -136,20 +140,26 @@ class OpenAIApi:
     async def count_tokens(self, call: EndpointCall) -> EndpointReply:
         """Count the prompt tokens of a request to Anthropic's Messages API, which is not made."""
         request = await self._parsed(messages_api.CountTokensRequest, call.body)
-        chat, names = await self._in_pool(partial(messages_api.as_conversation, request, lenient=self._settings.lenient))
-        with renaming(names):
-            return EndpointReply({"input_tokens": await self._counted(await self._in_pool(_chat_of, chat), call)})
+        return EndpointReply({"input_tokens": await self._counted(messages_api.as_conversation, request, call)})
+
+    async def input_tokens(self, call: EndpointCall) -> EndpointReply:
+        """Count the prompt tokens of a request to the Responses API, which is not made."""
+        request = await self._parsed(responses_api.ResponsesRequest, call.body)
+        return EndpointReply({"object": "response.input_tokens", "input_tokens": await self._counted(responses_api.as_chat, request, call)})
 
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
         why = "this server has no embeddings: its model generates text; ask a server of an embedding model"
         raise ApiError(501, why, code="unsupported", headers={"X-Should-Retry": "false"})  # which the official clients would do after a 5xx
 
-    async def _converted(self, as_chat: Callable[..., tuple[Json, dict[str, str]]], request: Any, call: EndpointCall) -> Json | Chunks:
+    async def _converted(self, as_chat: AsChat, request: Any, call: EndpointCall) -> Json | Chunks:
         """Answer another API's request as a chat completion; errors name its own fields."""
-        chat, names = await self._in_pool(partial(as_chat, request, lenient=self._settings.lenient))
+        chat, names = await self._as_chat(as_chat, request)
         with renaming(names):
             answer = await self._answered(await self._in_pool(_chat_of, chat), call)
         return replace(answer, stream=_renamed(answer.stream, names)) if isinstance(answer, Chunks) else answer
+
+    async def _as_chat(self, as_chat: AsChat, request: Any) -> tuple[Json, dict[str, str]]:
+        return await self._in_pool(partial(as_chat, request, lenient=self._settings.lenient))
 
     async def _answered(self, request: ChatRequest, call: EndpointCall) -> dict[str, Any] | Chunks:
         """Return the answer to a chat completion, or its chunks."""
@@ -194,7 +204,13 @@ class OpenAIApi:
     async def _prompt_of(self, request: ChatRequest) -> ChatPrompt:
         return await self._in_pool(partial(prompt_of, request, self._backend, self._settings.media_hosts, lenient=self._settings.lenient))
 
-    async def _counted(self, request: ChatRequest, call: EndpointCall) -> int:
+    async def _counted(self, as_chat: AsChat, request: Any, call: EndpointCall) -> int:
+        """Return the tokens of the prompt of another API's request; errors name its own fields."""
+        chat, names = await self._as_chat(as_chat, request)
+        with renaming(names):
+            return await self._count(await self._in_pool(_chat_of, chat), call)
+
+    async def _count(self, request: ChatRequest, call: EndpointCall) -> int:
         """Return the tokens of a chat's prompt. Images are looked at, and that prompt is computed: what is left to do for the request itself is its answer."""
         self._stamp(request, "chat.completion")
         encode = getattr(self._backend, "encode", None)

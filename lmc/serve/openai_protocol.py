@@ -108,9 +108,24 @@ class FunctionName(RequestBody):
     name: str
 
 
-class ToolChoice(RequestBody):
+class NamedTool(RequestBody):
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(RequestBody):
+    """Those of the tools that may be called, or must be. The others stay in the prompt, whose KV is cached."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[ListOf[NamedTool], Field(min_length=1)]
+
+
+class ToolChoice(RequestBody):
+    """The tool that must be called, or several of them: the field that `type` names."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class CalledFunction(RequestBody):

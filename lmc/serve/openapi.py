@@ -115,6 +115,7 @@ def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
         "/v1/completions": {"post": _operation("Continues a prompt.", _COMPLETION, body=CompletionRequest, streams=True)},
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
         "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
+        "/v1/responses/input_tokens": {"post": _operation("Counts a conversation's tokens, as the Responses API does.", _COUNT, body=ResponsesRequest)},
         "/v1/messages": {
             "post": _operation(
                 "Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES

@@ -77,14 +77,26 @@ def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, 
     if tools:
         chat["tools"] = [_tool(tool) for tool in tools.values()]
         names |= {f"tools.{at}.function": f"tools.{i}" for at, i in enumerate(tools)}
-        choice = request.tool_choice
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}} if isinstance(choice, dict) else choice
+        chat["tool_choice"] = _choice(request.tool_choice)
     form = request.text.format if request.text is not None else None
     if form is not None and form.get("type") == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": form.get("name") or "answer", "schema": form.get("schema")}}
     elif form is not None:
         chat["response_format"] = {"type": form.get("type")}
     return {name: value for name, value in chat.items() if value is not None}, names
+
+
+def _choice(choice: str | Json | None) -> Any:
+    match choice:
+        case {"type": "function"}:
+            return {"type": "function", "function": {"name": choice.get("name")}}
+        case {"type": "allowed_tools", "tools": [*tools]}:
+            named = [{"type": tool.get("type"), "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool for tool in tools]
+            return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": named}}
+        case dict():
+            raise bad(f"tool_choice: {choice.get('type')!r:.60} is not supported; it is of the type function or allowed_tools", "tool_choice", "unsupported")
+        case _:
+            return choice
 
 
 def _is_function(tool: Json) -> bool:

@@ -274,6 +274,19 @@ def test_counted_tokens_are_those_of_the_request(anthropic):
         assert len(mock.call_log) == len(COUNTED), "nothing is asked to count"
 
 
+def test_counted_tokens_are_those_of_a_response(openai):
+    mock = backend(lambda prompt, ask: None if ask.constraint is not None else "Fine.")
+    server, client = openai(mock)
+    with server as url, client(url) as asked:
+        for given in ({"input": "Hello"}, {"input": [{"role": "user", "content": "Où ça ?"}], "instructions": "Be kind.", "tools": [FLAT]}):
+            counted = asked.responses.input_tokens.count(model="mock", **given)
+            assert counted.object == "response.input_tokens"
+            assert counted.input_tokens == asked.responses.create(model="mock", **given).usage.input_tokens > 5
+        assert len(mock.call_log) == 2, "nothing is asked to count"
+    wrong = post(f"{RESPONSES}/input_tokens", {"input": [{"role": "user", "content": 3}]})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "input")
+
+
 def test_what_cannot_be_counted_is_refused():
     path, given = f"{MESSAGES}/count_tokens", {"model": "mock", "messages": [{"role": "user", "content": "x"}]}
     for wrong, status in (({"max_tokens": 3}, 400), ({"messages": []}, 400), ({"model": "gpt-9"}, 404), ({"thinking": {"type": "enabled"}}, 400)):

@@ -112,6 +112,41 @@ def test_tool_choice():
     assert "no tool 'x'" in unknown.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("schema", [False, True])
+def test_of_allowed_tools_only_those_are_called(mode, schema):
+    tools = [{**WEATHER, "function": {**WEATHER["function"], "name": name}} for name in ("weather", "other", "third")]
+    named = [{"type": "function", "name": name} for name in ("weather", "third")]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": tool["name"]}} for tool in named]}
+    mock = backend(lambda prompt, ask: None)
+    asked = {"tools": tools, "tool_choice": {"type": "allowed_tools", "allowed_tools": allowed}, **({"response_format": PERSON} if schema else {})}
+    assert chat(mock, **asked).status_code == 200
+    flat = {"tools": [{"type": "function", **tool["function"]} for tool in tools], "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": named}}
+    form = {"text": {"format": {"type": "json_schema", **PERSON["json_schema"]}}} if schema else {}
+    assert post("/v1/responses", {"input": "Hello", **flat, **form}, mock).status_code == 200
+    ours, theirs = mock.call_log
+    assert ours.constraint == theirs.constraint and ours.prompt_text == theirs.prompt_text
+    assert [name in ours.constraint.source for name in ("weather", "other", "third")] == [True, False, True]
+    assert '"name": "other"' in ours.prompt_text, "the prompt has all tools"
+
+
+def test_of_allowed_tools_each_is_one_of_the_requests():
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    for named, why in (([{"type": "function", "function": {"name": "x"}}], "no tool 'x'"), ([], "at least 1 item")):
+        choice = {"type": "allowed_tools", "allowed_tools": {**allowed, "tools": named}}
+        refused = chat(backend([ONE]), tools=[WEATHER], tool_choice=choice)
+        assert refused.status_code == 400 and why in refused.json()["error"]["message"]
+    for kind, other in (("function", "allowed_tools"), ("allowed_tools", "function")):
+        choice = {"type": kind, other: {"function": {"name": "weather"}, "allowed_tools": allowed}[other]}
+        assert f"must have the field {kind} and no other" in chat(backend([ONE]), tools=[WEATHER], tool_choice=choice).json()["error"]["message"]
+    for choice, why in (
+        ({"type": "web_search"}, "'web_search' is not supported"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}, 3]}, "'function'"),
+    ):
+        refused = post("/v1/responses", {"input": "Hello", "tools": [{"type": "function", **WEATHER["function"]}], "tool_choice": choice}, backend([ONE]))
+        assert refused.status_code == 400 and why in refused.json()["error"]["message"]
+
+
 ONE = CALLED.partition("\n")[2]
 PERSON = {
     "type": "json_schema",
