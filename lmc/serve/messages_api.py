@@ -13,7 +13,7 @@ from pydantic import Field, WrapValidator
 from lmc.serve.answering import Json, event
 from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import Count, ListOf, Probability, RequestBody, supported
+from lmc.serve.fields import Count, ListOf, Probability, RequestBody, supported
 
 
 class AnthropicMessage(RequestBody):

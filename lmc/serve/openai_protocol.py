@@ -1,16 +1,12 @@
 """The requests of OpenAI's API as types, with the extensions of vLLM and SGLang; their conversion to sampling
-parameters.
-
-Unknown fields are refused: an ignored parameter would change answers silently.
-"""
+parameters."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
-from typing import Annotated, Any, Literal, LiteralString, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from lmc.constraints import MAX_SOURCE, make_constraint
@@ -18,46 +14,9 @@ from lmc.errors import LmcError
 from lmc.parameters import sampling
 from lmc.segments import Constraint, SamplingParams
 from lmc.serve.errors import bad, naming
-
-Probability = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=0, le=1 << 31)]
-TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-TemplateVariable = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
-T = TypeVar("T")
-ListOf = Annotated[list[T], Field(fail_fast=True)]
-"""A body has room for millions of wrong items, and each would be an error of some 400 bytes: the first is enough."""
-
+from lmc.serve.fields import ONLY, Absent, Count, ListOf, Probability, RequestBody, TemplateVariable, TokenId
 
 _PROMPTS = Field(max_length=4096)  # before they are counted with their answers
-
-
-def supported(
-    value: Any,
-    check: ValidatorFunctionWrapHandler,
-    kind: Literal["unsupported", "unsupported_field"] = "unsupported",
-    why: LiteralString = " by this server; leave it out",
-) -> Any:
-    """Check a value as its type does; one that it does not allow is not supported."""
-    try:
-        return check(value)
-    except ValidationError:
-        raise PydanticCustomError(kind, f"not supported{why}") from None
-
-
-ONLY = WrapValidator(supported)
-"""Annotation of a field with one supported value, which changes nothing: clients and routers write it."""
-
-Stored = Annotated[None, WrapValidator(partial(supported, why=", since nothing is stored; send the earlier items as input, and store: false"))]
-"""Type of a field that refers to what an earlier request has stored."""
-
-Absent = Annotated[None, WrapValidator(partial(supported, kind="unsupported_field"))]
-"""Type of a field of an API that is not supported at all: one that a lenient server leaves out, as those that it does not know."""
-
-
-class RequestBody(BaseModel):
-    """A JSON object with known fields, each of exactly its type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 # -- parts of requests -------------------------------------------------------------------------------------------------

@@ -37,9 +37,9 @@ from lmc.loading import program_of
 from lmc.result_files import record_of
 from lmc.serve.answering import Json, event
 from lmc.serve.errors import ApiError, as_api_error, bad, of_validation, parsed_on
+from lmc.serve.fields import ListOf
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import AHEAD
-from lmc.serve.openai_protocol import ListOf
 from lmc.serve.runs import JournaledRuns
 from lmc.serve.spinning import RUN, RunEnded, RunningProgram
 from lmc.tracebacks import hide

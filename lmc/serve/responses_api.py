@@ -11,7 +11,7 @@ from pydantic import Field
 from lmc.serve.answering import Json, event
 from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.openai_protocol import ONLY, Absent, Count, ListOf, Probability, RequestBody, Stored
+from lmc.serve.fields import ONLY, Absent, Count, ListOf, Probability, RequestBody, Stored
 
 
 class Reasoning(RequestBody):
