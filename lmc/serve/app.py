@@ -121,6 +121,9 @@ def create_app(
         route("POST", "/v1/responses/input_tokens", "input tokens", api.input_tokens),
         route("POST", "/v1/messages", "messages", api.messages, error_body=messages_api.error_body),
         route("POST", "/v1/messages/count_tokens", "count tokens", api.count_tokens, error_body=messages_api.error_body),
+        route("POST", "/tokenize", "tokenize", api.tokenize),
+        route("POST", "/detokenize", "detokenize", api.detokenize),
+        route("GET", "/tokenizer_info", "tokenizer info", api.tokenizer_info, **free),
         route("POST", "/v1/embeddings", "embeddings", api.embeddings),
     ]
     for each in published:

@@ -75,7 +75,7 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
         raise bad(f"{what} and pictures exclude each other: this server does not write both into one prompt", what, "unsupported")
     if request.continue_final_message or request.add_generation_prompt is False:
         raise bad(f"{what} and continue_final_message exclude each other", "continue_final_message")
-    whole = _whole_template(backend)
+    whole = whole_template(backend)
     if whole is None or (with_tools and "tools" not in whole.source):
         raise bad("tools: the chat template of this model does not write tools", "tools", "unsupported")
     family = family_of(whole.source) if with_tools else None
@@ -85,7 +85,7 @@ def prompt_of(request: ChatRequest, backend: Backend, hosts: Collection[str] = (
     return ChatPrompt(whole.render([_as_template_sees(m) for m in messages], tools, variables), family if offered else None)
 
 
-def _whole_template(backend: Backend) -> RenderedTemplate | None:
+def whole_template(backend: Backend) -> RenderedTemplate | None:
     found = getattr(backend, "whole_template", None)
     return found if isinstance(found, RenderedTemplate) else None
 
@@ -97,7 +97,7 @@ _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "bos_t
 def _variables(request: ChatRequest, backend: Backend, *, lenient: bool) -> dict[str, Any]:
     """Return the values of variables of the model's chat template. One that the template does not have would change nothing, so it is refused."""
     given = request.chat_template_kwargs or {}
-    whole = _whole_template(backend) if given and backend.capabilities.raw_text else None
+    whole = whole_template(backend) if given and backend.capabilities.raw_text else None
     unknown = [name for name in given if whole is None or re.search(rf"\b{name}\b", whole.source) is None]
     for name in given:
         if name in _OWN_VARIABLES or (name in unknown and not lenient):

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from lmc.backend.base import Backend
 from lmc.errors import ConstraintError, LmcError, PromptTooLongError
 from lmc.segments import Constraint, Given, Image, Part, SamplingParams
-from lmc.serve import messages_api, responses_api
+from lmc.serve import messages_api, responses_api, tokenizing
 from lmc.serve.answering import (
     DONE,
     CallReader,
@@ -31,7 +31,7 @@ from lmc.serve.answering import (
     usage_of,
 )
 from lmc.serve.asking import Ask, RequestedAnswers
-from lmc.serve.conversation import ChatPrompt, faulty_tool, prompt_of, with_calls
+from lmc.serve.conversation import ChatPrompt, faulty_tool, prompt_of, whole_template, with_calls
 from lmc.serve.errors import ApiError, M, bad, naming, of_validation, parsed_on, renaming
 from lmc.serve.gate import EndpointCall, EndpointReply, Events
 from lmc.serve.metrics import Metrics
@@ -147,6 +147,39 @@ class OpenAIApi:
         request = await self._parsed(responses_api.ResponsesRequest, call.body)
         return EndpointReply({"object": "response.input_tokens", "input_tokens": await self._counted(responses_api.as_chat, request, call)})
 
+    async def tokenize(self, call: EndpointCall) -> EndpointReply:
+        """Return the tokens of a text, or of a conversation's prompt."""
+        request = await self._parsed(tokenizing.TokenizeRequest, call.body)
+        words = self._words_of(request.model)
+        if request.messages is None:
+            text = request.prompt or ""
+            self._check_text((text,), "prompt")
+            ids = await self._in_pool(partial(tokenizing.text_ids, text, words, self._backend, begins=request.add_special_tokens is not False))
+        else:
+            chat = await self._in_pool(_chat_of, request.chat())
+            ids = await self._ids_of((await self._prompt_of(chat)).parts)
+            if ids is None:
+                raise bad("messages: how many tokens a picture has is known when it is computed; only text is tokenized", "messages", "unsupported")
+        spelled = await self._in_pool(tokenizing.spellings, ids, words) if request.return_token_strs else None
+        return EndpointReply({"count": len(ids), "max_model_len": self._backend.capabilities.max_context, "tokens": ids, "token_strs": spelled})
+
+    async def detokenize(self, call: EndpointCall) -> EndpointReply:
+        """Return the text of tokens."""
+        request = await self._parsed(tokenizing.DetokenizeRequest, call.body)
+        self._words_of(request.model)
+        with renaming({"prompt": "tokens"}), naming({PromptTooLongError: "tokens"}):
+            found = await self._in_pool(_prompt_of, request.tokens, self._backend)
+        return EndpointReply({"prompt": found.text})
+
+    async def tokenizer_info(self, call: EndpointCall) -> EndpointReply:
+        whole = whole_template(self._backend)
+        return EndpointReply(tokenizing.info(self._words_of(None), None if whole is None else whole.source))
+
+    def _words_of(self, model: str | None) -> Any:
+        if model is not None:
+            self._check_model(model)
+        return tokenizing.tokenizer_of(self._backend)
+
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
         why = "this server has no embeddings: its model generates text; ask a server of an embedding model"
         raise ApiError(501, why, code="unsupported", headers={"X-Should-Retry": "false"})  # which the official clients would do after a 5xx
@@ -213,13 +246,11 @@ class OpenAIApi:
     async def _count(self, request: ChatRequest, call: EndpointCall) -> int:
         """Return the tokens of a chat's prompt. Images are looked at, and that prompt is computed: what is left to do for the request itself is its answer."""
         self._stamp(request, "chat.completion")
-        encode = getattr(self._backend, "encode", None)
-        if encode is None:
+        if not hasattr(self._backend, "encode"):
             raise bad("this server passes requests on to another, which knows how many tokens they have; it cannot count them", code="unsupported")
         parts = (await self._prompt_of(request)).parts
-        if not any(isinstance(part, Image) for part in parts):
-            self._check_text(parts)
-            return len(await self._in_pool(encode, parts))
+        if (ids := await self._ids_of(parts)) is not None:
+            return len(ids)
         generation = await self._begin([Ask(parts, SamplingParams(max_new_tokens=0), **call.share)], {PromptTooLongError: "messages"})
         try:
             (output,) = await generation.outputs()
@@ -227,11 +258,18 @@ class OpenAIApi:
             generation.cancel()
         return output.usage.prompt_tokens
 
-    def _check_text(self, parts: Sequence[Part | Image]) -> None:
+    async def _ids_of(self, parts: Sequence[Part | Image]) -> list[int] | None:
+        """Return the token ids of a chat's prompt; None: it has pictures."""
+        if any(isinstance(part, Image) for part in parts):
+            return None
+        self._check_text(parts, "messages")
+        return await self._in_pool(self._backend.encode, parts)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+
+    def _check_text(self, parts: Sequence[Part | Image], param: str) -> None:
         """Check that a text to be counted may fit into the model's context, as the engine does for one to be answered, before it is encoded."""
         words, most = getattr(self._backend, "tokenizer", None), self._backend.capabilities.max_context
         if words is not None and most is not None and (least := words.least(part for part in parts if isinstance(part, str))) >= most:
-            raise PromptTooLongError(f"messages: at least {least} tokens; the context of this server's model is {most}", param="messages")
+            raise PromptTooLongError(f"{param}: at least {least} tokens; the context of this server's model is {most}", param=param)
 
     async def _chunks(
         self,

@@ -14,6 +14,7 @@ from lmc.serve.messages_api import CountTokensRequest, MessagesRequest
 from lmc.serve.openai_protocol import ChatRequest, CompletionRequest
 from lmc.serve.responses_api import ResponsesRequest
 from lmc.serve.runs import AnswerBody
+from lmc.serve.tokenizing import DetokenizeRequest, TokenizeRequest
 
 if TYPE_CHECKING:
     from lmc.serve.programs import DescribedProgram
@@ -99,7 +100,9 @@ _OPTIONS: list[Json] = [
 
 def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
     """Build the whole description. `with_keys`: requests need an API key."""
-    bodies: list[type[BaseModel]] = [CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest]
+    bodies: list[type[BaseModel]] = [
+        CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, TokenizeRequest, DetokenizeRequest,
+    ]  # fmt: skip
     for program in programs:
         bodies += [program.arguments, program.items, *([AnswerBody] if program.runs is not None and AnswerBody not in bodies else [])]
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REFS)
@@ -116,6 +119,9 @@ def document(programs: Sequence[DescribedProgram], *, with_keys: bool) -> Json:
         "/v1/chat/completions": {"post": _operation("Answers a conversation.", _COMPLETION, body=ChatRequest, streams=True)},
         "/v1/responses": {"post": _operation("Answers a conversation, as the Responses API does.", {"type": "object"}, body=ResponsesRequest, streams=True)},
         "/v1/responses/input_tokens": {"post": _operation("Counts a conversation's tokens, as the Responses API does.", _COUNT, body=ResponsesRequest)},
+        "/tokenize": {"post": _operation("The tokens of a text, or of a conversation's prompt.", {"type": "object"}, body=TokenizeRequest)},
+        "/detokenize": {"post": _operation("The text of tokens.", {"type": "object"}, body=DetokenizeRequest)},
+        "/tokenizer_info": {"get": _operation("The special tokens of the model's prompts, and its chat template.", {"type": "object"})},
         "/v1/messages": {
             "post": _operation(
                 "Answers a conversation, as Anthropic's API does.", {"type": "object"}, body=MessagesRequest, streams=True, error=_ERROR_OF_MESSAGES

@@ -186,6 +186,12 @@ def test_a_streams_chunks_have_the_log_probabilities_of_their_own_text(kind):
     assert found == [listed(choice["logprobs"]) for choice in whole], "nothing is lost, doubled or out of order"
 
 
+def test_a_server_without_a_tokenizer_gives_no_tokens():
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        refused = post(path, body)
+        assert refused.status_code == 400 and "does not have its model's tokenizer" in refused.json()["error"]["message"]
+
+
 class Brief(engine_fakes.FakeRunner):
     """Says "b" and ends."""
 

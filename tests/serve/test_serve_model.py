@@ -120,6 +120,37 @@ async def test_token_ids_are_taken_as_they_are(engine):
         assert (await client.post("/v1/completions", json={**body, "prompt": [10**8]})).status_code == 400
 
 
+async def test_texts_become_token_ids_and_token_ids_texts(engine):
+    words = engine.tokenizer
+    async with talking(engine) as client:
+
+        async def tokens(**body):
+            answer = await client.post("/tokenize", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        text = "<|im_start|>user\nOù ça ? 🙂<|im_end|>"
+        found = await tokens(prompt=text, return_token_strs=True)
+        middle = words.encode(("user\nOù ça ? 🙂",))
+        assert found["tokens"] == [words.id_of("<|im_start|>"), *middle, words.id_of("<|im_end|>")]
+        assert found["count"] == len(found["tokens"]) and found["max_model_len"] == engine.capabilities.max_context
+        assert found["token_strs"][:3] == ["<|im_start|>", "user", "\n"]
+        assert (await client.post("/detokenize", json={"tokens": found["tokens"]})).json() == {"prompt": text}
+        assert (await tokens(prompt=""))["tokens"] == [] and (await tokens(prompt="a", add_special_tokens=False))["token_strs"] is None
+        message = {"model": "mock", "messages": [{"role": "user", "content": "Hello"}]}
+        counted = (await client.post("/v1/messages/count_tokens", json=message)).json()["input_tokens"]
+        assert (await tokens(**message))["count"] == counted
+        info = (await client.get("/tokenizer_info")).json()
+        assert (await tokens(prompt=info["eos_token"], add_special_tokens=False))["tokens"] == [words.eos_token_ids[0]]
+        assert "messages" in info["chat_template"]
+        for path, body, param in (
+            ("tokenize", {**message, "prompt": "x"}, "prompt"), ("tokenize", {"messages": []}, "messages"), ("detokenize", {"tokens": [10**8]}, "tokens"),
+            ("detokenize", {"tokens": [1] * engine.capabilities.max_context}, "tokens"), ("detokenize", {"tokens": [1], "model": "gpt-9"}, "model"),
+        ):  # fmt: skip
+            refused = await client.post(f"/{path}", json=body)
+            assert refused.status_code in (400, 404) and refused.json()["error"]["param"] == param, refused.text
+
+
 async def test_token_ids_beyond_the_context_are_refused_before_they_are_read(engine, monkeypatch):
     async with talking(engine) as client:
         monkeypatch.setattr(type(engine.tokenizer), "decode", lambda *_, **__: pytest.fail("a million ids take a while"))
@@ -134,8 +165,10 @@ async def test_texts_beyond_the_context_are_refused_before_they_are_encoded(engi
     assert engine.capabilities.max_context <= engine.tokenizer.least([text]) < len(text)
     message = {"model": "mock", "messages": [{"role": "user", "content": text}]}
     async with talking(engine) as client:
-        for path, body in (("completions", {"prompt": text}), ("chat/completions", message), ("messages/count_tokens", message)):
-            refused = await client.post(f"/v1/{path}", json=body)
+        for path, body in (
+            ("/v1/completions", {"prompt": text}), ("/v1/chat/completions", message), ("/v1/messages/count_tokens", message), ("/tokenize", {"prompt": text}),
+        ):  # fmt: skip
+            refused = await client.post(path, json=body)
             assert refused.status_code == 400 and " at least " in refused.json()["error"]["message"], refused.text
 
 
