@@ -232,6 +232,17 @@ def test_siblings_go_together(monkeypatch):
         assert sorted(process.engine.counters().groups for process in processes) == [0, 1]
 
 
+@pytest.mark.parametrize("parts", [(), ("the cat",), (Special("<s>"), "the cat")])
+def test_they_encode_as_each_of_them(monkeypatch, parts):
+    """With the BOS that a vocabulary puts before prompts which do not begin with it."""
+    monkeypatch.setattr(engine_fakes.FakeWords, "add_bos", True)
+    engine, _ = engine_fakes.backend(2000)
+    with replicated(engine) as (backend, _):
+        assert backend.encode(parts) == engine.encode(parts)
+        assert parts == () or engine.encode(parts)[0] == engine_fakes.BOS
+        assert ask(backend, "the cat").results[0].output().usage.prompt_tokens == len(engine.encode(["the cat"]))
+
+
 def test_nothing_stays_with_replicas_when_nobody_wants_it():
     engine, _ = engine_fakes.backend(2000)
     with replicated(engine) as (backend, (process,)):

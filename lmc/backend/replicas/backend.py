@@ -24,6 +24,7 @@ from operator import add
 from typing import Any
 
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, SharedBackend
+from lmc.backend.engine.encoding import Encoder
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.process import GRACE, Process
@@ -144,7 +145,7 @@ class Replicas(SharedBackend):
 
     def encode(self, parts: Sequence[Any]) -> list[int]:
         """Return the token ids of literal parts at the start of a prompt."""
-        return list(self.tokenizer.encode(parts))
+        return Encoder(self.tokenizer).encode(parts, at_start=True).tolist()
 
     def warm_up(self) -> None:
         """Wait until everything that later passes would use is compiled, in each replica; see lmc.Engine's."""
