@@ -6,12 +6,13 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.backend.families import Family
 from lmc.backend.results import UNSCORED, Output, Scored
+from lmc.segments import SamplingParams
 from lmc.serve.asking import Grown
 
 Json = dict[str, Any]
@@ -71,14 +72,15 @@ def usage_of(outputs: Sequence[Output], n: int) -> Json:
     }
 
 
-def finish_of(meta: Mapping[str, Any], stop_ids: Collection[int]) -> Json:
-    """Return OpenAI's `finish_reason`, and vLLM's `stop_reason`: the matched stop text, or token of the request's `stop_ids`;
-    None at the model's end of text."""
+def finish_of(meta: Mapping[str, Any], params: SamplingParams) -> Json:
+    """Return OpenAI's `finish_reason`, and vLLM's `stop_reason`: the matched text or token of those that the request names;
+    None at the model's end of text, which is a text in some chat templates."""
     reason = meta["finish_reason"]
     if reason["type"] == "length":
         return {"finish_reason": "length"}
     matched = reason.get("matched")
-    return {"finish_reason": "stop", "stop_reason": matched if isinstance(matched, str) or matched in stop_ids else None}
+    named = matched in params.stop_token_ids or matched in params.stop or (params.stop_regex and isinstance(matched, str))
+    return {"finish_reason": "stop", "stop_reason": matched if named else None}
 
 
 def scored_of(output: Output, scored: Scored | None = None) -> Scored:
@@ -117,11 +119,11 @@ class CallReader:
         return len(text) if self.family is None else self.family.settled(text)
 
 
-def chat_choice(index: int, output: Output, reader: CallReader, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
-    """Build a choice; `token_bytes`: for log-probabilities; None if not requested; `stop_ids`: the request's."""
+def chat_choice(index: int, output: Output, reader: CallReader, token_bytes: TokenBytes | None, params: SamplingParams) -> Json:
+    """Build a choice; `token_bytes`: for log-probabilities; None if not requested; `params`: the request's."""
     content, calls = reader.split(output.text, output)
     message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
-    finish = finish_of(output.metas[0], stop_ids)
+    finish = finish_of(output.metas[0], params)
     if calls:
         message["tool_calls"] = calls
         finish = {"finish_reason": "tool_calls"}
@@ -141,8 +143,8 @@ class ChatDeltas:
     """One answer as the deltas of a stream. What may become a tool call is held until the answer is complete, and the
     log-probabilities of its tokens with it."""
 
-    def __init__(self, index: int, reader: CallReader, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> None:
-        self._index, self._reader, self._token_bytes, self._stop_ids = index, reader, token_bytes, stop_ids
+    def __init__(self, index: int, reader: CallReader, token_bytes: TokenBytes | None, params: SamplingParams) -> None:
+        self._index, self._reader, self._token_bytes, self._params = index, reader, token_bytes, params
         self._text, self._sent, self._scored = "", 0, UNSCORED
 
     def opening(self) -> Json:
@@ -160,7 +162,7 @@ class ChatDeltas:
         content, calls = self._reader.split(self._text, output)
         chunks = self._upto(len(content))
         self._sent = len(self._text)
-        finish = finish_of(output.metas[0], self._stop_ids)
+        finish = finish_of(output.metas[0], self._params)
         if calls:
             deltas = [{"index": i, **call} for i, call in enumerate(calls)]
             chunks.append(self._choice({"tool_calls": deltas}))
@@ -191,12 +193,12 @@ def chat_logprobs(scored: Scored, token_bytes: TokenBytes) -> Json:
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def completion_choice(index: int, output: Output, echo: str, token_bytes: TokenBytes | None, stop_ids: Collection[int]) -> Json:
+def completion_choice(index: int, output: Output, echo: str, token_bytes: TokenBytes | None, params: SamplingParams) -> Json:
     """Build a choice; `echo`: the prompt, if it is repeated before the answer; the others as for `chat_choice`."""
     text = echo + output.text
     echoed = _of_prompt(output.metas[0]) if echo else UNSCORED
     scored = None if token_bytes is None else completion_logprobs(Scored.joined((echoed, scored_of(output))), token_bytes)[0]
-    return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0], stop_ids)}
+    return {"index": index, "text": text, "logprobs": scored, **finish_of(output.metas[0], params)}
 
 
 def _of_prompt(meta: Mapping[str, Any]) -> Scored:
@@ -206,11 +208,11 @@ def _of_prompt(meta: Mapping[str, Any]) -> Scored:
 class CompletionPieces:
     """One answer as the pieces of a stream."""
 
-    def __init__(self, index: int, token_bytes: TokenBytes | None, stop_ids: Collection[int], echo: str = "") -> None:
-        self._index, self._token_bytes, self._stop_ids, self._begun, self._echo = index, token_bytes, stop_ids, 0, echo
+    def __init__(self, index: int, token_bytes: TokenBytes | None, params: SamplingParams, echo: str = "") -> None:
+        self._index, self._token_bytes, self._params, self._begun, self._echo = index, token_bytes, params, 0, echo
 
     def more(self, grown: Grown) -> Json:
-        last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0], self._stop_ids)
+        last = {"finish_reason": None} if grown.output is None else finish_of(grown.output.metas[0], self._params)
         scored = None
         if self._token_bytes is not None:
             tokens = grown.scored if grown.output is None else scored_of(grown.output, grown.scored)

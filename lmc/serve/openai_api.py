@@ -95,13 +95,13 @@ class OpenAIApi:
         texts = [prompt.text if isinstance(prompt, Given) else prompt for prompt in prompts]
         echoes = [text if request.echo else "" for text in texts for _ in range(n)]
         if request.stream:
-            pieces = [CompletionPieces(i, token_bytes, params.stop_token_ids, echo) for i, echo in enumerate(echoes)]
+            pieces = [CompletionPieces(i, token_bytes, params, echo) for i, echo in enumerate(echoes)]
             return Events(self._completion_events(stamp, request, generation, pieces, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        made = [completion_choice(i, o, echo, token_bytes, params.stop_token_ids) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
+        made = [completion_choice(i, o, echo, token_bytes, params) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
     async def _completion_events(
@@ -226,12 +226,12 @@ class OpenAIApi:
         token_bytes = self._token_bytes if request.logprobs else None
         reader = CallReader(family, 1 if request.parallel_tool_calls is False else None)
         if request.stream:
-            return Chunks(self._chunks(stamp, request, generation, reader, token_bytes, arrived), generation.cancel)
+            return Chunks(self._chunks(stamp, request, params, generation, reader, token_bytes, arrived), generation.cancel)
         try:
             outputs = await generation.outputs()
         finally:
             generation.cancel()
-        made = [chat_choice(i, output, reader, token_bytes, params.stop_token_ids) for i, output in enumerate(outputs)]
+        made = [chat_choice(i, output, reader, token_bytes, params) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
 
     async def _prompt_of(self, request: ChatRequest) -> ChatPrompt:
@@ -275,13 +275,14 @@ class OpenAIApi:
         self,
         stamp: Stamp,
         request: ChatRequest,
+        params: SamplingParams,
         generation: RequestedAnswers,
         reader: CallReader,
         token_bytes: TokenBytes | None,
         arrived: float,
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks. The first comes with the first token, which clients take it for; the last has no choices, and the usage."""
-        answers = [ChatDeltas(i, reader, token_bytes, request.stop_token_ids or ()) for i in range(request.choices)]
+        answers = [ChatDeltas(i, reader, token_bytes, params) for i in range(request.choices)]
         opened = False
         async for grown in generation.follow():
             arrived = self._first_token(arrived)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import lmc
 from lmc.backend.results import Scored
+from lmc.chat import CHATML
 from lmc.errors import UnmetConstraint
+from lmc.segments import SamplingParams
 from lmc.serve.answering import CallReader, ChatDeltas, CompletionPieces, completion_logprobs
 from lmc.serve.asking import Grown
 from tests.backend import engine_fakes
@@ -213,10 +216,19 @@ def test_the_reason_of_a_stop_is_what_the_request_named(ask, fields, reason, str
     assert [(c["finish_reason"], c["stop_reason"]) for c in body["choices"]] == [("stop", reason)]
 
 
+@pytest.mark.parametrize(("fields", "reason"), [({}, None), ({"stop": "b"}, "b"), ({"stop_regex": "b+"}, "b")])
+def test_the_end_of_text_of_a_template_is_no_stop_of_the_request(fields, reason):
+    ended = SimpleNamespace(name="plain", stop=("b",), begin=CHATML.begin, end=CHATML.end)
+    with engine_fakes.backend(runs=Brief)[0] as engine:
+        engine.chat_template = ended
+        (choice,) = chat(engine, **fields).json()["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)
+
+
 @pytest.mark.parametrize("kind", ["chat", "completions"])
 def test_a_piece_has_the_log_probabilities_of_its_text_before_the_answer_is_complete(kind):
     spelled: Any = lambda token, text: list(text.encode())
-    pieces = ChatDeltas(0, CallReader(None), spelled, ()) if kind == "chat" else CompletionPieces(0, spelled, ())
+    pieces = ChatDeltas(0, CallReader(None), spelled, SamplingParams()) if kind == "chat" else CompletionPieces(0, spelled, SamplingParams())
     for entry in ((-1.0, 0, "Go"), (-2.0, 1, "od"), (-3.0, 2, ".")):
         made = pieces.more(Grown(0, entry[2], Scored((entry,), ((entry,),)), None))
         (choice,) = made if isinstance(made, list) else [made]
