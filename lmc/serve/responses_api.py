@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -26,7 +27,7 @@ class TextOptions(RequestBody):
 
 
 class ResponsesRequest(RequestBody):
-    """The body of a request. `include`, `truncation` and the reasoning effort have no effect."""
+    """The body of a request. `truncation`, the reasoning effort, and of `include` all but log-probabilities have no effect."""
 
     model: str | None = None
     input: str | ListOf[dict[str, Any]]
@@ -52,7 +53,7 @@ class ResponsesRequest(RequestBody):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    top_logprobs: Annotated[Literal[0] | None, ONLY] = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     background: Annotated[Literal[False] | None, ONLY] = None
     max_tool_calls: int | None = None
     previous_response_id: Stored = None
@@ -73,6 +74,8 @@ def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, 
         names[f"messages.{len(messages) - 1}"] = "input" if isinstance(request.input, str) else f"input.{i}"
     chat: Json = {"messages": messages, "stream": request.stream, "max_completion_tokens": request.max_output_tokens}
     chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "user", "metadata", "parallel_tool_calls")}
+    if request.top_logprobs or _LOGPROBS in (request.include or ()):
+        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
     tools = offered(request.tools, _is_function, lenient=lenient)
     if tools:
         chat["tools"] = [_tool(tool) for tool in tools.values()]
@@ -84,6 +87,9 @@ def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, 
     elif form is not None:
         chat["response_format"] = {"type": form.get("type")}
     return {name: value for name, value in chat.items() if value is not None}, names
+
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 def _choice(choice: str | Json | None) -> Any:
@@ -168,14 +174,14 @@ class ResponseBuilder:
         (choice,) = chat["choices"]
         message = choice["message"]
         if message.get("content"):
-            self._items.append(_message(message["content"], choice["finish_reason"]))
+            self._items.append(_message(message["content"], choice["finish_reason"], _scored(choice)))
         self._items += [_call(call) for call in message.get("tool_calls") or ()]
         return self._response(chat, choice["finish_reason"], chat["usage"])
 
     async def events(self, chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, None]:
         """Convert the chunks of a chat completion, the last of which has its usage."""
         told = self._event
-        text, item, finish, last = "", _message(""), "stop", Json()
+        text, item, finish, last, scored = "", _message(""), "stop", Json(), list[Json]()
         async for last in chunks:
             if self._number == 0:
                 for kind in ("response.created", "response.in_progress"):
@@ -183,19 +189,21 @@ class ResponseBuilder:
             for choice in last["choices"]:
                 finish = choice.get("finish_reason") or finish
                 at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
+                scored += _scored(choice)
                 if piece := choice["delta"].get("content"):
                     if not text:
                         yield told("response.output_item.added", output_index=0, item={**item, "status": "in_progress", "content": []})
                         yield told("response.content_part.added", **at, part=_part(""))
                     text += piece
-                    yield told("response.output_text.delta", **at, delta=piece, logprobs=[])
+                    yield told("response.output_text.delta", **at, delta=piece, logprobs=_scored(choice))
                 for call in choice["delta"].get("tool_calls") or ():
                     self._items.append(_call(call))
         if text:
-            item = {**item, "status": _status(finish), "content": [_part(text)]}
+            part = _part(text, scored)
+            item = {**item, "status": _status(finish), "content": [part]}
             at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-            yield told("response.output_text.done", **at, text=text, logprobs=[])
-            yield told("response.content_part.done", **at, part=_part(text))
+            yield told("response.output_text.done", **at, text=text, logprobs=part["logprobs"])
+            yield told("response.content_part.done", **at, part=part)
             yield told("response.output_item.done", output_index=0, item=item)
             self._items.insert(0, item)
         for index, call in enumerate(self._items[1 if text else 0 :], 1 if text else 0):
@@ -235,12 +243,19 @@ def _status(finish: str) -> str:
     return "incomplete" if finish == "length" else "completed"
 
 
-def _message(text: str, finish: str = "stop") -> Json:
-    return {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": _status(finish), "role": "assistant", "content": [_part(text)]}
+def _message(text: str, finish: str = "stop", scored: Sequence[Json] = ()) -> Json:
+    return {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "status": _status(finish), "role": "assistant", "content": [_part(text, scored)]}
 
 
-def _part(text: str) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, scored: Sequence[Json] = ()) -> Json:
+    """Build a text with its tokens' log-probabilities, of those of a whole answer, which may go on with calls."""
+    begins = accumulate((len(token["bytes"]) for token in scored), initial=0)
+    size = len(text.encode("utf-8", "replace"))
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": [token for token, begin in zip(scored, begins, strict=False) if begin < size]}
+
+
+def _scored(choice: Json) -> list[Json]:
+    return (choice.get("logprobs") or {}).get("content") or []
 
 
 def _call(call: Json) -> Json:

@@ -55,6 +55,25 @@ def test_a_response_is_the_chat_completion(openai):
         assert (cut.output_text, cut.status, cut.incomplete_details.reason, cut.output[0].status) == ("Good", "incomplete", "max_output_tokens", "incomplete")
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_response_has_the_log_probabilities_of_its_text(openai, calls):
+    server, client = openai(backend([CALLED if calls else "Good day."] * 3))
+    with server as url, client(url) as asked:
+        how = {"model": "mock", "input": "x", "include": ["message.output_text.logprobs"], **({"tools": [FLAT]} if calls else {})}
+        (part,) = asked.responses.create(**how, top_logprobs=2).output[0].content
+        assert bytes(byte for token in part.logprobs for byte in token.bytes).decode() == part.text == ("Let me see." if calls else "Good day.")
+        assert {len(token.top_logprobs) for token in part.logprobs} == {2}
+        (alone,) = asked.responses.create(**how).output[0].content
+        assert [token.logprob for token in alone.logprobs] == [token.logprob for token in part.logprobs] and not alone.logprobs[0].top_logprobs
+        *_, last = found = list(asked.responses.create(**how, top_logprobs=2, stream=True))
+        assert last.response.output[0].content[0].logprobs == part.logprobs
+        (done,) = [event for event in found if event.type == "response.output_text.done"]
+        assert [token.logprob for token in done.logprobs] == [token.logprob for token in part.logprobs]
+        if not calls:
+            deltas = [token for event in found if event.type == "response.output_text.delta" for token in event.logprobs]
+            assert [token.logprob for token in deltas] == [token.logprob for token in part.logprobs]
+
+
 def test_what_a_response_is_asked_with_reaches_the_model():
     mock = lmc.Mock()
     post(
