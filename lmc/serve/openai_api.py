@@ -1,4 +1,4 @@
-"""The endpoints of the model's APIs over a backend: OpenAI's completions, chat completions, responses and models; Anthropic's messages."""
+"""The endpoints of the model's APIs over a backend: OpenAI's completions, chat completions, responses and models; Anthropic's messages; vLLM's tokens."""
 
 from __future__ import annotations
 
