@@ -33,6 +33,7 @@ Loop = ast.For | ast.AsyncFor | ast.comprehension
 Source = tuple[str, bool, bool]
 """Name, whether the value is a new one that holds it, whether it is what the name holds."""
 _OF_ANYTHING = {(ANYTHING, False, False)}
+Names = frozenset[str]
 Origins = tuple[frozenset[str], frozenset[str]]
 """Names that a value may be, and names that it may be inside of."""
 
@@ -61,17 +62,22 @@ def sources(node: ast.AST | None) -> set[Source]:
         case ast.ListComp(element) | ast.SetComp(element) | ast.GeneratorExp(element) | ast.DictComp(_, element):
             return holding(sources(element))
         case ast.Call(fn, args, keywords):
-            given = _of_all([*args, *(k.value for k in keywords)])
+            given = [*args, *(k.value for k in keywords)]
             method = fn.attr if isinstance(fn, ast.Attribute) else ""
             if method in _OF_TEXT or method == "fork" or (isinstance(fn, ast.Name) and fn.id in _PLAIN):
                 return set()
             if isinstance(fn, ast.Name) and fn.id in _NEW:
-                return holding(any_of(given))
+                return holding(any_of(_of_all(given)))
             if method in _PARTS:
-                return inside(sources(fn.value)) | given  # pyright: ignore[reportAttributeAccessIssue]
-            return any_of(given | sources(fn.value if isinstance(fn, ast.Attribute) else fn))
+                return inside(sources(fn.value)) | _of_all(given)  # pyright: ignore[reportAttributeAccessIssue]
+            return {(result_of(node), False, False)}
         case _:
             return any_of({(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)})
+
+
+def result_of(call: ast.Call) -> str:
+    """Return a name for what a call gives: its sources are what it is given, unless the function is known to give something else."""
+    return f"result {id(call)}"
 
 
 def _of_all(nodes: Iterable[ast.AST | None]) -> set[Source]:
@@ -135,7 +141,7 @@ class Scan:
     stores   attributes that it sets
     given    names that it reads other than to call them
     names    all names in it
-    edges    by name, the sources of what it is bound to or given to hold
+    edges    by name, the sources of what it is bound to or given to hold; of calls, by the names of their results
     """
 
     def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
@@ -152,15 +158,22 @@ class Scan:
             self._read(node)
         loads = self.loads
         if over is not None:
-            self._bind(over.target, of_items := inside(sources(over.iter)))
-            loads = loads | {name for name, _, _ in of_items}
+            self._bind(over.target, inside(sources(over.iter)))
+            self._give(over.iter)
+            loads = loads | {x.id for x in ast.walk(over.iter) if isinstance(x, ast.Name)}
         called = {id(call.func) for call in self.calls}
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
         self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
         self.names = loads | self.binds | self.bound | {x.id for x in named}
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
-        self._bindings: dict[str, Origins] = {}
+        self._bindings: dict[tuple[str, Names], Origins] = {}
+        self._flows: dict[Names, Flow] = {}
+
+    @cached_property
+    def roots(self) -> dict[ast.Call, str]:
+        """Return the names that the functions of its calls begin with, unless it binds them."""
+        return {call: root for call in self.calls if (root := _root(call.func)) is not None and root not in self.binds}
 
     @cached_property
     def is_quiet(self) -> bool:
@@ -168,40 +181,44 @@ class Scan:
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
         return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
-    def origins(self, found: Iterable[Source]) -> Origins:
-        """Return the origins of a value with these sources."""
+    def origins(self, found: Iterable[Source], fresh_results: Names = frozenset()) -> Origins:
+        """Return the origins of a value with these sources, where these results hold nothing that the calls are given."""
         todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
         while todo:
             if (one := todo.pop()) in seen:
                 continue
             seen.add(one)
             name, whole = one[0], not one[1]
-            for other, fresh, deep in self.edges.get(name, ()):
+            for other, fresh, deep in self.edges.get(name, ()) if name not in fresh_results else ():
                 if whole:
                     todo += [] if fresh else [(other, deep)]
                 else:
                     todo += [(other, True)] if deep or not fresh else [(other, False), (other, True)]
-        names = [frozenset([name for name, deep in seen if deep is inside and name != ANYTHING]) for inside in (False, True)]
+        names = [frozenset([name for name, deep in seen if deep is inside and name in self.names]) for inside in (False, True)]
         return names[0], names[1]
 
-    def binding(self, name: str) -> Origins:
+    def binding(self, name: str, fresh_results: Names) -> Origins:
         """Return the origins of what a name is bound to."""
-        if name not in self._bindings:
-            self._bindings[name] = self.origins(self.edges.get(name, ()))
-        return self._bindings[name]
+        key = name, fresh_results
+        if key not in self._bindings:
+            self._bindings[key] = self.origins(self.edges.get(name, ()), fresh_results)
+        return self._bindings[key]
 
-    @cached_property
-    def flow(self) -> Flow:
-        of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)})
+    def flow(self, fresh_results: Names) -> Flow:
+        if fresh_results not in self._flows:
+            self._flows[fresh_results] = self._flow(fresh_results)
+        return self._flows[fresh_results]
+
+    def _flow(self, fresh_results: Names) -> Flow:
+        of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, fresh_results)
         calls: list[CallFlow] = []
         for node in self.calls:
             if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
                 continue  # a function of its own, with any arguments
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
-            root = _root(node.func)
-            calls.append(CallFlow(node, None if root in self.binds else root, method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        return Flow(self.origins(self.changed), self.origins(self.said), calls)
+            calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
+        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:
@@ -236,9 +253,17 @@ class Scan:
                     self.changed |= sources(value)
             case ast.Call(fn, args, keywords):
                 self.calls.append(node)
+                self._give(node)
                 self._pass(fn, [*args, *(k.value for k in keywords)])
             case _:
                 pass
+
+    def _give(self, part: ast.AST) -> None:
+        """Assume that what a call gives is, holds or is part of what it is given."""
+        for node in ast.walk(part):
+            if isinstance(node, ast.Call):
+                fn = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+                self.edges[result_of(node)] = any_of(_of_all([fn, *node.args, *(k.value for k in node.keywords)]))
 
     def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
         """Assume that a function keeps any of its arguments in another."""

@@ -13,7 +13,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Origins, Scan
+from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
@@ -44,8 +44,8 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     losses, scan = Losses(ev), effects.scan
     if scan.calls or scan.loads:
         ev.may_raise(deps)
-    read = losses.run(frame, effects)
-    bound = {name: losses.value(read, scan.binding(name)) for name in scan.bound | scan.appends}
+    read, fresh_results = losses.run(frame, effects)
+    bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
     losses.apply(deps)
     for name, x in bound.items():
         held = frame.peek(name)
@@ -132,13 +132,14 @@ class Losses:
         elif type(x) is not tuple and type(x) not in op.ATOMS:
             self._lost[id(x)] = x
 
-    def run(self, frame: Frame, effects: PossibleEffects) -> Read:
-        """Lose what code with these effects may change in a frame; return what its names are."""
+    def run(self, frame: Frame, effects: PossibleEffects) -> tuple[Read, Names]:
+        """Lose what code with these effects may change in a frame; return what its names are, and which results hold nothing that their calls are given."""
         scan, own, code = effects.scan, frame.vars, frame.code
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
         self._attributes |= scan.attributes
-        flow = scan.flow
+        pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
+        flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
         for (whole, inside), states in ((flow.changed, False), (flow.said, True)):
             for name in whole:
                 self._changed(read[name], scan.stores)
@@ -156,7 +157,7 @@ class Losses:
             self.use(used, [x for x in read.values() if type(x) not in op.ATOMS], functions)
         if scan.reads_frame:
             self.hand([x for each in frame.around() for x in each.vars.values()])
-        return read
+        return read, fresh_results
 
     def _changed(self, x: Any, stores: Iterable[str]) -> None:
         if isinstance(x, (type, types.ModuleType)):
@@ -185,8 +186,9 @@ class Losses:
         if call.method and type(fn) is BoundMethod and type(fn.function) is str and type(fn.receiver) is not Function:
             return  # a method of a builtin type or of lmc's: what that changes is seen by its name
         if fn is not None and is_known(fn):
-            for _, origins in call.args if id(fn) in CHANGES else ():
-                self.lose(self.value(read, origins))
+            for key, origins in call.args if id(fn) in CHANGES else ():
+                if key in (0, None):
+                    self.lose(self.value(read, origins))
             return
         of = self.value(read, call.fn) if fn is None else fn
         if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:

@@ -207,7 +207,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
 CHANGES = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
-"""Functions that change their arguments."""
+"""Functions that change their first argument."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
 

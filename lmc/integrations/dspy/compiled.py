@@ -151,7 +151,8 @@ class StandIns:
         self._lm, self._adapter, self._backend = lm, _silent(adapter or dspy.ChatAdapter()), backend
         desk = _plain(followed.SharedRun)
         parses = lmc.host if isinstance(self._adapter, dspy.TwoStepAdapter) else lmc.pure  # that one asks a model to parse
-        desk.spec, desk.values, desk.trajectory = lmc.pure(self.spec), parses(self.values), lmc.pure(self.trajectory)
+        desk.spec, desk.values = lmc.pure(self.spec), parses(self.values)
+        desk.trajectory, desk.tool = lmc.pure(self.trajectory), lmc.pure(self.tool)
         self.desk = desk
 
     def of(self, x: Any) -> Any:
@@ -181,14 +182,12 @@ class StandIns:
             made = self._made[id(x)] = lmc.host(lambda **inputs: x(**inputs))  # only Python can tell what another model says
             return made
         if type(x) is dspy.Predict:
-            made = self._made[id(x)] = _plain(followed.Predictor)
-            made.desk, made.number, made.names = self.desk, len(self._predictors), list(x.signature.output_fields)
+            made = self._made[id(x)] = followed.predictor(self.desk, len(self._predictors), list(x.signature.output_fields))
             self._predictors.append((x, self._around[:-1]))
             return made
         if type(x) is dspy.ReAct:
-            made = self._made[id(x)] = _plain(followed.ReAct)
-            made.desk, made.number, made.max_iters = self.desk, len(self._agents), x.max_iters
-            made.react, made.extract, made.tools = self.of(x.react), self.of(x.extract), {name: _tool(tool) for name, tool in x.tools.items()}
+            tools = tuple(map(_function_of, x.tools.values()))
+            made = self._made[id(x)] = followed.agent(self.desk, len(self._agents), self.of(x.react), self.of(x.extract), tools, x.max_iters)
             self._agents.append(x)
             return made
         functions = {
@@ -231,6 +230,11 @@ class StandIns:
         with self._silently():
             return self._agents[number]._format_trajectory(trajectory)
 
+    def tool(self, number: int, name: str, arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return which of an agent's tools has this name, and the arguments that it is called with."""
+        tools = self._agents[number].tools
+        return [*tools].index(name), tools[name]._validate_and_parse_args(**arguments)
+
     def _silently(self, **settings: Any) -> Any:
         """Enter DSPy's settings of what runs ahead: callbacks are told of what Python does."""
         return dspy.context(adapter=self._adapter, callbacks=[], **settings)
@@ -243,12 +247,9 @@ def _silent(x: Any) -> Any:
     return made
 
 
-def _tool(tool: dspy.Tool) -> Any:
-    """Return the stand-in for a tool."""
-    made = _plain(followed.FollowedTool)
-    made.parsed = lmc.pure(lambda arguments: tool._validate_and_parse_args(**arguments))
-    made.func = tool.func if isinstance(tool.func, HostFunction) else (lmc.pure if tool.name == "finish" else lmc.host)(tool.func)
-    return made
+def _function_of(tool: dspy.Tool) -> Any:
+    """Return a tool's own function: what a pure one gave ahead is what DSPy's call of it gets."""
+    return tool.func if isinstance(tool.func, HostFunction) else (lmc.pure if tool.name == "finish" else lmc.host)(tool.func)
 
 
 class _Probed(BaseException):

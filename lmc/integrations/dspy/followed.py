@@ -26,65 +26,48 @@ class Module:
         return self.forward(*args, **inputs)  # type: ignore[attr-defined]
 
 
-class Predictor:
-    """Stand-in for a `dspy.Predict`, by its number on the desk."""
+def predictor(desk: Any, number: int, names: list[str]) -> Any:
+    """Return the stand-in for a `dspy.Predict`, by its number on the desk: a function, so that skipped code that uses it changes nothing of it."""
 
-    desk: Any
-    number: int
-    names: list[str]
-
-    def __call__(self, **inputs: Any) -> Any:
-        (own,) = self.desk.state.fork(1)
+    def predict(**inputs: Any) -> Any:
+        (own,) = desk.state.fork(1)
         known: dict[str, str] = {}
-        spec = self.desk.spec(self.number, inputs, known)
+        spec = desk.spec(number, inputs, known)
         fork = ask(own, spec)
         while not spec["whole"]:  # some fields wait for the text of another
             known = {**known, **{field["name"]: fork[field["name"]] for field in spec["fields"]}}
-            spec = self.desk.spec(self.number, inputs, known)
+            spec = desk.spec(number, inputs, known)
             fork = ask(own, spec)
-        values = self.desk.values(self.number, inputs, known, [fork[field["name"]] for field in spec["fields"]])
+        values = desk.values(number, inputs, known, [fork[field["name"]] for field in spec["fields"]])
         found = Prediction()
-        for name in self.names:
+        for name in names:
             setattr(found, name, values[name])
         return found
 
+    return predict
 
-class ReAct:
-    """Stand-in for a `dspy.ReAct`: its turns as far as answers and tools are known. Tools declared pure are called ahead;
-    what the others give is unknown, and so are the turns after them."""
 
-    desk: Any
-    number: int
-    react: Any
-    extract: Any
-    tools: dict[str, Any]
-    max_iters: int
+def agent(desk: Any, number: int, react: Any, extract: Any, tools: tuple[Any, ...], most: int) -> Any:
+    """Return the stand-in for a `dspy.ReAct`: its turns as far as answers and tools are known. Tools declared pure are called ahead; what the others
+    give is unknown, and so are the turns after them."""
 
-    def __call__(self, **inputs: Any) -> Any:
+    def act(max_iters: int = most, **inputs: Any) -> Any:
         trajectory: dict[str, Any] = {}
-        most = inputs.pop("max_iters", self.max_iters)
         turn, name = 0, ""
-        while turn < most and name != "finish":
-            found = self.react(**inputs, trajectory=self.desk.trajectory(self.number, trajectory))
+        while turn < max_iters and name != "finish":
+            found = react(**inputs, trajectory=desk.trajectory(number, trajectory))
             name = found.next_tool_name
             trajectory[f"thought_{turn}"] = found.next_thought
             trajectory[f"tool_name_{turn}"] = name
             trajectory[f"tool_args_{turn}"] = found.next_tool_args
-            trajectory[f"observation_{turn}"] = self.tools[name](found.next_tool_args)
+            at, arguments = desk.tool(number, name, found.next_tool_args)
+            trajectory[f"observation_{turn}"] = tools[at](**arguments)
             turn += 1
-        given = self.extract(**inputs, trajectory=self.desk.trajectory(self.number, trajectory))
+        given = extract(**inputs, trajectory=desk.trajectory(number, trajectory))
         given.trajectory = trajectory
         return given
 
-
-class FollowedTool:
-    """Stand-in for a `dspy.Tool`. `func` is its own function: what a pure one gave ahead is what DSPy's call of it gets."""
-
-    func: Any
-    parsed: Any
-
-    def __call__(self, arguments: dict[str, Any]) -> Any:
-        return self.func(**self.parsed(arguments))
+    return act
 
 
 class Prediction:
@@ -94,7 +77,7 @@ class Prediction:
 
 
 class SharedRun:
-    """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`, `trajectory`)."""
+    """Shared by the predictors of a run: its state, and DSPy's part of a request (`spec`, `values`, `trajectory`, `tool`)."""
 
 
 def ask(own: Any, spec: Any) -> Any:

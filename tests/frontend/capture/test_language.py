@@ -515,14 +515,34 @@ def put(found, names, value):
 @lmc.function
 def around_pure(s, q):
     desk = Desk(["x", "y"])
-    while s.fork(1)[0].text() + child(q)["c"] != "enough":
+    while child(q)["c"] != "enough":
         looked_up(desk.names)
     s += put(desk, desk.names, q).y + lmc.gen("end")
 
 
 def test_a_pure_function_in_skipped_code_changes_none_of_its_arguments():
     asked, outcome = evaluate(around_pure, q="q")
-    assert [a.name for a in asked][-1] == "end" and outcome.raised is None
+    assert (asked[-1].name, asked[-1].prompt) == ("end", "q") and outcome.raised is None
+
+
+@lmc.host
+def taken(found):
+    found.append("more")
+
+
+@lmc.function
+def of_pure(s, q):
+    desk = Desk(["x", "y"])
+    while child(q)["c"] != "enough":
+        found = looked_up(desk.names)
+        taken(found)
+        setattr(Desk([]), found[0], desk)
+    s += desk.names[0] + lmc.gen("end")
+
+
+def test_skipped_code_changes_nothing_by_what_pure_functions_give_or_objects_are_given_to_hold():
+    asked, outcome = evaluate(of_pure, q="q")
+    assert (asked[-1].name, asked[-1].prompt) == ("end", "x") and outcome.raised is None
 
 
 @lmc.function
