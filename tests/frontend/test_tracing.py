@@ -452,6 +452,31 @@ def test_what_a_graph_cannot_show_ends_it_with_no_exception_and_is_noted() -> No
     assert 'reason = "unknown state is extended"' in body(graph)
 
 
+@lmc.function
+def of_unknown_number(s: Any, n: int, *questions: str) -> Any:
+    kept = [q for q in questions if (last := q)]
+    left, right = s.fork(n)
+    left += "l" + lmc.gen("left")
+    right += "r" + lmc.gen("right")
+    del n
+    try:
+        print(n)  # noqa: F821
+    except UnboundLocalError:
+        note = "none"
+    first, *_ = questions
+    for question in questions:
+        s += question + lmc.gen("each")
+    s += f"{first}{last}{kept}{note}{left['left']}{right['right']}" + lmc.gen("end")
+
+
+def test_unknown_arguments_forks_and_deleted_names_end_a_graph_with_no_exception() -> None:
+    graph = graph_of(of_unknown_number)
+    assert [op.attr("name") for op in graph.ops() if op.kind == "gen"] == ["left", "right", "each", "end"]
+    assert not any(op.kind == "raise" for op in graph.ops()) and sum(op.kind == "loop" for op in graph.ops()) == 2
+    left, right = [op for op in graph.ops() if op.kind == "gen"][:2]
+    assert right.operands[0] is not left.results[0]
+
+
 @dataclass
 class Report:
     texts: Any

@@ -14,6 +14,7 @@ from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Sco
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.state import StateGroup
 
 Bind = Callable[[Frame, Any], None]
 
@@ -343,6 +344,8 @@ def _unpacked(ev: Evaluator, x: Any, n: int, star: int | None) -> list[Any]:
     found = list(items if star is not None else islice(items, n + 1))  # of what has no end, one too many
     if star is None and len(found) == n:
         return found
+    if type(x) is StateGroup and type(x.states) is not list:  # forks of unknown number
+        raise Undecided(NOTHING)
     if star is None or len(found) < n - 1:
         raise raised(ValueError)
     after = len(found) - (n - star - 1)

@@ -99,6 +99,21 @@ def _augmented(node: ast.AugAssign, scope: Scope) -> Eval:
     return run
 
 
+def _delete(node: ast.Delete, scope: Scope) -> Eval:
+    """Compile a deletion of a function's own names; in a function within another, or of anything else, none is supported."""
+    names = [scope.mangled(x.id) for x in node.targets if isinstance(x, ast.Name) and scope.kind(x.id) == "local" and scope.parent is None]
+    if len(names) < len(node.targets):
+        raise NotUnderstood("del")
+    loads = [expression(ast.copy_location(ast.Name(name, ast.Load()), node), scope) for name in names]
+
+    def run(frame: Frame) -> None:
+        for name, load in zip(names, loads, strict=True):
+            load(frame)  # raises where it is unbound
+            del frame.vars[name]
+
+    return run
+
+
 # -- branches and loops ----------------------------------------------------------------------------------------------
 
 
@@ -386,7 +401,7 @@ def _signal(signal: str | None) -> Callable[[Any, Scope], Eval]:
 
 
 STATEMENTS: dict[type[ast.AST], Callable[[Any, Scope], Eval]] = {
-    ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented,
+    ast.Delete: _delete, ast.Expr: of_value(lambda _frame, _x: None), ast.Assign: _assign, ast.AnnAssign: _annotated, ast.AugAssign: _augmented,
     ast.If: _if, ast.Match: _match, ast.For: _for, ast.AsyncFor: _for, ast.While: _while, ast.Return: of_value(_returned), ast.Break: _signal(BREAK),
     ast.Continue: _signal(CONTINUE), ast.Pass: _signal(None), ast.Global: _signal(None), ast.Nonlocal: _signal(None), ast.With: _with,
     ast.AsyncWith: _with, ast.Try: _try, ast.Raise: _raise, ast.Assert: _assert, ast.FunctionDef: _function,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 from lmc.frontend.capture.code import Frame, Outcome
 from lmc.frontend.capture.evaluation import Evaluation
@@ -42,6 +42,7 @@ def traced(function: Function, examples: dict[str, Any]) -> tuple[Graph, Outcome
     args, kwargs = _arguments(function, given, emitter)
     evaluation = _GraphEvaluation(function, OutsideSnapshot(args, kwargs), emitter, domain=GraphDomain(emitter), budget=BUDGET)
     emitter.evaluation = evaluation
+    evaluation.rest = [name for name, p in function.signature.parameters.items() if p.kind is inspect.Parameter.VAR_POSITIONAL and name not in given]
     outcome = evaluation.run()
     if not builder.terminated:
         _end(evaluation, emitter, outcome)
@@ -63,7 +64,9 @@ def _with_reads(graph: Graph, read: Collection[Operand]) -> Graph:
 
 
 class _GraphEvaluation(Evaluation):
-    """An evaluation that shows a fork of unknown size as one branch."""
+    """An evaluation that shows a fork of unknown size as one branch. `rest`: the program's `*args`, if they are unknown."""
+
+    rest: Sequence[str] = ()
 
     def state_method(self, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if name == "each" and is_branch(x):
@@ -80,6 +83,9 @@ class _GraphEvaluation(Evaluation):
     def run_frame(self, frame: Frame) -> Any:
         """Call a function. A helper that makes no requests and cannot be evaluated to its end is reduced to the
         call."""
+        for name in self.rest if frame.is_program else ():
+            frame.vars[name] = Unknown(LATER, cast(GraphEmitter, self.emitter).unknown("any arguments"))
+        self.rest = () if frame.is_program else self.rest
         skippable = self.may_skip(frame, frame) and frame.code is not None and frame.code.name != "<lambda>"
         if not skippable:
             return super().run_frame(frame)

@@ -107,6 +107,8 @@ class GraphDomain(Domain):
             return [tuple([x.states[0] if is_branch(x) else self.operation(evaluation, "item", (x, 0), deps) for x in beside])]
         if name == "item" and is_branch(operands[0]):
             return operands[0].states[0]
+        if name == "unpack" and is_branch(operands[0]):
+            return evaluation.state_method(operands[0].states[0], "fork", [1], {}).states[0]
         return self.emitter.operation(name, operands, deps)
 
     def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
@@ -425,7 +427,11 @@ class GraphDomain(Domain):
             found.append(site.body.run(inner))
             return None
 
-        return Unknown(items.deps, self._loop(evaluation, frame, items, site, turn, found))
+        elements = self._loop(evaluation, frame, items, site, turn, found)
+        code = frame.function.code
+        for name in site.effects.scan.bound & (code.bound if code is not None else frozenset()):  # by a condition, which is not shown
+            frame.function.vars[name] = Unknown(items.deps)
+        return Unknown(items.deps, elements)
 
     def _loop(
         self,
