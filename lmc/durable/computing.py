@@ -118,7 +118,7 @@ def _names(code: types.CodeType) -> _Names:
         elif step.opcode in dis.hasname:
             found.attributes.add(step.argval)
             path = (*before, step.argval) if before else ()
-            if step.opname == "LOAD_METHOD" or "self" in step.argrepr.split():  # "name + NULL|self" from CPython 3.12 on
+            if step.opname == "LOAD_METHOD" or "NULL|self" in step.argrepr.split():  # from CPython 3.12 on
                 found.methods.add(step.argval)
         if before and len(path) <= len(before):
             found.paths.add(before)
