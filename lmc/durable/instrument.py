@@ -24,7 +24,7 @@ from typing import Any
 
 from lmc.errors import JournalError, Loc
 from lmc.frontend.host import RECORDING
-from lmc.frontend.source import as_written, without_source
+from lmc.frontend.source import as_written, is_timed
 
 _FOLDER = __file__.rpartition("instrument")[0]
 
@@ -286,7 +286,7 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
             linecache.checkcache(code.co_filename)
         found = _module(code.co_filename, deciding, code.co_flags & _FUTURES, _has_rewritten_asserts(code))
         if found is None:
-            why = f"has no source that can be read{without_source(code.co_filename) and ': define it in a cell without %%time'}"
+            why = f"has no source that can be read{': define it in a cell without %%time' * is_timed(code.co_filename)}"
             continue
         same = [instrumented for plain, instrumented in found.codes.get((code.co_firstlineno, code.co_name), ()) if code == plain]
         if same:

@@ -121,7 +121,9 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     linecache.lazycache(code.co_filename, fn.__globals__)  # of a module that is no file, such as one in a zip archive, its loader has the source
     module = _module(code.co_filename)
     if module is None:
-        raise NoSource(f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell{without_source(code.co_filename)}")
+        raise NoSource(
+            f"{fn.__qualname__} has no readable source; define it in a file or a notebook's cell{', one without %%time' * is_timed(code.co_filename)}"
+        )
     if (known := module.known.get(id(code))) is not None:
         return known[1]
     place, nodes = (code.co_firstlineno, code.co_name), list[SourceFunction]()
@@ -139,9 +141,9 @@ def _found(fn: types.FunctionType) -> SourceFunction:
     return nodes[0]
 
 
-def without_source(file: str) -> str:
-    """Return what to add where a file has no source: IPython keeps none of what it times."""
-    return ", one without %%time" if file == "<timed exec>" else ""
+def is_timed(file: str) -> bool:
+    """Return whether a file is what IPython calls a cell that it times, whose source it does not keep."""
+    return file == "<timed exec>"
 
 
 _Span = tuple[tuple[int, int], tuple[int, int]]
