@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -272,24 +273,24 @@ def test_matrices_in_four_bits(llama):
     assert len(set(texts)) > 1
 
 
-def test_stacked_products_are_the_grouped_ones(base):
-    """Those that graphs of a GPU have, for any mixture of rows."""
+def test_products_of_a_gpu_are_the_grouped_ones(base):
+    """For any mixture of rows."""
+    pytest.importorskip("triton")
+    from lmc.backend.engine.kernels.low_rank import add, group, stack
     from lmc.backend.engine.models import lora
+    from lmc.backend.engine.models.adapters import Adapters
     from lmc.backend.engine.models.loader import load
 
-    loaded = load(base.path, dtype="float32")
-    lora.load(base.adapters, loaded)
-    assert loaded.model.adapters is not None
-    every, generator = loaded.model.adapters.stacked(), torch.Generator().manual_seed(0)
+    config, device = load(base.path, dtype="float32").config, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    every = Adapters([lora.read(Path(path), config) for path in base.adapters.values()], torch.float32, device)
     for numbers in ([0, 1, 2, 3, 3, 0, 1], [2] * 7, [0] * 7):
-        numbers = torch.tensor(numbers)
-        for layer in range(3):
-            for matrix in ("qkv", "o", "gate_up", "down"):
-                rows, columns = lora._sizes(matrix, loaded.config)
-                x, y = torch.randn(7, columns, generator=generator), torch.randn(7, sum(rows), generator=generator)
-                expected = loaded.model.adapters.add(layer, matrix, x, y.clone(), loaded.model.adapters.grouped(numbers))
-                found = every.add(layer, matrix, x, y.clone(), every.mask(numbers.int(), torch.float32))
-                torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        numbers = torch.tensor(numbers, device=device)
+        groups, generator = group(numbers.int(), every.count, torch.float32), torch.Generator().manual_seed(0)
+        for (layer, matrix), factors in every.factors.items():
+            rows, columns = lora._sizes(matrix, config)
+            x, y = (torch.randn(7, n, generator=generator).to(device) for n in (columns, sum(rows)))
+            expected = every.add(layer, matrix, x, y.clone(), every.grouped(numbers))
+            torch.testing.assert_close(add(x, y, stack(factors), groups), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.gpu

@@ -1,8 +1,9 @@
 """Programmatic dependent launch: kernels launched before their predecessor has ended, which wait for it on the device;
 saves about a microsecond a launch (https://docs.nvidia.com/cuda/cuda-programming-guide/ on the feature).
 
-Every program of such a kernel calls `after` first, even with nothing to do: a kernel that ended without waiting would
-let its successor begin before its predecessor has ended.
+Every program of such a kernel calls `after`, even with nothing to do: a kernel that ended without waiting would
+let its successor begin before its predecessor has ended. Before it, a program may only read what was written before its predecessor began, which has waited
+for it.
 """
 
 from __future__ import annotations

@@ -108,11 +108,11 @@ def _blocks(choices: int, experts: int, height: int) -> int:
     return choices // height + min(experts, choices)
 
 
-def groups_of_reference(chosen: Tensor, experts: int, dtype: torch.dtype) -> Groups:
-    """Build from chosen experts [T, k], for products of rows of `dtype`. Shapes depend only on T, k and the number of
-    experts, and nothing is synchronized."""
+def groups_of_reference(chosen: Tensor, experts: int, dtype: torch.dtype, tile: Tile | None = None) -> Groups:
+    """Build from chosen experts [T, k], for products of rows of `dtype` by `tile`; None: the best for experts. Shapes depend only
+    on T, k and the number of experts, and nothing is synchronized."""
     flat = chosen.flatten().long()
-    tile = _tile(len(flat), experts, dtype)
+    tile = tile or _tile(len(flat), experts, dtype)
     order = torch.argsort(flat, stable=True)
     counts = torch.zeros(experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
     blocks = (counts + tile.height - 1) // tile.height
@@ -164,12 +164,12 @@ def _group(
         tl.store(rows + at, many, mask=at < blocks)
 
 
-def groups_of(chosen: Tensor, experts: int, dtype: torch.dtype) -> Groups:
+def groups_of(chosen: Tensor, experts: int, dtype: torch.dtype, tile: Tile | None = None) -> Groups:
     """Compute `groups_of_reference`."""
     n = chosen.numel()
     if not 0 < n <= _COMPARED:
-        return groups_of_reference(chosen, experts, dtype)
-    tile = _tile(n, experts, dtype)
+        return groups_of_reference(chosen, experts, dtype, tile)
+    tile = tile or _tile(n, experts, dtype)
     blocks = _blocks(n, experts, tile.height)
     order, expert, first, rows = torch.empty(n + 3 * blocks, dtype=torch.int32, device=chosen.device).split((n, blocks, blocks, blocks))
     places, others, at_once = 16, 256, 16

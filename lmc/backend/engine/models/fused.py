@@ -6,6 +6,7 @@ Same weights, same layout; `LlamaModel.forward` is the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from lmc.backend.engine.distributed.peer_memory import PartialSum
 from lmc.backend.engine.kernels.activation import silu_mul, silu_mul_quantized
 from lmc.backend.engine.kernels.embedding import embed
 from lmc.backend.engine.kernels.few_rows import can_gate
+from lmc.backend.engine.kernels.grouped import Groups
+from lmc.backend.engine.kernels.low_rank import Stack, add, group, stack
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.kv_fp8 import Stored
@@ -28,7 +31,15 @@ from lmc.backend.engine.models.llama import Layer, LlamaModel, turned_by_axes
 Inputs = tuple[Tensor, Tensor, Tensor]  # ids, positions and slots of the rows, [T] int32
 _FEW = 16  # rows up to which a row's partial results are better merged by several programs
 Attention = Callable[[Tensor, Stored, Stored], Tensor]  # (q, keys, values of a layer) → like q
-Attended = tuple[Tensor, Tensor, Tensor | None]  # by row: the last layer's attention, residuals before it, masks of adapters
+
+
+class Attended(NamedTuple):
+    """By row: the last layer's attention, residuals before it, and the number of its adapter; and the rows by adapter."""
+
+    rows: Tensor
+    residual: Tensor
+    adapters: Tensor | None
+    groups: Groups | None
 
 
 class FusedLlama:
@@ -45,7 +56,9 @@ class FusedLlama:
         self.config, self.dtype, self.device = model.config, model.dtype, model.device
         self._model, self._multiply, self._few_mlp = model, multiply or _plain, mlp
         self._experts = [None if layer.experts is None else self._grouped(layer.experts) for layer in model.layers]
-        self.adapters = None if model.adapters is None else model.adapters.stacked()
+        self.adapters: dict[tuple[int, str], Stack] | None = None  # by layer and merged matrix
+        if model.adapters is not None:
+            self.adapters = {key: stack(every) for key, every in model.adapters.factors.items()}
         self._turns = torch.view_as_real(model.rotations).contiguous()  # [max_context, head_dim / 2, 2] float32
         self._still = torch.view_as_real(torch.ones_like(model.rotations)) if self.config.nope_layers else self._turns
 
@@ -74,76 +87,82 @@ class FusedLlama:
         """Run the same up to the attention of the last layer, behind which only some of the rows are read."""
         ids, positions, slots = rows
         m, times, normed, last = self._model, self._times, self._normed, len(self._model.layers) - 1
-        mask = None if adapters is None or self.adapters is None else self.adapters.mask(adapters, self.dtype)
         residual = embed(ids, sampled, m.embed)
+        groups = self._by_adapter(adapters)
         table, deeper = self._turns, ()
         if seen is not None:
             residual[seen.rows], deeper = seen.features.to(residual.dtype), seen.deeper
             if seen.axes is not None:
                 table, positions = self._turned(positions, seen.rows, seen.axes)
-        x = normed(None, residual, m.layers[0].input_norm, m.layers[0].qkv, mask)
+        x = normed(None, residual, m.layers[0].input_norm, m.layers[0].qkv, groups)
         for index, layer in enumerate(m.layers):
             keys, values = kv.key(index), kv.value(index)
             turns = self._still if index in self.config.nope_layers else table
-            q = rope_append(times(index, "qkv", layer.qkv, x, mask), positions, slots, turns, keys, values, _norms(layer), self.config.norm_eps)
-            if index < last and len(ids) > _FEW and mask is None and _in_fp8(layer.o) and isinstance(attend, StagedAttention):
+            q = rope_append(times(index, "qkv", layer.qkv, x, groups), positions, slots, turns, keys, values, _norms(layer), self.config.norm_eps)
+            if index < last and len(ids) > _FEW and groups is None and _in_fp8(layer.o) and isinstance(attend, StagedAttention):
                 attended = Quantized(*attend.quantized(q, keys, values), q.dtype)
             else:
                 attended = attend(q, keys, values).view(len(ids), -1)
                 if index == last:
-                    return attended, residual, mask
-            summed = self._behind(index, attended, residual, mask)
+                    return Attended(attended, residual, adapters, groups)
+            summed = self._behind(index, attended, residual, groups)
             if seen is not None and index < len(deeper):
                 residual[seen.rows] += deeper[index].to(residual.dtype)
-            x = normed(summed, residual, m.layers[index + 1].input_norm, m.layers[index + 1].qkv, mask)
+            x = normed(summed, residual, m.layers[index + 1].input_norm, m.layers[index + 1].qkv, groups)
         raise AssertionError("a model has layers")
 
     def finished(self, attended: Attended, wanted: Tensor | None = None) -> Tensor:
         """Return final hidden states, normed, from what `attended` has returned; its tensors are used up unless there are rows `wanted`."""
-        x, residual, mask = attended
+        x, residual, adapters, groups = attended
         if wanted is not None:
-            x, residual, mask = (None if t is None else t.index_select(0, wanted) for t in (x, residual, mask))
-            assert x is not None and residual is not None
-        summed = self._behind(len(self._model.layers) - 1, x, residual, mask)
-        hidden = self._normed(summed, residual, self._model.norm, None, mask)
+            x, residual = x.index_select(0, wanted), residual.index_select(0, wanted)
+            groups = self._by_adapter(None if adapters is None else adapters.index_select(0, wanted))
+        summed = self._behind(len(self._model.layers) - 1, x, residual, groups)
+        hidden = self._normed(summed, residual, self._model.norm, None, groups)
         assert isinstance(hidden, Tensor), "nothing that multiplies reads the last norm"
         return hidden
 
-    def _behind(self, index: int, attended: Tensor | Quantized, residual: Tensor, mask: Tensor | None) -> Tensor | PartialSum:
+    def _by_adapter(self, numbers: Tensor | None) -> Groups | None:
+        adapters = self._model.adapters
+        return None if numbers is None or adapters is None else group(numbers, adapters.count, self.dtype)
+
+    def _behind(self, index: int, attended: Tensor | Quantized, residual: Tensor, groups: Groups | None) -> Tensor | PartialSum:
         """Return what a layer's MLP adds to `residual`, to which what its attention adds has been added in place."""
         layer = self._model.layers[index]
-        summed = self._summed(index, "o", layer.o, attended, mask)
-        return self._mlp(index, self._normed(summed, residual, layer.post_norm, layer.gate_up, mask), mask)
+        summed = self._summed(index, "o", layer.o, attended, groups)
+        return self._mlp(index, self._normed(summed, residual, layer.post_norm, layer.gate_up, groups), groups)
 
-    def _normed(self, x: Tensor | PartialSum | None, residual: Tensor, weight: Tensor, reader: Linear | None, mask: Tensor | None) -> Tensor | Quantized:
+    def _normed(self, x: Tensor | PartialSum | None, residual: Tensor, weight: Tensor, reader: Linear | None, groups: Groups | None) -> Tensor | Quantized:
         """Return norm(residual + x), as the matrix that reads it is best given it; `residual` becomes the sum in place."""
         eps = self.config.norm_eps
         if isinstance(x, PartialSum):
             return x.add_rms_norm(residual, weight, eps)
-        if mask is None and _in_fp8(reader):
+        if groups is None and _in_fp8(reader):
             return Quantized(*add_rms_norm_quantized(x, residual, weight, eps), residual.dtype)
         return add_rms_norm(x, residual, weight, eps)
 
-    def _times(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor:
+    def _times(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, groups: Groups | None) -> Tensor:
         """A product with a matrix, and what the rows' adapters add."""
         y = self._multiply(matrix, x)
-        return y if mask is None or self.adapters is None or isinstance(x, Quantized) else self.adapters.add(index, kind, x, y, mask)
+        if groups is None or self.adapters is None or isinstance(x, Quantized) or (added := self.adapters.get((index, kind))) is None:
+            return y
+        return add(x, y, added, groups)
 
-    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | PartialSum:
+    def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, groups: Groups | None) -> Tensor | PartialSum:
         """The same with a matrix whose columns may be sharded; then there are no adapters."""
-        return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, mask)
+        return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, groups)
 
-    def _mlp(self, index: int, x: Tensor | Quantized, mask: Tensor | None) -> Tensor | PartialSum:
+    def _mlp(self, index: int, x: Tensor | Quantized, groups: Groups | None) -> Tensor | PartialSum:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]
         if gate_up is not None and down is not None:
             few, part = self._few_mlp, local(down)
-            if few is not None and mask is None and isinstance(gate_up, Fp8) and isinstance(part, Fp8) and can_gate(gate_up, len(x)):
+            if few is not None and groups is None and isinstance(gate_up, Fp8) and isinstance(part, Fp8) and can_gate(gate_up, len(x)):
                 return down.product(x, lambda _, x: few(gate_up, part, x)) if isinstance(down, Summed) else few(gate_up, part, x)
-            both = self._times(index, "gate_up", gate_up, x, mask)
-            inner = Quantized(*silu_mul_quantized(both), both.dtype) if mask is None and _in_fp8(down) else silu_mul(both)
-            return self._summed(index, "down", down, inner, mask)
+            both = self._times(index, "gate_up", gate_up, x, groups)
+            inner = Quantized(*silu_mul_quantized(both), both.dtype) if groups is None and _in_fp8(down) else silu_mul(both)
+            return self._summed(index, "down", down, inner, groups)
         assert experts is not None
-        return self._summed(index, "experts", experts, x, mask)
+        return self._summed(index, "experts", experts, x, groups)
 
     @staticmethod
     def _grouped(experts: Linear) -> Linear:
