@@ -4,7 +4,8 @@
     python -m benchmarks.bench_adapters --model DIR --load-format dummy --device cuda --tokens 128
 
 Adapters are random, of all matrices of all layers. *without* is an engine that has none; the other columns are one engine with all of them: answers of the
-model itself, of one adapter, and of each adapter in turn, as multiples of *without*.
+model itself, of one adapter, and of each adapter in turn, as multiples of *without*; on a GPU with the time of a pass on it. `--launches`: also the kernels of
+a pass.
 """
 
 from __future__ import annotations
@@ -50,16 +51,31 @@ def write(folder: Path, config: Any, rank: int, seed: int) -> Path:
     return folder
 
 
-def seconds(engine: lmc.Engine, adapters: Sequence[str], batch: int, tokens: int, words: int, turn: int) -> tuple[float, float]:
-    """Wall and processor seconds of so many answers together, of the adapters one after another; `turn` makes their prompts new."""
-    began, used = time.perf_counter(), time.process_time()
+def seconds(engine: lmc.Engine, adapters: Sequence[str], batch: int, tokens: int, words: int, turn: int) -> tuple[float, float, float]:
+    """Wall and processor seconds of so many answers together, of the adapters one after another, and milliseconds of a pass on the device; `turn` makes their
+    prompts new."""
+    before, began, used = engine.counters(), time.perf_counter(), time.process_time()
     handles: list[Any] = []
     for i in range(batch):
         params = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=True, adapter=adapters[i % len(adapters)])
         handles.append(engine.submit(None, [Text((f"{turn} {i} {prompt(words)}",)), Gen(params)]))
     for handle in handles:
         handle.results[0].output()
-    return time.perf_counter() - began, time.process_time() - used
+    after = engine.counters()
+    on_device = 1e3 * (after.device_seconds - before.device_seconds) / (after.passes - before.passes)
+    return time.perf_counter() - began, time.process_time() - used, on_device
+
+
+def launches(engine: lmc.Engine, adapters: Sequence[str], batch: int, words: int, turn: int) -> float:
+    """Kernels of a pass, of short answers."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    before = engine.counters().passes
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        seconds(engine, adapters, batch, 16, words, turn)
+    kernels = [e for e in seen.events() or () if e.device_type == DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))]
+    return len(kernels) / (engine.counters().passes - before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batches", default="1,8,64")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--launches", action="store_true", help="count the kernels of a pass, on a GPU")
     args = parser.parse_args(argv)
     batches = [int(batch) for batch in args.batches.split(",")]
     room = 2 * max(batches) * (2 * args.words + args.tokens + 128)
@@ -90,16 +107,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("| batch | without: s, CPU s | the model itself | one adapter | all of them |\n|---|---|---|---|---|", flush=True)
     turn = 0
     for batch in batches:
-        found: list[list[tuple[float, float]]] = [[] for _ in ways]
+        found: list[list[tuple[float, float, float]]] = [[] for _ in ways]
         for rep in range(args.reps + 1):
             turn += 1
             for runs, (which, adapters) in zip(found, ways, strict=True):
                 ran = seconds(which, adapters, batch, args.tokens, args.words, turn)
                 if rep:  # the first is a warm-up
                     runs.append(ran)
-        (wall, cpu), *rest = [tuple(median(each) for each in zip(*runs, strict=True)) for runs in found]
-        shown = [f"{c / cpu if args.device == 'cpu' else w / wall:.2f} ×" for w, c in rest]
-        print(f"| {batch} | {wall:.3f}, {cpu:.2f} | {' | '.join(shown)} |", flush=True)
+        (wall, cpu, ms), *rest = [tuple(median(each) for each in zip(*runs, strict=True)) for runs in found]
+        shown = [f"{c / cpu:.2f} ×" if args.device == "cpu" else f"{w / wall:.2f} ×, {m:.2f} ms" for w, c, m in rest]
+        print(f"| {batch} | {wall:.3f}, {cpu:.2f}{'' if args.device == 'cpu' else f', {ms:.2f} ms'} | {' | '.join(shown)} |", flush=True)
+    for batch in batches if args.launches else ():
+        turn += 1
+        print(f"kernels of a pass at batch {batch}: {', '.join(f'{launches(*way, batch, args.words, turn):.0f}' for way in ways)}", flush=True)
     without.close()
     engine.close()
     return 0
