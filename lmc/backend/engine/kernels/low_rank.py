@@ -21,7 +21,7 @@ from lmc.backend.engine.kernels.dependent_launch import after, launch
 from lmc.backend.engine.kernels.grouped import Groups, Tile, groups_of
 from lmc.backend.engine.models.adapters import Factors
 
-_FEW = 128  # rows of a pass up to which blocks are low
+_FEW = 256  # rows of a pass up to which blocks are low
 _LOW, _TALL = 16, 64  # rows of a block at most
 _OUTPUTS = 128  # of a tile
 _STEP = 32  # ranks, of 16 bits
