@@ -143,8 +143,6 @@ class Engine(LocalBackend):
             raise ParameterError(f"Engine: deterministic is {deterministic!r:.80}; it can be True or False")
         if adapters and deterministic:
             raise ParameterError("Engine: adapters with deterministic=True are not supported; leave one of them out")
-        if adapters and tp > 1:
-            raise ParameterError("Engine: adapters are for one device; leave them out where tp is more than 1, or take dp=…")
         check_count("tp", tp)
         check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)  # before seconds of loading
         if pass_seconds is not None and not 0 < pass_seconds < float("inf"):
@@ -170,6 +168,7 @@ class Engine(LocalBackend):
         check_host(host_bytes or 0)
         started = None
         small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
+        options["adapters"] = adapters
         if tp > 1:
             from lmc.backend.engine.distributed.start import start
 
@@ -179,10 +178,6 @@ class Engine(LocalBackend):
             loaded = load(source, device=device, **options)
             slots = default_pool(loaded.device, loaded.kv_bytes) if max_tokens is None else max_tokens
             check_pool(slots, loaded.kv_bytes, loaded.device)
-            if adapters:
-                from lmc.backend.engine.models import lora
-
-                lora.load(adapters, loaded)
             pool = KVPool.of(loaded.layers, slots, loaded.kv_dtype, str(loaded.device))
         if host_bytes is None and (tp > 1 or loaded.device.type != "cuda"):
             host_bytes = 0

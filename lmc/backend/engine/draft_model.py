@@ -25,7 +25,7 @@ from lmc.backend.engine.drafted import Drafted, DraftedAnswer, Sampled
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
-from lmc.backend.engine.request import NOBODY, Request
+from lmc.backend.engine.request import Request, nobody
 from lmc.errors import ConstraintError, ModelLoadError
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class DraftModel:
         known = self._known[req]
         at, end = known.computed, known.computed + n
         known.ids[at:end] = req.ids[at:end]
-        work.add(Rows(NOBODY, known.ids[at:end], at, known.slots[:end]))
+        work.add(Rows(nobody(), known.ids[at:end], at, known.slots[:end]))
         known.computed = end
 
     # -- its memory ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -385,5 +386,7 @@ class Request:
         )
 
 
-NOBODY = Request(RequestKind.PREFILL, np.zeros(1, np.int32), lambda _: None)
-"""The request of rows whose owner is irrelevant or unknown."""
+@cache
+def nobody(adapter: int = 0) -> Request:
+    """Return the request of rows whose owner is irrelevant or unknown but for its adapter."""
+    return Request(RequestKind.PREFILL, np.zeros(1, np.int32), lambda _: None, adapter=adapter)

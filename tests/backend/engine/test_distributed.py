@@ -67,7 +67,7 @@ def logits_of(loaded):
     return loaded.model.forward(work, kv)
 
 
-def spread(folder, ranks, tmp_path, **options):
+def spread(folder, ranks, tmp_path, logits_of=logits_of, **options):
     def compute(group):
         loaded = load(str(folder), group=group, **options)
         group.connect(torch.distributed.FileStore(str(tmp_path / "store"), group.ranks), torch.device("cpu"))

@@ -96,23 +96,26 @@ def ask(adapter: str, most: int = 12, **more: Any) -> Gen:
     return Gen(SamplingParams(max_new_tokens=most, temperature=0.0, ignore_eos=True, adapter=adapter, **more))
 
 
-def test_rows_of_several_adapters_give_the_merged_models_numbers(base):
-    """In one pass, decoding and prompts, some without an adapter."""
-    from lmc.backend.engine.models import lora
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_of_several_adapters_give_the_merged_models_numbers(base, ranks, tmp_path):
+    """In one pass, decoding and prompts, some without an adapter; also spread over ranks, and over more than there are heads of k and v."""
     from lmc.backend.engine.models.loader import load
     from tests.backend.engine.model_fixtures import PlainKV, batch
+    from tests.backend.engine.test_distributed import spread
 
-    loaded = load(base.path, dtype="float32")
-    lora.load(base.adapters, loaded)
     ids, n = torch.randint(0, 60, (4, 7), generator=torch.Generator().manual_seed(3)).tolist(), 7
     rows = batch(*((ids[i], range(i * n, (i + 1) * n)) for i in range(4)), logits=range(4 * n))
     numbers = torch.tensor([0, 1, 2, 3]).repeat_interleave(n)
-    kv = PlainKV(loaded, 4 * n)
-    found = loaded.model.forward(replace(rows, adapters=numbers), kv).view(4, n, -1)
+
+    def logits_of(loaded):
+        return loaded.model.forward(replace(rows, adapters=numbers), PlainKV(loaded, 4 * n))
+
+    options = {"dtype": "float32", "adapters": base.adapters}
+    found = logits_of(load(base.path, **options)) if ranks == 1 else spread(base.path, ranks, tmp_path, logits_of, **options)[0][1]
     for i, name in enumerate(NAMES):
         with torch.inference_mode():
             expected = base.merged[name](torch.tensor([ids[i]])).logits[0]
-        torch.testing.assert_close(found[i], expected, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(found.view(4, n, -1)[i], expected, atol=2e-4, rtol=1e-3)
         if name:
             with torch.inference_mode():
                 assert float((expected - base.model(torch.tensor([ids[i]])).logits[0]).abs().max()) > 0.05, "an adapter that does nothing shows nothing"
@@ -120,12 +123,10 @@ def test_rows_of_several_adapters_give_the_merged_models_numbers(base):
 
 def test_numbers_are_those_of_peft(base):
     peft = pytest.importorskip("peft")
-    from lmc.backend.engine.models import lora
     from lmc.backend.engine.models.loader import load
     from tests.backend.engine.model_fixtures import PlainKV, batch
 
-    loaded = load(base.path, dtype="float32")
-    lora.load(base.adapters, loaded)
+    loaded = load(base.path, dtype="float32", adapters=base.adapters)
     ids = torch.randint(0, 60, (9,), generator=torch.Generator().manual_seed(5)).tolist()
     for number, name in enumerate(base.adapters, 1):
         theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), base.adapters[name]).eval()
@@ -263,7 +264,7 @@ def test_matrices_in_four_bits(llama):
     alone = batch((ids, range(9)), logits=range(9))
     before = packed.model.forward(alone, PlainKV(packed, 9))
     for loaded in (packed, plain):
-        lora.load(llama.adapters, loaded)
+        lora.load(llama.adapters, loaded.name, loaded.model, loaded.config, None)
     for number in (1, 2):
         rows = replace(alone, adapters=torch.full((9,), number))
         a, b = (loaded.model.forward(rows, PlainKV(loaded, 9)) for loaded in (packed, plain))
@@ -294,10 +295,13 @@ def test_products_of_a_gpu_are_the_grouped_ones(base):
 
 
 @pytest.mark.gpu
-def test_graphs_give_the_merged_models_answers(tmp_path):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_graphs_give_the_merged_models_answers(tmp_path, ranks):
     """In half precision: each token is, but for rounding, the likeliest of the model with its adapter merged in."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
     base = make_base("qwen3", tmp_path)
-    with lmc.Engine(base.path, adapters=base.adapters, device="cuda", dtype="float16", max_tokens=2048) as engine:
+    with lmc.Engine(base.path, adapters=base.adapters, device="cuda", dtype="float16", max_tokens=2048, tp=ranks) as engine:
         for _ in range(2):
             handles = [(n, engine.submit(None, [Text((p,)), ask(n)])) for p in PROMPTS for n in NAMES]
             answers = [(n, engine.prompt_ids(h), h.results[0].output().usage.prompt_tokens) for n, h in handles]
@@ -384,18 +388,19 @@ def test_programs_name_adapters(llama):
         mixed.run("x", backend=engine).text()
 
 
-def test_replicas_have_them_all(llama):
+@pytest.mark.parametrize("spread", [{"dp": 2}, {"tp": 2}], ids=["replicas", "ranks"])
+def test_replicas_and_ranks_have_them_all(llama, spread):
     with engine_of(llama) as engine:
         expected = [engine.submit(None, [Text((p,)), ask(n)]).results[0].output().text for p in PROMPTS for n in NAMES]
-    replicas: Any = engine_of(llama, dp=2)
+    several: Any = engine_of(llama, **spread)
     try:
-        assert replicas.capabilities.adapters == tuple(llama.adapters)
-        handles = [replicas.submit(None, [Text((p,)), ask(n)]) for p in PROMPTS for n in NAMES]
+        assert several.capabilities.adapters == tuple(llama.adapters)
+        handles = [several.submit(None, [Text((p,)), ask(n)]) for p in PROMPTS for n in NAMES]
         assert [h.results[0].output().text for h in handles] == expected
         with pytest.raises(ParameterError, match="no adapter of that name"):
-            replicas.submit(None, [Text(("x",)), ask("sql")])
+            several.submit(None, [Text(("x",)), ask("sql")])
     finally:
-        replicas.close()
+        several.close()
 
 
 # -- what cannot be ------------------------------------------------------------------------------------------------------
@@ -494,11 +499,6 @@ def test_files_that_are_not_there_or_damaged_are_refused(llama, tmp_path):
 def test_adapters_are_a_mapping_from_names_to_directories(given):
     with pytest.raises(ParameterError, match="adapters"):
         lmc.Engine("nowhere", adapters=given)
-
-
-def test_no_ranks_have_adapters():
-    with pytest.raises(ParameterError, match=r"adapters are for one device; .*tp is more than 1"):
-        lmc.Engine("nowhere", adapters={"x": "path"}, tp=2)
 
 
 def test_experts_are_not_changed(tmp_path):

@@ -19,7 +19,7 @@ import numpy as np
 
 from lmc.backend.engine.attention.sharing import SharedPrefix
 from lmc.backend.engine.forward_batch import ModelPass, Rows
-from lmc.backend.engine.request import NOBODY, Request
+from lmc.backend.engine.request import Request, nobody
 from lmc.backend.engine.token_ids import PENDING
 
 _PARTS = 2
@@ -30,7 +30,7 @@ MOST_RANKS = 64
 
 
 class Written(NamedTuple):
-    """A pass as others read it: spans without requests, logit rows, groups that read slots together, and how many of
+    """A pass as others read it: spans whose requests are known by their adapters alone, logit rows, groups that read slots together, and how many of
     its samples are broadcast after it."""
 
     work: ModelPass
@@ -129,7 +129,8 @@ def parts_of(work: ModelPass, wanted: Sequence[int], groups: Sequence[SharedPref
     grouped = list(chain.from_iterable((g.length, len(g.spans), *g.spans) for g in groups))
     fields = (len(spans), len(ids), len(wanted), int(contexts.sum()), len(groups), len(grouped), samples, 0)
     far = np.fromiter((s.is_far for s in spans), np.int32, len(spans))
-    return [_ints(fields), lengths, contexts, far, ids, _ints(wanted), _ints(grouped), *(s.slots for s in spans)]
+    adapters = np.fromiter((s.request.adapter for s in spans), np.int32, len(spans))
+    return [_ints(fields), lengths, contexts, far, adapters, ids, _ints(wanted), _ints(grouped), *(s.slots for s in spans)]
 
 
 def put(parts: Sequence[np.ndarray], room: np.ndarray) -> None:
@@ -151,11 +152,11 @@ def read(room: np.ndarray) -> Written:
         at += n
         return room[at - n : at].astype(kind)
 
-    lengths, contexts, far = take(spans).tolist(), take(spans).tolist(), take(spans).tolist()
+    lengths, contexts, far, adapters = (take(spans).tolist() for _ in range(4))
     ids, logit_rows, said, every = take(rows), take(wanted).tolist(), take(grouped).tolist(), take(slots, np.int64)
     work, row, slot = ModelPass(), 0, 0
-    for n, context, is_far in zip(lengths, contexts, far, strict=True):
-        work.add(Rows(NOBODY, ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
+    for n, context, is_far, adapter in zip(lengths, contexts, far, adapters, strict=True):
+        work.add(Rows(nobody(adapter), ids[row : row + n], context - n, every[slot : slot + context], is_far=bool(is_far)))
         row, slot = row + n, slot + context
     found: list[SharedPrefix] = []
     while len(found) < groups:

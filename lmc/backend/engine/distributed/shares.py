@@ -17,6 +17,8 @@ from lmc.errors import ModelLoadError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lmc.backend.engine.models.adapters import Factors
+
 _UNIT = 128  # columns of the MLP that stay together where that is possible: tiles of matrix units
 
 
@@ -152,3 +154,21 @@ def _of_fused(name: str, found: Tensor, share: RankShard) -> Tensor | None:
     if kind in ("down", "experts_down"):
         return found[..., share.inner.start : share.inner.stop]
     return found[share.vocabulary.start : share.vocabulary.stop] if kind == "head" else found
+
+
+def sliced_factors(factors: Factors, matrix: str, share: RankShard) -> Factors:
+    """Return a rank's part of an adapter's factors of a merged matrix: the rows of B that belong to its outputs; or, where the matrix is sharded by
+    columns, the columns of A, whose products with B are summed over ranks."""
+    if matrix in ("o", "down"):
+        own = _times(share.heads, share.whole.head_dim) if matrix == "o" else share.inner
+        return factors._replace(down=factors.down[:, own.start : own.stop].contiguous())
+    from lmc.backend.engine.models.adapters import AdaptedRows
+
+    c = share.whole  # below, by the first row of a part in the whole: the first in this rank's matrix, and which of the part's
+    if matrix == "qkv":
+        q, kv = _times(share.heads, c.head_dim), _times(share.kv_heads, c.head_dim)
+        rows = {0: (0, q), c.q_size: (len(q), kv), c.q_size + c.kv_size: (len(q) + len(kv), kv)}
+    else:
+        rows = {0: (0, share.inner), c.intermediate_size: (len(share.inner), share.inner)}
+    parts = ((rows[part.first], part.up) for part in factors.parts)
+    return factors._replace(parts=tuple(AdaptedRows(first, up[own.start : own.stop]) for (first, own), up in parts))

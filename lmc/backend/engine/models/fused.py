@@ -6,6 +6,7 @@ Same weights, same layout; `LlamaModel.forward` is the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -149,8 +150,9 @@ class FusedLlama:
         return add(x, y, added, groups)
 
     def _summed(self, index: int, kind: str, matrix: Linear, x: Tensor | Quantized, groups: Groups | None) -> Tensor | PartialSum:
-        """The same with a matrix whose columns may be sharded; then there are no adapters."""
-        return matrix.product(x, self._multiply) if isinstance(matrix, Summed) else self._times(index, kind, matrix, x, groups)
+        """The same with a matrix whose columns may be sharded."""
+        multiply = partial(self._times, index, kind, groups=groups)
+        return matrix.product(x, multiply) if isinstance(matrix, Summed) else multiply(matrix, x)
 
     def _mlp(self, index: int, x: Tensor | Quantized, groups: Groups | None) -> Tensor | PartialSum:
         gate_up, down, experts = self._model.layers[index].gate_up, self._model.layers[index].down, self._experts[index]

@@ -21,7 +21,7 @@ from lmc.backend.engine.attention.fixed import FixedPlan
 from lmc.backend.engine.attention.torch_ref import LonePlan, Tall, fast
 from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.linear import Linear
+from lmc.backend.engine.models.linear import Linear, local
 from lmc.backend.engine.models.lone import LoneSequence, rms
 
 
@@ -87,7 +87,7 @@ class LlamaModel:
         for index, layer in enumerate(self.layers):
             turned = None if index in self.config.nope_layers else turn
             normed = residual.normed(layer.input_norm)
-            qkv = self._adapted(index, "qkv", normed, layer.qkv(normed), rows).to(x.dtype)
+            qkv = self._product(index, "qkv", layer.qkv, normed, rows).to(x.dtype)
             q = self._store_and_query(layer, qkv, turned, batch.out_slots, kv, index)
             attended = plan.attend(q, kv.key(index), kv.value(index)).reshape(len(x), -1)
             if index == last:  # the other rows are not read any further
@@ -96,7 +96,7 @@ class LlamaModel:
                 rows = None if rows is None else rows.only(batch.logit_rows)
                 if len(x) == 0:
                     break
-            x += self._adapted(index, "o", attended, layer.o(attended), rows)
+            x += self._product(index, "o", layer.o, attended, rows)
             x += self._mlp(index, residual.normed(layer.post_norm), rows)
             if seen is not None and index < len(deeper):
                 x[seen.rows] += deeper[index].to(x.dtype)
@@ -129,18 +129,21 @@ class LlamaModel:
                 store.index_copy_(0, slots, rows.to(store.dtype))
         return qk[:, :heads]
 
-    def _adapted(self, index: int, matrix: str, x: Tensor, y: Tensor, rows: RowsByAdapter | None) -> Tensor:
-        """The product `y` of a matrix with `x`, with what the rows' adapters add."""
-        return y if rows is None or self.adapters is None else self.adapters.add(index, matrix, x, y, rows)
+    def _product(self, index: int, kind: str, matrix: Linear, x: Tensor, rows: RowsByAdapter | None) -> Tensor:
+        """Return `x` times a matrix, with what the rows' adapters add; a sharded one's parts are summed with it."""
+        if rows is None or (adapters := self.adapters) is None:
+            return matrix(x)
+        adapted: Linear = lambda x: adapters.add(index, kind, x, local(matrix)(x), rows)
+        return adapted(x) if local(matrix) is matrix else matrix.over(adapted)(x)  # pyright: ignore[reportFunctionMemberAccess]
 
     def _mlp(self, index: int, x: Tensor, rows: RowsByAdapter | None) -> Tensor:
         layer = self.layers[index]
         if layer.gate_up is None or layer.down is None:
             assert layer.experts is not None
             return layer.experts(x)
-        gate, up = self._adapted(index, "gate_up", x, layer.gate_up(x), rows).chunk(2, -1)
+        gate, up = self._product(index, "gate_up", layer.gate_up, x, rows).chunk(2, -1)
         inner = self.silu(gate).mul_(up)
-        return self._adapted(index, "down", inner, layer.down(inner), rows)
+        return self._product(index, "down", layer.down, inner, rows)
 
     def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != torch.float32:

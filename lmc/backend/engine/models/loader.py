@@ -5,6 +5,7 @@ Families that `llama.py` computes run there, all other decoders through transfor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +77,7 @@ def load(
     quantization: str | None = None,
     kv_dtype: str | None = None,
     deterministic: bool = False,
+    adapters: Mapping[str, str] | None = None,
 ) -> LoadedModel:
     """Load `source`: a .gguf file, a directory with config.json, safetensors and tokenizer.json, a hub id, or
     "smollm2".
@@ -88,6 +90,7 @@ def load(
     `load_format` "dummy": a directory's config and tokenizer with random weights, for measuring; no weights are read.
     `deterministic`: a row's logits have the same bits whatever else is in its pass, however its prompt was cut and cached (fixed.py; on a GPU
         kernels/fixed.py).
+    `adapters`: directories of LoRA adapters by name (lora.py).
     `group`: its rank's part of the model alone is read and built, and computes with those of the others once the group is connected.
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
@@ -128,6 +131,12 @@ def load(
         vision.around = around(found.template, tokens, vision.marker, "image")
         if vision.video_marker is not None:
             vision.around_video = around(found.template, tokens, vision.video_marker, "video")
+    if adapters:
+        from lmc.backend.engine.models import lora
+
+        if vision is not None:
+            raise ModelLoadError(f"{found.name}: adapters of a model that sees are not supported; merge one into the weights (PEFT's merge_and_unload)")
+        lora.load(adapters, found.name, model, found.config, found.share)
     return LoadedModel(
         model=model,
         config=found.config,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.distributed.shares import sliced_factors
 from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models.adapters import AdaptedRows, Adapter, Adapters, Factors
 from lmc.backend.engine.models.claims import Claims
@@ -24,8 +25,9 @@ from lmc.backend.engine.models.llama_weights import PARTS, pair_rows
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
+    from lmc.backend.engine.attention.base import CausalModel
+    from lmc.backend.engine.distributed.shares import RankShard
     from lmc.backend.engine.models.config import ModelConfig
-    from lmc.backend.engine.models.loader import LoadedModel
 
 log = logging.getLogger("lmc.models")
 
@@ -46,16 +48,14 @@ _OF_MODULE = {part: (matrix, i) for matrix, parts in PARTS.items() for i, part i
 # -- from files -------------------------------------------------------------------------------------------------------
 
 
-def load(paths: Mapping[str, str], loaded: LoadedModel) -> None:
-    """Give a model adapters: of each name, a directory as PEFT writes it. Raises ModelLoadError that names the file and what is wrong."""
-    model = loaded.model
+def load(paths: Mapping[str, str], name: str, model: CausalModel, config: ModelConfig, share: RankShard | None) -> None:
+    """Give a model adapters: of each name, a directory as PEFT writes it; a shard has its part of them. Raises ModelLoadError that names the file and what is
+    wrong."""
     if not isinstance(model, LlamaModel):
-        raise ModelLoadError(f"{loaded.name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
-    if loaded.vision is not None:
-        raise ModelLoadError(f"{loaded.name}: adapters of a model that sees are not supported; merge one into the weights (PEFT's merge_and_unload)")
-    if loaded.share is not None:
-        raise ModelLoadError(f"{loaded.name}: adapters are not spread over ranks; take tp=1, or dp=…")
-    found = [read(Path(path).expanduser(), loaded.config) for path in paths.values()]
+        raise ModelLoadError(f"{name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
+    found = [read(Path(path).expanduser(), config if share is None else share.whole) for path in paths.values()]
+    if share is not None:
+        found = [{key: sliced_factors(factors, key[1], share) for key, factors in adapter.items()} for adapter in found]
     model.adapters = Adapters(found, model.dtype, model.device)
     for name, adapter in zip(paths, found, strict=True):
         log.info("adapter %s: %d matrices", name, len(adapter))
