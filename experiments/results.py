@@ -12,6 +12,8 @@ ROOT = Path(__file__).parent.parent
 FOUND, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
 MOST_ROWS = 100
 """Of a table on the page; all of them are in the JSON file."""
+FEWEST_ROWS = 4
+"""Of a table whose columns may be left out because all rows agree."""
 
 @dataclass(frozen=True)
 class Figure:
@@ -151,9 +153,27 @@ def section(experiment: Experiment, found: Found | None) -> str:
         "items": found.setup["n"] or "all",
         "repetitions": found.setup["reps"],
     }
-    names, lines = table(found.all()[:MOST_ROWS])
+    names, lines, alike = condensed(*table(found.all()[:MOST_ROWS]))
     rows = "\n".join(f"| {' | '.join(value.replace('|', chr(92) + '|') for value in line)} |" for line in lines)
     figures = f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n{rows}\n" if lines else ""
+    figures += f"\nIn all rows: {'; '.join(alike)}.\n" if alike else ""
     more = f"\n{len(found.all()) - MOST_ROWS} more rows in `docs/results/{experiment.name}.json`.\n" if len(found.all()) > MOST_ROWS else ""
     absent = "\nNot measured:\n\n" + "\n".join(f"* {line}" for line in missing(experiment, found) or [ALL]) + "\n"
     return head + "\n" + "; ".join(f"{key}: {value}" for key, value in about.items()) + "\n" + figures + more + absent
+
+
+def condensed(names: list[str], lines: list[list[str]]) -> tuple[list[str], list[list[str]], list[str]]:
+    """A table without the columns that say one thing in all rows, or the same as another, and what they said."""
+    if len(lines) < FEWEST_ROWS:
+        return names, lines, []
+    columns = dict(zip(names, zip(*lines, strict=True), strict=True))
+    kept: dict[tuple[str, ...], str] = {}
+    alike: list[str] = []
+    for name, column in columns.items():
+        if kept and len(set(column)) == 1:
+            alike.append(f"{name} {column[0]}")
+        elif column in kept:
+            alike.append(f"{name} as {kept[column]}")
+        else:
+            kept[column] = name
+    return list(kept.values()), [list(line) for line in zip(*kept, strict=True)], alike

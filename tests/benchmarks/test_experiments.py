@@ -29,7 +29,7 @@ from experiments.core import command as experiments_command
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, last_number, mmlu
-from experiments.results import OWN, PAGE, PAPER, report, section
+from experiments.results import OWN, PAGE, PAPER, condensed, report, section
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 from tests.searching import apart
@@ -180,6 +180,13 @@ def test_cells_have_as_many_digits_as_a_measurement(value, shown):
 
 def test_columns_in_which_nothing_is_are_left_out():
     assert table([{"a": 1, "b": None}, {"a": 2, "c": "x"}]) == (["a", "c"], [["1", ""], ["2", "x"]])
+
+
+def test_columns_on_which_all_rows_agree_are_said_once():
+    names, lines = ["of", "system", "p50", "p95", "p99"], [["a", "lmc", str(i), str(i + 1), str(i + 1)] for i in range(4)]
+    shown = ["of", "p50", "p95"], [["a", str(i), str(i + 1)] for i in range(4)]
+    assert condensed(names, lines) == (*shown, ["system lmc", "p99 as p95"])
+    assert condensed(names, lines[:3]) == (names, lines[:3], [])
 
 
 def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
