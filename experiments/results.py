@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from experiments.core import ALL, EXPERIMENTS, Experiment, Found, Row, command, listed, missing, table
 
@@ -14,6 +16,11 @@ MOST_ROWS = 100
 """Of a table on the page; all of them are in the JSON file."""
 FEWEST_ROWS = 4
 """Of a table whose columns may be left out because all rows agree."""
+WIDE = {
+    "ablations": (("without",), "workload", ("cpu times", "passes times", "computed", "same")),
+    "run-ahead": (("program", "temperature"), "mode", ("seconds", "ahead used", "ahead wasted", "more tokens")),
+}
+"""Experiments whose rows stand side by side on the page: what a line has in common, the column that is spread, and what is shown of each."""
 
 @dataclass(frozen=True)
 class Figure:
@@ -153,13 +160,29 @@ def section(experiment: Experiment, found: Found | None) -> str:
         "items": found.setup["n"] or "all",
         "repetitions": found.setup["reps"],
     }
-    names, lines, alike = condensed(*table(found.all()[:MOST_ROWS]))
+    measured = side_by_side(found.all(), *WIDE[experiment.name]) if experiment.name in WIDE else found.all()
+    names, lines, alike = condensed(*table(measured[:MOST_ROWS]))
     rows = "\n".join(f"| {' | '.join(value.replace('|', chr(92) + '|') for value in line)} |" for line in lines)
     figures = f"\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n{rows}\n" if lines else ""
     figures += f"\nIn all rows: {'; '.join(alike)}.\n" if alike else ""
-    more = f"\n{len(found.all()) - MOST_ROWS} more rows in `docs/results/{experiment.name}.json`.\n" if len(found.all()) > MOST_ROWS else ""
+    more = f"\n{len(measured) - MOST_ROWS} more rows in `docs/results/{experiment.name}.json`.\n" if len(measured) > MOST_ROWS else ""
+    more += f"\nMore columns in `docs/results/{experiment.name}.json`.\n" if lines and experiment.name in WIDE else ""
     absent = "\nNot measured:\n\n" + "\n".join(f"* {line}" for line in missing(experiment, found) or [ALL]) + "\n"
     return head + "\n" + "; ".join(f"{key}: {value}" for key, value in about.items()) + "\n" + figures + more + absent
+
+
+def side_by_side(rows: list[Row], common: Sequence[str], spread: str, shown: Sequence[str]) -> list[Row]:
+    """Rows that have the `common` columns in common as one, with the `shown` columns of each."""
+    lines: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        line = lines.setdefault(tuple(row[name] for name in common), {name: row[name] for name in common})
+        line |= {f"{name}: {row[spread]}": row.get(name) for name in shown}
+    return [{name: line[name] for name in sorted(line, key=lambda name: _order(name, common, shown))} for line in lines.values()]
+
+
+def _order(name: str, common: Sequence[str], shown: Sequence[str]) -> int:
+    """The place of a column: what rows have in common first, then each figure of all, beside each other."""
+    return [*common, *shown].index(name if name in common else name.split(": ")[0])
 
 
 def condensed(names: list[str], lines: list[list[str]]) -> tuple[list[str], list[list[str]], list[str]]:

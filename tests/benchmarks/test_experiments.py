@@ -29,7 +29,7 @@ from experiments.core import command as experiments_command
 from experiments.page import page
 from experiments.programs import VARIANTS
 from experiments.quality import gsm8k, hellaswag, last_number, mmlu
-from experiments.results import OWN, PAGE, PAPER, condensed, report, section
+from experiments.results import OWN, PAGE, PAPER, condensed, report, section, side_by_side
 from experiments.stand_in import completions_server
 from lmc.errors import BackendError
 from tests.searching import apart
@@ -187,6 +187,14 @@ def test_columns_on_which_all_rows_agree_are_said_once():
     shown = ["of", "p50", "p95"], [["a", str(i), str(i + 1)] for i in range(4)]
     assert condensed(names, lines) == (*shown, ["system lmc", "p99 as p95"])
     assert condensed(names, lines[:3]) == (names, lines[:3], [])
+
+
+def test_rows_stand_side_by_side():
+    rows = [{"program": p, "mode": m, "seconds": s, "wasted": 0, "other": 9} for p, m, s in (("a", "off", 3), ("a", "on", 1), ("b", "off", 5))]
+    assert side_by_side(rows, ["program"], "mode", ["seconds", "wasted"]) == [
+        {"program": "a", "seconds: off": 3, "seconds: on": 1, "wasted: off": 0, "wasted: on": 0},
+        {"program": "b", "seconds: off": 5, "wasted: off": 0},
+    ]
 
 
 def test_the_report_names_every_experiment_and_every_figure_of_the_paper(tmp_path):
