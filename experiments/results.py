@@ -18,7 +18,10 @@ FEWEST_ROWS = 4
 """Of a table whose columns may be left out because all rows agree."""
 WIDE = {
     "ablations": (("without",), "workload", ("cpu times", "passes times", "computed", "same")),
+    "order": (("workload", "pool", "unique"), "policy", ("seconds", "computed")),
     "run-ahead": (("program", "temperature"), "mode", ("seconds", "ahead used", "ahead wasted", "more tokens")),
+    "reordering": (("template",), "way", ("seconds", "prompt", "computed", "shared", "same")),
+    "quality": (("data",), "way", ("accuracy", "seconds", "items/s", "first p50", "total p95", "computed")),
 }
 """Experiments whose rows stand side by side on the page: what a line has in common, the column that is spread, and what is shown of each."""
 
@@ -175,7 +178,7 @@ def side_by_side(rows: list[Row], common: Sequence[str], spread: str, shown: Seq
     """Rows that have the `common` columns in common as one, with the `shown` columns of each."""
     lines: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        line = lines.setdefault(tuple(row[name] for name in common), {name: row[name] for name in common})
+        line = lines.setdefault(tuple(row.get(name) for name in common), {name: row.get(name) for name in common})
         line |= {f"{name}: {row[spread]}": row.get(name) for name in shown}
     return [{name: line[name] for name in sorted(line, key=lambda name: _order(name, common, shown))} for line in lines.values()]
 
