@@ -88,7 +88,7 @@ def report(folder: Path = FOUND) -> str:
         "## The paper's figures\n\nSGLang: Efficient Execution of Structured Language Model Programs (arXiv 2312.07104). *Reproduced*: its measurement, on "
         "the model and machine of the row's "
         "section, where tokens and shares are to compare and seconds are not; passes vary with what comes together on a busy machine, and small differences "
-        "of them say nothing.\n\n| figure or ablation | command | reproduced / partly / not, because |\n|---|---|---|",
+        "of them say nothing.\n\n| figure or ablation | experiment | reproduced / partly / not, because |\n|---|---|---|",
         *(_paper(figure, found.get(figure.experiment)) for figure in PAPER),
         *(_paper(Figure(f"ours: no {part}", "ablations", without=part), found.get("ablations")) for part in OWN), _paper(READING, found.get("run-ahead")), "",
     ]  # fmt: skip
@@ -97,7 +97,7 @@ def report(folder: Path = FOUND) -> str:
 
 
 def _paper(figure: Figure, found: Found | None) -> str:
-    how = f"`{command(figure.experiment, found and found.setup)}`"
+    how = f"[{figure.experiment}](#{figure.experiment})"
     rows = [row for row in found.all() if not figure.without or row.get("without") == figure.without] if found else []
     reasons = [figure.differs] if figure.differs else []
     part = figure.without or figure.policy

@@ -230,24 +230,24 @@ def test_the_table_says_what_was_reproduced_and_why_not(tmp_path):
     Found(vars(Setup()) | {"peers": []}, {"commit": "c"}, orders, {"react schedule=random": "no time"}).save("order", tmp_path / "order.json")
     text = report(tmp_path)
     assert (
-        "| Figure 8c: FCFS schedule | `python -m experiments order` | reproduced. With it: 1.50 × prompt tokens computed (2 workloads in a pool for two "
+        "| Figure 8c: FCFS schedule | [order](#order) | reproduced. With it: 1.50 × prompt tokens computed (2 workloads in a pool for two "
         "programs) |"
         in text
     )
     assert (
-        "| Figure 8c: random schedule | `python -m experiments order` | partly, because: not measured: react schedule=random; at this size it makes no "
+        "| Figure 8c: random schedule | [order](#order) | partly, because: not measured: react schedule=random; at this size it makes no "
         "difference. With it: 1.01 ×"
         in text
     )
     assert (
-        "| Figure 8c: no cache | `python -m experiments ablations` | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 "
+        "| Figure 8c: no cache | [ablations](#ablations) | reproduced. Without it: 2.50 × prompt tokens computed, 1.50 × passes, 2.00 × CPU time (2 "
         "workloads) |"
         in text
     )
-    assert "| ours: no drafts (off by themselves) | `python -m experiments ablations` | not, because: not measured: judge drafts (off by themselves) |" in text
-    assert "| ours: no run-ahead | `python -m experiments ablations` | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
+    assert "| ours: no drafts (off by themselves) | [ablations](#ablations) | not, because: not measured: judge drafts (off by themselves) |" in text
+    assert "| ours: no run-ahead | [ablations](#ablations) | partly, because: at this size it makes no difference. Without it: 1.00 ×" in text
     assert (
-        "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | `python -m experiments scaling` | not, because: needs several GPUs |"
+        "| Figure 7: throughput with tensor parallelism, Mixtral-8x7B and Llama-70B | [scaling](#scaling) | not, because: needs several GPUs |"
         in text
     )
 
