@@ -527,7 +527,7 @@ class LazyDFA:
         if isinstance(content, _Inner):
             return None
         for term in content:
-            if term.frame is None or type(term.frame.node) is not WordRange:
+            if type(term.frame.node) is not WordRange:
                 return None  # as for most states
         return self._terms.words(content)
 
@@ -576,9 +576,8 @@ class LazyDFA:
 
     def _may_go_on(self, repeat: Term, unbounded: int) -> bool:
         """Return whether what is behind a repeat may begin with its characters: then a text may have more of them than turns are left."""
-        rest, again = repeat.rest, self._leading(unbounded, unbounded)
-        assert rest is not None
-        begins = {c for classes, _ in self._terms.forms(rest) for c in classes}
+        again = self._leading(unbounded, unbounded)
+        begins = {c for classes, _ in self._terms.forms(repeat.rest) for c in classes}
         return any(c in begins and low <= last and first <= high for low, high, c in self._shapes.segments for first, last in again)
 
     def turned(self, state: int, low: int, high: int) -> int:
@@ -623,7 +622,6 @@ class LazyDFA:
         mark = marks.pop()
         if marks or mark is None or any(term is mark or not self._terms.may_return(term) for term in content):
             return None
-        assert mark.rest is not None
         above = self._number(self._terms.joined(map(self._terms.above, content)))
         return above, self._number((mark.rest,))
 

@@ -54,14 +54,17 @@ class TermFrame:
     def __init__(self, node: Any, family: object, low: int, high: int | None, at: At | None = None) -> None:
         self.node, self.low, self.high, self.at = node, low, high, at
         self.family: object = self if family is None else family
-        self.forms: tuple[tuple[Classes, tuple[TermFrame, ...]], ...] | None = None
+        self.forms: tuple[_Form, ...] | None = None
         self.nullable: bool | None = None
         self.surely: int | None = None
         self.is_in_string: bool | None = None
 
 
+_Form = tuple[Classes, tuple[TermFrame, ...]]
+
+
 class Term:
-    """A stack of frames: `frame` comes first, then `rest`. END has neither.
+    """A stack of frames: `frame` comes first, then `rest`. That of the end, which has no texts but the empty one, is itself.
 
     mark    the uppermost term of the stack that begins with a return from a rule, None if there is none
     kind    equal for terms whose frames have the same families
@@ -71,8 +74,8 @@ class Term:
 
     __slots__ = ("above", "final", "forms", "frame", "inside", "is_free", "kind", "least", "mark", "near", "number", "rest", "spans")
 
-    def __init__(self, frame: TermFrame | None, rest: Term | None, number: int) -> None:
-        self.frame, self.rest, self.number = frame, rest, number
+    def __init__(self, frame: TermFrame, rest: Term | None, number: int) -> None:
+        self.frame, self.rest, self.number = frame, rest or self, number
         self.forms: tuple[tuple[Classes, Term], ...] | None = None
         self.final: bool | None = None
         self.near: dict[int, tuple[TermFrame, ...]] | None = None
@@ -122,7 +125,8 @@ class Terms:
         self._letters: dict[str, Classes] = {}
         self._terms: dict[tuple[TermFrame, Term], Term] = {}
         self._kinds: dict[tuple[object, object], object] = {}
-        self.end = Term(None, None, 0)
+        self.end = Term(TermFrame(None, None, 0, 0), None, 0)
+        self.end.forms, self.end.final, self.end.least = (), True, 0
         self._return = TermFrame(None, None, 0, 0)
         self._return.forms, self._return.nullable = (), True
         self._beyond = TermFrame(None, None, 0, 0)  # what no text of the length in question reaches
@@ -145,11 +149,10 @@ class Terms:
         """Return the continuations before anything is written: a term for each style."""
         found: list[Term] = []
         for at in self._styles.starts:
-            term, node = self.end, self._canonical(tree)
+            node = self._canonical(tree)
+            at = self._styles.inside(node, at)
             frames = self._behind(node, 0, at, self._styles.parts(node, at)) if isinstance(node, Concat) else (self.frame(node, at),)
-            for frame in reversed(frames):
-                term = self.push(frame, term)
-            found.append(term)
+            found.append(self.stacked(frames))
         return tuple(sorted(set(found), key=_number_of))
 
     # -- frames ----------------------------------------------------------------------------------------------------
@@ -164,8 +167,13 @@ class Terms:
         node = self._canonical(node)
         if type(node) is Union and (words := self._lists.of(node)) is not None:
             return self._words(words)
-        if not (isinstance(node, Ref) and is_mark(node)):
-            at = self._styles.inside(node, at)
+        if isinstance(node, Ref) and is_mark(node):
+            return self._frame((id(node), 0, at), _Tail(node, 0), at)
+        at = self._styles.inside(node, at)
+        if isinstance(node, Concat):
+            return self._frame((id(node), 0, at), _Tail(node, 0), at)
+        if isinstance(node, NodeGraph):
+            return self._position(self._started(node), 0, at)
         if isinstance(node, Counted):
             counts = Counts(node.graph, node.low, node.high)
             return self._counted(node.graph, counts, 0, node.low, node.high, at)
@@ -216,13 +224,11 @@ class Terms:
         """Return the parts of a sequence from an index on; `at`: the position of the sequence."""
         if index == len(parts) - 1:
             return self.frame(*parts[index])
-        if not index:
-            return self.frame(node, at)
         return self._frames.get((id(node), index, at)) or self._frame((id(node), index, at), _Tail(node, index), at)
 
-    def _forms(self, frame: TermFrame) -> tuple[tuple[Classes, tuple[TermFrame, ...]], ...]:
+    def _forms(self, frame: TermFrame) -> tuple[_Form, ...]:
         if frame.forms is None:
-            found, frame.nullable = self._begin(frame)
+            found = self._begin(frame)
             frame.forms = tuple(dict.fromkeys(found))
             self.pay(len(found))
         return frame.forms
@@ -235,37 +241,30 @@ class Terms:
     def _find_nullable(self, frame: TermFrame) -> bool:
         node, at = frame.node, frame.at
         if isinstance(node, _Tail):
-            return self._are_nullable(self._styles.parts(node.node, at), node.index)
+            return all(itertools.starmap(self._may_be_empty, self._styles.parts(node.node, at)[node.index :]))
         if frame.family is not frame:
             return frame.low == 0 or self._may_be_empty(node, at)
-        if isinstance(node, Chars):
+        if isinstance(node, Chars | _Members):
             return False
-        if isinstance(node, Concat) or (isinstance(node, Ref) and is_mark(node)):
-            return self._are_nullable(self._styles.parts(node, at), 0)
         if isinstance(node, WordRange):
             return node.may_end
-        if isinstance(node, _Members):
-            return False
         if isinstance(node, Union):
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
             return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
-        assert isinstance(node, _GraphPosition | NodeGraph)
-        start = self._started(node)
-        if start.counts is not None:
-            return start.low == 0 and start.state in start.graph.final
-        seen, todo = {start.state}, [start.state]
+        assert isinstance(node, _GraphPosition)
+        if node.counts is not None:
+            return node.low == 0 and node.state in node.graph.final
+        seen, todo = {node.state}, [node.state]
         for state in todo:
-            if state in start.graph.final:
+            if state in node.graph.final:
                 return True
-            fresh = [to for body, to in start.edges.get(state, ()) if to not in seen and self._may_be_empty(body, at)]
+            fresh = [to for body, to in node.edges.get(state, ()) if to not in seen and self._may_be_empty(body, at)]
             seen.update(fresh)
             todo += fresh
         return False
 
-    def _started(self, node: _GraphPosition | NodeGraph) -> _GraphPosition:
-        if isinstance(node, _GraphPosition):
-            return node
+    def _started(self, node: NodeGraph) -> _GraphPosition:
         found = self._graphs.get(id(node))
         if found is None:
             edges: dict[int, list[tuple[Node, int]]] = {}
@@ -275,55 +274,44 @@ class Terms:
             self._alive.append(node)
         return found
 
-    def _are_nullable(self, parts: Sequence[tuple[Node, At | None]], index: int) -> bool:
-        while index < len(parts) and self._may_be_empty(*parts[index]):
-            index += 1
-        return index == len(parts)
-
     def _may_be_empty(self, node: Node, at: At | None) -> bool:
-        return type(node) is not Chars and self._is_nullable(self.frame(node, at))
+        first = node.parts[0] if type(node) is Concat and node.parts else node
+        return type(first) is not Chars and self._is_nullable(self.frame(node, at))
 
-    def _begin(self, frame: TermFrame) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+    def _begin(self, frame: TermFrame) -> list[_Form]:
         node = frame.node
         if frame.family is not frame:
             return self._begin_repeat(frame)
         if isinstance(node, Chars):
-            return [(self._members[node], ())], False
-        if isinstance(node, Concat) or (isinstance(node, Ref) and is_mark(node)):
-            return self._begin_parts(node, 0, frame.at)
+            return [(self._members[node], ())]
         if isinstance(node, _Tail):
             return self._begin_parts(node.node, node.index, frame.at)
         if isinstance(node, WordRange):
-            return [(self._classes_of(letter), () if words.is_ended else (self._words(words),)) for letter, words in node.ahead()], node.may_end
+            return [(self._classes_of(letter), () if words.is_ended else (self._words(words),)) for letter, words in node.ahead()]
         if isinstance(node, _Members):
-            return self._begin_members(node, frame.at), False
+            return self._begin_members(node, frame.at)
         if isinstance(node, Union):
-            arms = [self.frame(arm, frame.at) for arm in node.arms]
-            forms = [form for arm in arms for form in self._forms(arm)]
-            return forms, any(map(self._is_nullable, arms))
+            return [form for arm in node.arms for form in self._forms(self.frame(arm, frame.at))]
         if isinstance(node, Ref):
             body = self.frame(self._rules[node.rule], self._styles.within(node.rule, frame.at))
-            forms = self._forms(body)
             marks = (self._return,) if node.rule in self._recursive else ()
-            return [(classes, frames + marks) for classes, frames in forms], self._is_nullable(body)
-        assert isinstance(node, _GraphPosition | NodeGraph)
-        if isinstance(node, _GraphPosition) and node.counts is not None:
-            return self._begin_counted(node, node.counts, frame.at)
-        return self._begin_graph(self._started(node), frame.at)
+            return [(classes, frames + marks) for classes, frames in self._forms(body)]
+        assert isinstance(node, _GraphPosition)
+        return self._begin_graph(node, frame.at) if node.counts is None else self._begin_counted(node, node.counts, frame.at)
 
-    def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
-        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
+    def _begin_parts(self, node: Concat | Ref, index: int, at: At | None) -> list[_Form]:
+        found: list[_Form] = []
         parts = self._styles.parts(node, at)
         for i in range(index, len(parts)):
             behind = self._behind(node, i + 1, at, parts)
             if isinstance(chars := parts[i][0], Chars):
                 found.append((self._members[chars], behind))
-                return found, False
+                break
             part = self.frame(*parts[i])
             found += [(classes, frames + behind) for classes, frames in self._forms(part)]
             if not self._is_nullable(part):
-                return found, False
-        return found, True
+                break
+        return found
 
     def _behind(self, node: Concat | Ref, index: int, at: At | None, parts: Sequence[tuple[Node, At | None]]) -> tuple[TermFrame, ...]:
         """Return `_tail` as frames: a repeat has its own, so that its first turn is like the others, and so have counted graphs and words."""
@@ -355,31 +343,22 @@ class Terms:
     def words(self, terms: Iterable[Term]) -> WordRange | None:
         """Return the words that all of these terms, which each begin with words, may go on with, if they are the same, and ASCII."""
         first, *others = {term.frame for term in terms}
-        assert first is not None
         words: WordRange = first.node
         return words if not others and not words.may_end and words.is_ascii else None
 
     def behind_words(self, term: Term, words: WordRange | None) -> Term:
         """Return the term in which what begins with words is so far; None: behind one."""
-        found = term.rest
-        assert found is not None
-        if words is not None and not words.is_ended:
-            return self.push(self._words(words), found)
-        if found.frame is self._return:
-            assert found.rest is not None
-            return found.rest
-        return found
+        return self._returned(term.rest if words is None or words.is_ended else self.push(self._words(words), term.rest))
 
-    def _begin_repeat(self, frame: TermFrame) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+    def _begin_repeat(self, frame: TermFrame) -> list[_Form]:
         body = self.frame(frame.node, frame.at)
-        forms = self._forms(body)
         low = 0 if self._is_nullable(body) else frame.low  # an empty turn is none
         high = None if frame.high is None else frame.high - 1
         behind = () if high == 0 else (self._repeat(frame.node, max(low - 1, 0), high, frame.at),)
-        return [(classes, frames + behind) for classes, frames in forms], low == 0
+        return [(classes, frames + behind) for classes, frames in self._forms(body)]
 
-    def _begin_graph(self, at: _GraphPosition, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
-        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
+    def _begin_graph(self, at: _GraphPosition, place: At | None) -> list[_Form]:
+        found: list[_Form] = []
         members: list[_Member] = []
         seen, todo = {at.state}, [at.state]
         for state in todo:
@@ -401,7 +380,7 @@ class Terms:
         for _, body, to in members:
             behind = (self._position(at, to, place),)
             found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
-        return found, not seen.isdisjoint(at.graph.final)
+        return found
 
     def _position(self, at: _GraphPosition, state: int, place: At | None) -> TermFrame:
         key = "g", id(at.graph), state, place
@@ -433,7 +412,7 @@ class Terms:
             self._members_at[key] = _Members(names, [member[1:] for member in told], at), list(itertools.compress(members, is_apart))
         return self._members_at[key]
 
-    def _begin_members(self, members: _Members, place: At | None) -> list[tuple[Classes, tuple[TermFrame, ...]]]:
+    def _begin_members(self, members: _Members, place: At | None) -> list[_Form]:
         return [(self._classes_of(letter), self._behind_letters(members, names, place)) for letter, names in members.names.ahead()]
 
     def _behind_letters(self, members: _Members, names: WordRange, place: At | None) -> tuple[TermFrame, ...]:
@@ -447,15 +426,15 @@ class Terms:
         at = self._styles.inside(node, place)
         return (*self._behind(node, names.depth, at, self._styles.parts(node, at)), self._position(members.position, to, place))
 
-    def _begin_counted(self, at: _GraphPosition, counts: Counts, place: At | None) -> tuple[list[tuple[Classes, tuple[TermFrame, ...]]], bool]:
+    def _begin_counted(self, at: _GraphPosition, counts: Counts, place: At | None) -> list[_Form]:
         """No edge is empty."""
-        found: list[tuple[Classes, tuple[TermFrame, ...]]] = []
+        found: list[_Form] = []
         low, high = max(at.low - 1, 0), None if at.high is None else at.high - 1
         for body, to in at.edges.get(at.state, ()) if at.high != 0 else ():
             if counts.lead_to_an_end(to, low, high):
                 behind = (self._counted(at.graph, counts, to, low, high, place),)
                 found += [(classes, frames + behind) for classes, frames in self._forms(self.frame(body, place))]
-        return found, at.low == 0 and at.state in at.graph.final
+        return found
 
     def _counted(self, graph: NodeGraph, counts: Counts, state: int, low: int, high: int | None, place: At | None) -> TermFrame:
         key = "c", id(counts), state, low, high, place
@@ -470,11 +449,11 @@ class Terms:
 
     def push(self, frame: TermFrame, rest: Term) -> Term:
         top = rest.frame
-        if frame is self._return and (top is None or top is frame):
+        if frame is self._return and (rest is self.end or top is frame):
             return rest  # after the last return there is nothing to return to
-        if top is not None and frame.family is top.family and frame.family is not frame:  # x{a,b}x{c,d} is x{a+c,b+d}
+        if frame.family is top.family and frame.family is not frame:  # x{a,b}x{c,d} is x{a+c,b+d}
             high = None if frame.high is None or top.high is None else frame.high + top.high
-            frame, rest = self._repeat(frame.node, frame.low + top.low, high, frame.at), rest.rest or self.end
+            frame, rest = self._repeat(frame.node, frame.low + top.low, high, frame.at), rest.rest
         key = frame, rest
         found = self._terms.get(key)
         if found is None:
@@ -490,33 +469,28 @@ class Terms:
         if term.forms is None:
             found: list[tuple[Classes, Term]] = []
             at = term
-            while at.frame is not None:
-                assert at.rest is not None
+            while at is not self.end:
                 for classes, frames in self._forms(at.frame):
-                    behind = at.rest
                     self.pay(len(frames) // _FREE)
-                    for frame in reversed(frames):
-                        behind = self.push(frame, behind)
-                    if behind.frame is self._return:  # the rule is complete
-                        assert behind.rest is not None
-                        behind = behind.rest
-                    found.append((classes, behind))
+                    found.append((classes, self._returned(self.stacked(frames, at.rest))))
                 if not self._is_nullable(at.frame):
                     break
                 at = at.rest
             self.pay(len(found))
-            term.forms, term.final = tuple(found), at.frame is None
+            term.forms, term.final = tuple(found), at is self.end
         return term.forms
+
+    def _returned(self, term: Term) -> Term:
+        """Return a term behind the end of a rule, if that comes first."""
+        return term.rest if term.frame is self._return else term
 
     def literal(self, term: Term, most: int | None = _ENOUGH) -> str:
         """Characters that alone may follow, one after another, as far as is soon seen: up to the first mark, and so many."""
         frame = term.frame
-        if frame is None or frame.family is not frame:
+        if frame.family is not frame:
             return ""
         if isinstance(frame.node, _Tail):
             return self._literal_of(frame.node.node)[frame.node.index :][:most]
-        if isinstance(frame.node, Concat):
-            return self._literal_of(frame.node)[:most]
         if isinstance(frame.node, _Members):
             return frame.node.names.literal[:most]
         return frame.node.literal[:most] if isinstance(frame.node, WordRange) else ""
@@ -524,7 +498,7 @@ class Terms:
     def names(self, term: Term) -> Sequence[str]:
         """Return what is left of the names of several members of an object, each with what surely follows it, where a term begins with
         these."""
-        if term.frame is None or type(term.frame.node) is not _Members:
+        if type(term.frame.node) is not _Members:
             return ()
         texts, low, high, depth, _ = term.frame.node.names
         return [text[depth:] for text in texts[low:high]]
@@ -545,31 +519,21 @@ class Terms:
     def _left_out(self, term: Term) -> Sequence[str] | None:
         """Return the rests of the names, with the quote behind each, that a key which may be any other may not go on with; None if the
         term is in no such key."""
-        frame = term.frame
-        if frame is None:
-            return None
-        node: Any = frame.node
+        node: Any = term.frame.node
         if type(node) is _Tail:
-            key = self._styles.parts(node.node, frame.at)[node.index][0]
-            if type(key) is not NodeGraph or key.but is None or self._parts_at(frame, 2)[1] != _QUOTE:
-                return None
-            return [name + '"' for name in key.but]
-        if (
-            type(node) is not _GraphPosition
-            or node.counts is not None
-            or node.graph.but is None
-            or self._parts_at(term.rest and term.rest.frame, 1) != [_QUOTE]
-        ):
+            key, quote = self._parts_at(term.frame, 2)
+            return [name + '"' for name in key.but] if type(key) is NodeGraph and key.but is not None and quote == _QUOTE else None
+        if type(node) is not _GraphPosition or node.counts is not None or node.graph.but is None or self._parts_at(term.rest.frame, 1) != [_QUOTE]:
             return None
         written = self._written_in(node.graph)[node.state]
         return () if written is None else [name[len(written) :] + '"' for name in node.graph.but if name.startswith(written)]
 
-    def _parts_at(self, frame: TermFrame | None, count: int) -> Sequence[Node | None]:
+    def _parts_at(self, frame: TermFrame, count: int) -> Sequence[Node | None]:
         """Return the next parts of a sequence, as they are written; None where there are none."""
-        if frame is None or type(frame.node) is not _Tail:
-            return [*((frame.node,) if frame is not None and type(frame.node) is Chars and frame.family is frame else (None,)), *[None] * (count - 1)]
-        parts = self._styles.parts(frame.node.node, frame.at)
-        return [part for part, _ in parts[frame.node.index : frame.node.index + count]] + [None] * (frame.node.index + count - len(parts))
+        found: list[Node | None] = [frame.node] if type(frame.node) is Chars and frame.family is frame else []
+        if type(frame.node) is _Tail:
+            found += [part for part, _ in self._styles.parts(frame.node.node, frame.at)[frame.node.index :][:count]]
+        return found + [None] * (count - len(found))
 
     def _written_in(self, graph: NodeGraph) -> Sequence[str | None]:
         """Return the text that leads to each state of a trie of names, None for the last, behind what is none of them."""
@@ -586,8 +550,7 @@ class Terms:
 
     def beyond(self, term: Term, chars: int, first: int = 0, last: int | None = None) -> Term:
         """Return the term after so many characters of `literal`, or of the `first` to the `last` of `names`."""
-        frame, found = term.frame, term.rest
-        assert frame is not None and found is not None
+        frame = term.frame
         if isinstance(frame.node, WordRange):
             return self.behind_words(term, frame.node.beyond(chars))
         if isinstance(frame.node, _Members):
@@ -596,29 +559,22 @@ class Terms:
                 names = names._replace(low=names.low + first, high=names.low + last + 1)
             frames = self._behind_letters(frame.node, names, frame.at)
         else:
-            node, index = (frame.node.node, frame.node.index) if isinstance(frame.node, _Tail) else (frame.node, 0)
+            node, index = frame.node.node, frame.node.index
             frames = self._behind(node, index + chars, frame.at, self._styles.parts(node, frame.at))
-        for behind in reversed(frames):
-            found = self.push(behind, found)
-        if found.frame is self._return:
-            assert found.rest is not None
-            return found.rest
-        return found
+        return self._returned(self.stacked(frames, term.rest))
 
     def string(self, term: Term) -> WithinString | None:
         """Return what a term is in if it is within a string of any characters, or of a class of many, between two of them: one that may be
         any such, or any but some."""
         frame, rest = term.frame, term.rest
-        if frame is None or rest is None:
-            return None
         kind = self._strings.get(frame.family)
         if kind is None and type(frame.node) is Chars and frame.family is not frame and _are_plain(frame.node.ranges):
             kind = frame.node.ranges
-            if rest.frame is not None and type(rest.frame.node) is _GraphPosition and rest.frame.node.state in rest.frame.node.graph.final:
-                is_behind = rest.frame.node.graph.but is not None and self._left_out(rest) == ()
-                rest = rest.rest if is_behind and rest.rest is not None else rest
+            at: Any = rest.frame.node
+            if type(at) is _GraphPosition and at.state in at.graph.final and at.graph.but is not None and self._left_out(rest) == ():
+                rest = rest.rest
         if kind is not None:
-            forms = self.forms(rest) if rest.frame is not None and self._parts_at(rest.frame, 1) == [_QUOTE] else ()
+            forms = self.forms(rest) if self._parts_at(rest.frame, 1) == [_QUOTE] else ()
             return WithinString(kind, frame.low, frame.high, (), forms[0][1]) if len(forms) == 1 else None
         if (names := self._left_out(term)) is None:
             return None
@@ -642,15 +598,14 @@ class Terms:
     def behind_key(self, term: Term, text: str) -> Term:
         """Return the term behind so many characters of a `string`."""
         frame, rest, string = term.frame, term.rest, self.string(term)
-        assert frame is not None and rest is not None and string is not None
+        assert string is not None
         low, high = max(string.low - len(text), 0), None if string.high is None else string.high - len(text)
         if frame.family is not frame:
             return self.turned(term, low, high)
         graph, state, place = self._key_of(frame)
         if type(frame.node) is _Tail:
             parts = self._styles.parts(frame.node.node, frame.at)
-            for behind in reversed(self._behind(frame.node.node, frame.node.index + 1, frame.at, parts)):
-                rest = self.push(behind, rest)
+            rest = self.stacked(self._behind(frame.node.node, frame.node.index + 1, frame.at, parts), rest)
         written = self._written_in(graph)
         if (before := written[state]) is None:
             return term
@@ -668,21 +623,22 @@ class Terms:
     def _covers(self, term: Term) -> int | None:
         """Return the kind of string of which a term may go on with any characters, however many, whatever has to follow them."""
         frame, string = term.frame, self.string(term)
-        if frame is None or string is not None:
-            return string.kind if string is not None and isinstance(string.kind, int) and string.high is None else None
+        if string is not None:
+            return string.kind if isinstance(string.kind, int) and string.high is None else None
         if (kind := self._strings.get(frame.family)) is not None:
             return kind if frame.high is None else None
         node: Any = frame.node
         if type(node) is _Tail:
-            node = self._styles.parts(node.node, frame.at)[node.index][0]
-        at = self._started(node) if isinstance(node, NodeGraph | _GraphPosition) else None
+            node = self._parts_at(frame, 1)[0]
+        at = self._started(node) if isinstance(node, NodeGraph) else node if isinstance(node, _GraphPosition) else None
         return _SPELLED if at is not None and at.counts is None and at.state in at.graph.open else None
 
     def _is_within_string(self, term: Term, kind: int) -> bool:
         """Return whether all texts of a term are surely characters of a kind of string up to their first quote."""
-        while (frame := term.frame) is not None and (self._is_in_string(frame) or self._strings.get(frame.family, -1) >= kind):
-            term = term.rest or self.end
-        if frame is None or frame is self._beyond:
+        while term is not self.end and (self._is_in_string(term.frame) or self._strings.get(term.frame.family, -1) >= kind):
+            term = term.rest
+        frame = term.frame
+        if term is self.end or frame is self._beyond:
             return True
         node = frame.node
         if type(node) is _Members:
@@ -696,10 +652,9 @@ class Terms:
         """Return whether the term accepts the empty text. Unlike `forms` it expands few alternatives."""
         if term.final is None:
             at = term
-            while at.frame is not None and self._is_nullable(at.frame):
-                assert at.rest is not None
+            while at is not self.end and self._is_nullable(at.frame):
                 at = at.rest
-            term.final = at.frame is None
+            term.final = at is self.end
         return term.final
 
     def near(self, term: Term, length: int = LONG) -> tuple[TermFrame, ...]:
@@ -711,8 +666,7 @@ class Terms:
             return known
         kept: list[TermFrame] = []
         at, solid = term, 0
-        while at.frame is not None and solid < far:
-            assert at.rest is not None
+        while at is not self.end and solid < far:
             frame = at.frame
             if (surely := frame.surely) is None:
                 text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
@@ -732,13 +686,12 @@ class Terms:
         for frame in frames:
             if term.frame is not frame:
                 return False
-            assert term.rest is not None
             term = term.rest
         return True
 
-    def stacked(self, frames: Sequence[TermFrame]) -> Term:
-        """Return the term that has these frames alone."""
-        found = self.end
+    def stacked(self, frames: Sequence[TermFrame], rest: Term | None = None) -> Term:
+        """Return the term that has these frames first, and then `rest`, or nothing."""
+        found = rest or self.end
         for frame in reversed(frames):
             found = self.push(frame, found)
         return found
@@ -765,8 +718,6 @@ class Terms:
                 frame.surely = int(node.state not in self._passed(node.graph))
             elif isinstance(node, _Tail):
                 frame.surely = self._behind_each(node.node, frame.at)[node.index]
-            elif isinstance(node, Concat):
-                frame.surely = self._behind_each(node, frame.at)[0]
             else:
                 frame.surely = self._bytes(node)
         return frame.surely
@@ -850,8 +801,6 @@ class Terms:
         """Return the fewest and the most turns left of the repeat that a term begins with, or characters of a graph that are counted
         without a limit: one that may be read again in the same state is a turn. None for other terms."""
         frame = term.frame
-        if frame is None:
-            return None
         if frame.family is not frame:
             return frame.low, frame.high
         counted = type(frame.node) is _GraphPosition and frame.node.counts is not None and frame.node.high is None
@@ -859,7 +808,6 @@ class Terms:
 
     def turned(self, term: Term, low: int, high: int | None) -> Term:
         """Return a term that begins with a repeat or a counted graph, with so many turns left of it."""
-        assert term.frame is not None and term.rest is not None
         if type(at := term.frame.node) is _GraphPosition:
             assert at.counts is not None
             return self.push(self._counted(at.graph, at.counts, at.state, low, high, term.frame.at), term.rest)
@@ -867,8 +815,8 @@ class Terms:
 
     def turning(self, term: Term) -> Collection[int]:
         """Return the classes that lead a counted graph back to the state in which a term begins, and to no other one."""
-        frame, at = term.frame, term.frame and term.frame.node
-        if frame is None or type(at) is not _GraphPosition or at.counts is None:
+        frame, at = term.frame, term.frame.node
+        if type(at) is not _GraphPosition or at.counts is None:
             return ()
         back, others = set[int](), set[int]()
         for body, to in at.edges.get(at.state, ()):
@@ -878,25 +826,17 @@ class Terms:
 
     def turned_by(self, term: Term, chars: int) -> Term | None:
         """Return the term behind so many characters of `turning`; None if a text may not have as many."""
-        frame, rest = term.frame, term.rest
-        assert frame is not None and rest is not None
-        at: _GraphPosition = frame.node
+        at: _GraphPosition = term.frame.node
         assert at.counts is not None
         low, high = max(at.low - chars, 0), None if at.high is None else at.high - chars
         if (high is not None and high < 0) or not at.counts.lead_to_an_end(at.state, low, high):
             return None
-        return self.push(self._counted(at.graph, at.counts, at.state, low, high, frame.at), rest)
+        return self.turned(term, low, high)
 
     def above(self, term: Term) -> Term:
         """Return the part of a term above its mark."""
         if term.above is None:
-            kept: list[TermFrame] = []
-            at = term
-            while at is not term.mark:
-                assert at.frame is not None and at.rest is not None
-                kept.append(at.frame)
-                at = at.rest
-            term.above = self.stacked(kept)
+            term.above = self.stacked(_frames(term, term.mark))
         return term.above
 
     def joined(self, terms: Iterable[Term]) -> tuple[Term, ...]:
@@ -920,12 +860,12 @@ class Terms:
         """Return what may be behind characters of a string that a term begins with: its texts are some such characters and then a text of
         one of these. If it begins with any characters, at least one more part of it is before that."""
         if term.inside is None:
-            term.inside = self._inside_rest(term.rest) if term.is_free and term.rest is not None else (term, *self._inside_rest(term))
+            term.inside = self._inside_rest(term.rest) if term.is_free else (term, *self._inside_rest(term))
         return term.inside
 
     def _inside_rest(self, term: Term) -> Sequence[Term]:
         found: list[Term] = []
-        while term.frame is not None and term.rest is not None and self._is_in_string(term.frame):
+        while term is not self.end and self._is_in_string(term.frame):
             term = term.rest
             found.append(term)
         return tuple(found)
@@ -976,7 +916,7 @@ class Terms:
         return found
 
     def _joined_kind(self, terms: list[Term]) -> list[Term]:
-        by_spans = {_spans(term): term for term in terms}
+        by_spans = {_spans(term, self.end): term for term in terms}
         spans = list(by_spans) if len(by_spans) == 2 else sorted(by_spans, key=repr)
         changed = len(spans) > 1
         while changed:
@@ -996,16 +936,8 @@ class Terms:
         return [by_spans.get(s) or self._with_spans(terms[0], s) for s in spans]
 
     def _with_spans(self, like: Term, spans: Sequence[tuple[int, int | None] | None]) -> Term:
-        frames: list[TermFrame] = []
-        at = like
-        while at.frame is not None:
-            assert at.rest is not None
-            frames.append(at.frame)
-            at = at.rest
-        found = self.end
-        for frame, span in zip(reversed(frames), reversed(spans)):
-            found = self.push(frame if span is None else self._repeat(frame.node, *span, frame.at), found)
-        return found
+        frames = zip(_frames(like, self.end), spans)
+        return self.stacked([frame if span is None else self._repeat(frame.node, *span, frame.at) for frame, span in frames])
 
     # -- lengths ---------------------------------------------------------------------------------------------------
 
@@ -1013,12 +945,11 @@ class Terms:
         """Return the bytes of a shortest text."""
         above: list[Term] = []
         at = term
-        while at.least is None and at.rest is not None:
+        while at.least is None:
             above.append(at)
             at = at.rest
-        found = at.least or 0
+        found = at.least
         for one in reversed(above):
-            assert one.frame is not None
             found = one.least = found + self._least(one.frame)
         return found
 
@@ -1044,7 +975,18 @@ class Terms:
         return self._lengths.to_the_end(node.graph, at).get(node.state, NEVER) if isinstance(node, _GraphPosition) else self._lengths.of(node, at)
 
 
+def _frames(term: Term, end: Term | None) -> list[TermFrame]:
+    """Return the frames of a term above another one."""
+    found: list[TermFrame] = []
+    while term is not end:
+        found.append(term.frame)
+        term = term.rest
+    return found
+
+
 class _Tail:
+    """A sequence, or a mark, from one of its parts on."""
+
     __slots__ = ("index", "node")
 
     def __init__(self, node: Concat | Ref, index: int) -> None:
@@ -1096,14 +1038,10 @@ _number_of = attrgetter("number")
 _Spans = tuple["tuple[int, int | None] | None", ...]  # of each frame its counters, None where it has none
 
 
-def _spans(term: Term) -> _Spans:
+def _spans(term: Term, end: Term) -> _Spans:
     if term.spans is None:
-        out: list[tuple[int, int | None] | None] = []
-        at: Term | None = term
-        while at is not None and at.frame is not None:
-            out.append(None if at.frame.family is at.frame else (at.frame.low, at.frame.high))
-            at = at.rest
-        term.spans = tuple(out)
+        frames = _frames(term, end)
+        term.spans = tuple([None if frame.family is frame else (frame.low, frame.high) for frame in frames])
     return term.spans
 
 
