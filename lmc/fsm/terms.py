@@ -24,7 +24,7 @@ from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.json_text import RAW_CHARS, WITHIN_STRINGS
 from lmc.fsm.lengths import ShortestLengths, bytes_of
-from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, reached
+from lmc.fsm.nodes import EMPTY, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of
 from lmc.fsm.words import WordLists, WordRange, are_letters, listed
 
 Classes = tuple[int, ...]
@@ -111,11 +111,8 @@ class Terms:
         self._canon: dict[int, Node] = {}  # by id of a node, the representative of equal ones
         self._unique: dict[object, Node] = {}
         self._alive: list[Node] = []  # nodes identified by their ids
-        self._fewest: dict[int | str, int] = {}  # by id, or name of a rule
-        self._sums: dict[tuple[int, At | None], Sequence[int]] = {}
         self._literals: dict[int, str] = {}
         self._written: dict[int, Sequence[str | None]] = {}  # by id of a graph
-        self._ends: dict[int, frozenset[int]] = {}  # by id of a graph
         self._graphs: dict[int, _GraphPosition] = {}  # by id: at their starts
         self._turns: dict[tuple[int, int], TermFrame | None] = {}  # by id of a graph, and state
         self._unit: dict[int, bool] = {}  # by id
@@ -668,12 +665,9 @@ class Terms:
         at, solid = term, 0
         while at is not self.end and solid < far:
             frame = at.frame
-            if (surely := frame.surely) is None:
-                text = len(self.literal(at)) if type(frame.node) is _Tail or type(frame.node) is WordRange else 0  # of a byte each at least
-                surely = text if solid + text >= far else self._surely(frame)
-            body: Any = frame.node
-            if frame.low and frame.low * self._bytes(body) >= far - solid and self.string(at) is None:  # else all of its turns are known
-                kept += self._repeat(body, 0, None, frame.at), self._beyond
+            surely = self._surely(at)
+            if frame.low and surely >= far - solid and self.string(at) is None:  # else all of its turns are known
+                kept += self._repeat(frame.node, 0, None, frame.at), self._beyond
                 break
             solid += surely
             kept.append(frame if frame.family is frame and type(frame.node) is not _GraphPosition else self._near(frame, far))
@@ -700,84 +694,12 @@ class Terms:
         """Return whether a text of up to LONG bytes may complete the rule that a term is in."""
         return self._return in self.near(term)
 
-    def _surely(self, frame: TermFrame) -> int:
-        """Return a lower bound on the bytes of a frame's texts: visits few parts of its tree."""
+    def _surely(self, term: Term) -> int:
+        """Return a lower bound on the bytes of what a term begins with, as far as is soon seen: one for each character, and turn."""
+        frame = term.frame
         if frame.surely is None:
-            node = frame.node
-            if frame is self._return:
-                frame.surely = 0
-            elif frame.family is not frame:
-                frame.surely = frame.low and min(frame.low * self._bytes(node), _ENOUGH)
-            elif isinstance(node, WordRange):
-                frame.surely = min(node.fewest, _ENOUGH)
-            elif isinstance(node, _Members):
-                frame.surely = min(node.names.fewest, _ENOUGH)
-            elif isinstance(node, _GraphPosition) and node.counts is not None:
-                frame.surely = min(node.low, _ENOUGH)
-            elif isinstance(node, _GraphPosition):
-                frame.surely = int(node.state not in self._passed(node.graph))
-            elif isinstance(node, _Tail):
-                frame.surely = self._behind_each(node.node, frame.at)[node.index]
-            else:
-                frame.surely = self._bytes(node)
+            frame.surely = len(self.literal(term)) or (frame.low or 1) * (not self._is_nullable(frame))
         return frame.surely
-
-    def _behind_each(self, node: Concat | Ref, at: At | None) -> Sequence[int]:
-        """Of a sequence from each of its parts on, as `_surely`."""
-        found = self._sums.get((id(node), at))
-        if found is None:
-            sums = [0]
-            for part, _ in reversed(self._styles.parts(node, at)):
-                sums.append(min(sums[-1] + self._bytes(part), _ENOUGH))
-            found = self._sums[id(node), at] = sums[::-1]
-            self._alive.append(node)
-        return found
-
-    def _bytes(self, node: Node) -> int:
-        """Return a lower bound on the bytes of a node's texts: a mark counts for none."""
-        if isinstance(node, Chars):
-            return bytes_of(node)
-        key = node.rule if isinstance(node, Ref) else id(node)
-        found = self._fewest.get(key)
-        if found is None:
-            self._fewest[key] = 0  # of a recursive rule: any bound holds
-            if isinstance(node, Ref):
-                found = 0 if is_mark(node) else self._bytes(self._rules[node.rule])
-            elif isinstance(node, Concat):
-                found = self._sum(node.parts)
-            elif (words := self._lists.of(node)) is not None:
-                found = words.fewest
-            elif isinstance(node, Union):
-                found = min(map(self._bytes, node.arms), default=_ENOUGH)
-            elif isinstance(node, Repeat):
-                found = node.low and node.low * self._bytes(node.body)
-            elif isinstance(node, Counted):
-                found = node.low
-            else:  # a graph: looking through all that are within each other takes longer than a byte more is worth
-                found = 0
-            found = self._fewest[key] = min(found, _ENOUGH)
-            self._alive.append(node)
-        return found
-
-    def _sum(self, parts: Iterable[Node]) -> int:
-        found = 0
-        for part in parts:
-            found += 1 if type(part) is Chars else self._bytes(part)
-            if found >= _ENOUGH:
-                break
-        return found
-
-    def _passed(self, graph: NodeGraph) -> frozenset[int]:
-        """Return the states of a graph that may be the end of a text without reading anything more."""
-        found = self._ends.get(id(graph))
-        if found is None:
-            before: dict[int, list[int]] = {}
-            for source, body, to in graph.edges:
-                if type(body) is not Chars and not self._bytes(body):
-                    before.setdefault(to, []).append(source)
-            found = self._ends[id(graph)] = frozenset(reached(graph.final, before))
-            self._alive.append(graph)
-        return found
 
     def _near(self, frame: TermFrame, far: int) -> TermFrame:
         """Drop a count that is not reached."""
