@@ -17,7 +17,7 @@ from lmc.fsm.json_styles import Style, is_mark, written
 from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, reached, rebuilt, trimmed
 
 MAX_NODES = 400_000  # of a tree that rules are written into
-_PASSES = 2  # over rules: the first one knows none of those that lead back to themselves
+_PASSES = 2  # over edges of a graph
 _NO_NAMES: frozenset[str] = frozenset()
 _NONE, _SOME, _WHOLE = range(3)  # how much of a tree derives some text
 
@@ -134,26 +134,12 @@ class Grammar:
         """Return the grammar without unproductive parts. Raises ConstraintError if it derives no text."""
         if self._survey.whole:
             return self
-        productive = self._productive
-        derives = _Derives(productive)
-        if all(derives(tree) for tree in (self.start, *self.rules.values())) and derives.whole:
-            return self
-        known: dict[int, Node] = {}
+        productive, known = self._survey.productive, dict[int, Node]()
         rules = {name: _within(body, productive, known) for name, body in self.rules.items() if name in productive}
         start = _within(self.start, productive, known)
         if start == NOTHING:
             raise ConstraintError("the grammar derives no text at all")
         return Grammar(start, rules, self.styles)
-
-    @cached_property
-    def _productive(self) -> frozenset[str]:
-        """Return rules that derive some text."""
-        found: set[str] = set()
-        before = len(found) - 1
-        while before < len(found):
-            before, derives = len(found), _Derives(found)
-            found.update(name for name, body in self.rules.items() if name not in found and derives(body))
-        return frozenset(found)
 
 
 def cycles(ways: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
@@ -195,28 +181,28 @@ class _Survey:
     named   by rule, the rules that it names, and marks
     chars   the sets of characters in all trees
     parts   how many parts all trees have, shared ones counted once; places: and each time they are part of something else
-    whole   all parts of all trees derive some text, and each state of a graph leads to an end, as far as that is soon seen: rules come
-            after most of those that they name
+    productive  the rules that derive some text
+    whole   all parts of all trees do, and each state of a graph leads to an end
     """
 
     def __init__(self, start: Node, rules: Mapping[str, Node]) -> None:
-        self._found: set[str] = set()  # rules that derive some text
+        self.productive: set[str] = set()
         self._names: dict[int, frozenset[str]] = {}  # by id, of those that have some
         self._known: dict[int, int] = {}  # by id, in this pass: _NONE, _SOME or _WHOLE
         self._parts: list[Node] = []
-        todo = list(rules.items())
-        for _ in range(_PASSES):
+        todo, before = list(rules.items()), -1
+        while todo and before < len(self.productive):
+            before = len(self.productive)
             for name, body in todo:
                 if self._visit(body):
-                    self._found.add(name)
-            todo = [(name, body) for name, body in todo if self._visit(body) < _WHOLE]
+                    self.productive.add(name)
+            todo = [(name, body) for name, body in reversed(todo) if self._visit(body) < _WHOLE]  # rules come after most that they name, or before
             self._known = {key: known for key, known in self._known.items() if known == _WHOLE}
         self.whole = self._visit(start) == _WHOLE and not todo
         self.named: Mapping[str, frozenset[str]] = {name: self._names.get(id(body), _NO_NAMES) for name, body in rules.items()}
         leaves = [start, *rules.values(), *dict(zip(map(id, self._parts), self._parts)).values()]
         self.parts, self.places = len(leaves), len(self._parts)
         self.chars: Sequence[Chars] = list(dict.fromkeys([leaf for leaf in leaves if type(leaf) is Chars]))
-        self.whole &= all(chars.ranges for chars in self.chars)
 
     def _visit(self, node: Node) -> int:
         """Return whether a tree derives no text, or some, or is whole."""
@@ -227,7 +213,7 @@ class _Survey:
             return _WHOLE
         if type(node) is Ref:
             self._names[id(node)] = frozenset((node.rule,))
-            found = _WHOLE if node.rule in self._found or is_mark(node) else _NONE
+            found = _WHOLE if node.rule in self.productive or is_mark(node) else _NONE
             known[id(node)] = found
             return found
         parts = node.parts if type(node) is Concat else parts_of(node)
@@ -275,50 +261,7 @@ class _Survey:
         return least if least == _WHOLE and all(a in ends and b in ends for a, _, b in node.edges) else _SOME
 
 
-class _Derives:
-    """Tests whether a tree derives some text with some rules.
-
-    whole   of all parts of the trees so far: each derives some, and each state of a graph leads to an end
-    """
-
-    def __init__(self, rules: Set[str]) -> None:
-        self.rules, self.whole = rules, True
-        self._known: dict[int, bool] = {}  # by id
-
-    def __call__(self, node: Node) -> bool:
-        if isinstance(node, Ref):
-            found = node.rule in self.rules or is_mark(node)
-        elif isinstance(node, Chars):
-            found = bool(node.ranges)
-        else:
-            found = self._known.get(id(node))
-            if found is None:
-                found = self._known[id(node)] = self._of(node)
-        self.whole &= found
-        return found
-
-    def _of(self, node: Concat | Union | Repeat | NodeGraph | Counted) -> bool:
-        if isinstance(node, Concat):
-            return all(self(part) for part in node.parts if type(part) is not Chars or not part.ranges)
-        if isinstance(node, Union):
-            found = [self(arm) for arm in node.arms]  # every one must be visited
-            return any(found)
-        if isinstance(node, Repeat):
-            return self(node.body) or node.low == 0
-        if isinstance(node, Counted):  # which has a text
-            return self(node.graph)
-        before: dict[int, list[int]] = {}
-        states = {0}
-        for a, body, b in node.edges:
-            states |= {a, b}
-            if self(body):
-                before.setdefault(b, []).append(a)
-        ends = reached(node.final, before)
-        self.whole &= states <= ends
-        return 0 in ends
-
-
-def _within(node: Node, rules: frozenset[str], known: dict[int, Node]) -> Node:
+def _within(node: Node, rules: Set[str], known: dict[int, Node]) -> Node:
     """Return the texts of a tree that only use these rules: the same object where nothing changes. `known`: by id, of
     nodes that stay alive."""
     if isinstance(node, Chars | Counted):  # no rules are counted

@@ -9,8 +9,6 @@ from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
 from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union
 
-_Places = Mapping[tuple[str, "At | None"], int]
-
 
 class ShortestLengths:
     """Bytes of the shortest text of each node at its position. Nodes are identified by their ids, so they are kept
@@ -76,19 +74,20 @@ class ShortestLengths:
         return self._of_rules[rule, at]
 
     def _find_recursive(self, at: At | None) -> None:
-        """Compute all recursive rules in one style: from above, until nothing becomes shorter."""
-        places = {(rule, self._styles.within(rule, at)) for rule in self._recursive}
-        found = dict.fromkeys(places, NEVER - 1)  # some text, however long
+        """Compute all recursive rules in one style: from above, until nothing becomes shorter, once in their order and once in the other
+        one, as most name rules that come before them, or behind."""
+        places = [(rule, self._styles.within(rule, at)) for rule in self._rules if rule in self._recursive]
+        self._of_rules.update(dict.fromkeys(places, NEVER - 1))  # some text, however long
         changed = True
         while changed:
             changed = False
+            places.reverse()
             trial = ShortestLengths(self._rules, self._recursive, self._styles)  # its results for other rules hold for this turn only
             trial._of_rules.update(self._of_rules)
-            trial._of_rules.update(found)
             for rule, place in places:
-                if (least := trial.of(self._rules[rule], place)) < found[rule, place]:
-                    found[rule, place], changed = least, True
-        self._of_rules.update(found)
+                if (least := trial.of(self._rules[rule], place)) < self._of_rules[rule, place]:
+                    self._of_rules[rule, place] = trial._of_rules[rule, place] = least
+                    changed = True
 
 
 def bytes_of(node: Chars) -> int:

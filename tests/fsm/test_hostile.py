@@ -13,6 +13,7 @@ from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm import grammar, lazy
 from lmc.fsm.json_styles import Style
 from lmc.fsm.lazy import LazyDFA
+from lmc.fsm.lengths import ShortestLengths
 from lmc.fsm.nodes import NodeGraph, Ref, parts_of
 from lmc.fsm.sources import begun, grammar_of, lazily, machine_of
 from lmc.fsm.terms import Terms
@@ -431,3 +432,20 @@ def test_what_is_too_large_in_one_style_is_not_written_in_all(monkeypatch):
     """An enum of hundreds of arrays was written four times before it was found too large for a whole automaton: half a second."""
     monkeypatch.setattr(grammar, "written", None)
     assert isinstance(machine_of("json_schema", json.dumps({"enum": [list(range(i, i + 30)) for i in range(400)]})), LazyDFA)
+
+
+def test_a_long_chain_of_rules_is_looked_through_a_few_times(monkeypatch):
+    """As often as there are rules: seconds to the first mask and to the nearest end, or an error of the recursion limit."""
+    visits = 0
+
+    def visit(self, *args, _visit=ShortestLengths.of):
+        nonlocal visits
+        visits += 1
+        return _visit(self, *args)
+
+    monkeypatch.setattr(ShortestLengths, "of", visit)
+    rules = [f'r{i} ::= "[" r{(i + 1) % 1500} "]"' for i in range(1500)]
+    for order in (rules, rules[::-1]):
+        made = begun("ebnf", "\n".join(["root ::= r0", *order, 'r1499 ::= "x"']))
+        assert (made.representative(0), made.distance(0)) == (0, 2 * 1499 + 1)
+    assert visits < 2 * 3 * 5 * 1500
