@@ -8,15 +8,13 @@ The memory of a ByteDFA or a LazyDFA is used directly; for a ByteDFA, windows ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
 from lmc.fsm.bytedfa import FAR, LONG, ByteDFA, RowTable, Walk
-from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA, Name, OpenString, SelfLoop, Turns
+from lmc.fsm.lazy import UNKNOWN, UNMADE, LazyDFA
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.words import WordRange
 
 _LARGE = 2000  # number of states from which on finding the ends takes longer than a step may
 
@@ -72,10 +70,6 @@ class ArrayDFA(Walk):
         at = self.rows[state]
         return np.maximum(self.deltas[at : at + 256] + np.int32(state), DEAD)
 
-    def known_row(self, state: int) -> memoryview[int] | None:
-        """Return None: a row is not there as such."""
-        return None
-
     @cached_property
     def ways(self) -> np.ndarray:
         """Return int [rows + 1]: the number of legal bytes."""
@@ -98,56 +92,21 @@ class ArrayDFA(Walk):
         """Return a state of the same window."""
         return state
 
-    def split(self, state: int) -> tuple[int, int] | None:
-        """Return None: there are no nested rules."""
-        return None
+    def _unsought(self, state: int) -> None:
+        """Return None: shortcuts that need fewer states and rows are not looked for, since states are there, and rows are built ahead of
+        answers, and kept."""
 
-    def loop(self, state: int) -> SelfLoop | None:
-        """Return None: loops are not searched, since rows are built ahead of answers, and kept."""
-        return None
+    known_row = split = loop = turns = literal = string = covered = words = _unsought
 
-    def literal(self, state: int) -> tuple[bytes, int] | None:
-        """Not looked for: its states are there."""
-        return None
-
-    def beyond(self, state: int, chars: int) -> int:
-        raise AssertionError("no state has a literal")
-
-    def string(self, state: int) -> OpenString | None:
-        """Not looked for, as literals."""
-        return None
-
-    def covered(self, state: int) -> int | None:
-        """Not looked for, as literals."""
-        return None
-
-    def words(self, state: int) -> WordRange | None:
-        """Not looked for, as literals."""
-        return None
-
-    def behind_words(self, state: int, words: WordRange | None) -> int:
-        raise AssertionError("no state has words")
-
-    def names(self, state: int) -> Sequence[Name]:
-        """Not looked for, as literals."""
+    def _none(self, state: int) -> tuple[()]:
         return ()
 
-    def parts(self, state: int) -> Sequence[int]:
-        """Not looked for, as literals."""
-        return ()
+    names = parts = _none
 
-    def behind_string(self, state: int, text: bytes) -> int:
-        raise AssertionError("no state has strings")
+    def _beyond_none(self, *_: object) -> int:
+        raise AssertionError("no state has a shortcut")
 
-    def behind_names(self, names: Sequence[Name], chars: int) -> int:
-        raise AssertionError("no state has names")
-
-    def turns(self, state: int) -> Turns | None:
-        """Return None: turns are not searched, as loops."""
-        return None
-
-    def turned(self, state: int, low: int, high: int) -> int:
-        raise AssertionError("no state has turns")
+    turned = beyond = behind_string = behind_words = behind_names = _beyond_none
 
     def far(self, state: int, length: int) -> int:
         """Return a state that allows the same texts of up to `length` bytes."""
