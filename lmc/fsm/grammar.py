@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
-from lmc.fsm.json_styles import Style, is_mark, written
+from lmc.fsm.json_styles import Style, Styles, is_mark, written
 from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, Union, parts_of, reached, rebuilt, trimmed
 
 MAX_NODES = 400_000  # of a tree that rules are written into
@@ -30,7 +30,7 @@ class Grammar:
     """
 
     start: Node
-    rules: Mapping[str, Node]
+    rules: Mapping[str, Node] = field(default_factory=dict[str, Node])
     styles: Sequence[Style] = ()
 
     @property
@@ -60,7 +60,11 @@ class Grammar:
     @cached_property
     def written(self) -> Grammar:
         """Return a grammar without marks: a copy of all of it for each style."""
-        return Grammar(*written(self.start, self.rules, self.recursive, self.styles)) if self.styles else self
+        return Grammar(*written(self.start, self.marks)) if self.styles else self
+
+    @property
+    def marks(self) -> Styles:
+        return Styles(self.rules, self.recursive, self.named, self.styles)
 
     def tree(self, depth: int | None = None, most: int | None = None) -> Node | None:
         """Return the grammar without references: None if it is recursive and no depth is given, or by far too large.

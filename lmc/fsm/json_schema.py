@@ -128,7 +128,7 @@ def checker_of(source: str) -> Checker:
 
 def _pattern(pattern: str) -> LazyDFA:
     """Return an automaton of the texts that contain a match."""
-    return LazyDFA(parse(pattern, search=True), {}, frozenset())
+    return LazyDFA(Grammar(parse(pattern, search=True)))
 
 
 def _decimal(digits: str) -> Decimal:
@@ -349,7 +349,7 @@ class _Compiler:
         """The keys that are in a language; `names`: they are all but these."""
         if names is None:
             return both(keys, language, self.work)
-        accepts = LazyDFA(language, {}, frozenset()).accepts
+        accepts = LazyDFA(Grammar(language)).accepts
         return but(self.work, language, [n for n in names if accepts(n.encode("utf-8", "surrogatepass"))])
 
     def name_language(self, shape: SchemaShape, place: SchemaPointer) -> Node:
@@ -422,7 +422,7 @@ def _few_texts(language: Node) -> list[bytes] | None:
     if isinstance(language, NodeGraph) and any(source == to for source, _, to in language.edges):
         return None  # each of its states leads to an end
     try:
-        return all_endings(LazyDFA(language, {}, frozenset()), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
+        return all_endings(LazyDFA(Grammar(language)), 0, _MOST_UNIQUE) if language != ANY_TEXT else None
     except ConstraintError:  # too many ways to read a text
         return None
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from lmc.errors import ConstraintError
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_text import FREE, Bounds
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import Node
@@ -197,7 +198,7 @@ def has_text(language: Node, value: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _built(language: Node) -> LazyDFA:
-    return LazyDFA(language, {}, frozenset())
+    return LazyDFA(Grammar(language))
 
 
 def opposite(place: SchemaPointer) -> SchemaPointer:

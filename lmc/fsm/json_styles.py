@@ -17,7 +17,6 @@ from lmc.fsm.nodes import (
     EMPTY,
     Chars,
     Concat,
-    Counted,
     Node,
     NodeGraph,
     Ref,
@@ -25,7 +24,6 @@ from lmc.fsm.nodes import (
     parts_of,
     reached,
     rebuilt,
-    refers,
     repeat,
     seq,
     text,
@@ -71,17 +69,15 @@ class Styles:
     are kept alive.
 
     rules, recursive   of the grammar
-    named              by rule, where that is known: the rules that it names
+    named              by rule, the rules that it names, and marks
     """
 
-    def __init__(
-        self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style], named: Mapping[str, frozenset[str]] | None = None
-    ) -> None:
-        self._recursive, self._styles = recursive, styles
+    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], named: Mapping[str, frozenset[str]], styles: Sequence[Style]) -> None:
+        self.rules, self.recursive, self._styles = rules, recursive, styles
         self._marked: dict[int, bool] = {}
         self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}
         self._written: dict[tuple[str, int, int | None], Sequence[tuple[Node, At | None]]] = {}  # marks
-        self._rules = leading_to(_MARKS, named or {name: refers(body) for name, body in rules.items()}) if styles else frozenset[str]()
+        self._with_marks = _leading_to(_MARKS, named) if styles else frozenset[str]()
 
     @property
     def starts(self) -> Sequence[At | None]:
@@ -101,7 +97,7 @@ class Styles:
         if isinstance(node, Chars):
             return False
         if isinstance(node, Ref):
-            return node.rule in self._rules
+            return node.rule in self._with_marks
         found = self._marked.get(id(node))
         if found is None:
             found = False
@@ -114,10 +110,10 @@ class Styles:
 
     def within(self, rule: str, at: At | None) -> At | None:
         """Return the position of the body of a rule that is named at a position."""
-        if at is None or rule not in self._rules:
+        if at is None or rule not in self._with_marks:
             return None
         style, _ = at
-        return (style, None) if rule in self._recursive and self._styles[style].step is not None else at
+        return (style, None) if rule in self.recursive and self._styles[style].step is not None else at
 
     def parts(self, node: Concat | Ref, at: At | None) -> Sequence[tuple[Node, At | None]]:
         """Return the parts of a sequence, marks written out, and the position of each. A mark by itself is a sequence
@@ -159,7 +155,7 @@ def is_mark(node: Ref) -> bool:
     return node.rule in _MARKS
 
 
-def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def _leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """Return the rules from which one of `wanted` is reachable, and `wanted`; `ways` are the rules that each names."""
     before: dict[str, list[str]] = {}
     for name, named in ways.items():
@@ -168,67 +164,44 @@ def leading_to(wanted: frozenset[str], ways: Mapping[str, frozenset[str]]) -> fr
     return frozenset(reached(wanted, before))
 
 
-def written(start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style]) -> tuple[Node, Mapping[str, Node]]:
+def written(start: Node, styles: Styles) -> tuple[Node, Mapping[str, Node]]:
     """Return a start and its rules with their marks written in each of the styles."""
-    if refers(start).isdisjoint(_MARKS) and all(refers(body).isdisjoint(_MARKS) for body in rules.values()):
-        return start, rules
-    out: dict[str, Node] = {}
-    return one_of([_StyleWriter(rules, recursive, style, f"{i}", out).start(start) for i, style in enumerate(styles)]), out
+    writer = _Writer(styles)
+    return one_of([writer.node(start, at) for at in styles.starts]), writer.finished()
 
 
-class _StyleWriter:
-    """Copies a grammar in one style, its rules once for each level where they occur; recursive ones once, for any
-    level."""
+class _Writer:
+    """Copies a grammar, its rules once for each position where they occur; those without marks are kept."""
 
-    def __init__(self, given: Mapping[str, Node], recursive: frozenset[str], style: Style, name: str, rules: dict[str, Node]) -> None:
-        self._given, self._recursive, self._style, self._name, self._rules = given, recursive, style, name, rules
-        self._made: dict[tuple[int, int | None], Node] = {}
-        self._todo: list[tuple[str, str, int | None]] = []
+    def __init__(self, styles: Styles) -> None:
+        self._styles, self._rules = styles, {name: body for name, body in styles.rules.items() if styles.within(name, (0, 0)) is None}
+        self._made: dict[tuple[int, At], Node] = {}
+        self._todo: list[tuple[str, str, At]] = []
 
-    def start(self, node: Node) -> Node:
-        found = self._node(node, 0)
+    def finished(self) -> Mapping[str, Node]:
         while self._todo:
-            name, rule, level = self._todo.pop()
-            self._rules[name] = self._node(self._given[rule], level)
-        return found
+            name, rule, at = self._todo.pop()
+            self._rules[name] = self.node(self._styles.rules[rule], at)
+        return self._rules
 
-    def _node(self, node: Node, level: int | None) -> Node:
-        if isinstance(node, Chars):
+    def node(self, node: Node, at: At | None) -> Node:
+        if isinstance(node, Ref) and not is_mark(node):
+            return self._ref(node, self._styles.within(node.rule, at))
+        if (at := self._styles.inside(node, at)) is None:
             return node
-        if isinstance(node, Ref):
-            return self._ref(node, level)
-        key = id(node), level if self._style.step is not None else 0
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = self._copied(node, level)
-        return found
-
-    def _copied(self, node: Node, level: int | None) -> Node:
-        if isinstance(node, Concat):
-            return self._sequence(node, level)
-        if isinstance(node, Counted):  # a part of a string, where no mark is
-            return node
-        return rebuilt(node, [self._node(part, level) for part in parts_of(node)])
-
-    def _sequence(self, node: Concat, level: int | None) -> Node:
-        parts: list[Node] = []
-        for part in node.parts:
-            if isinstance(part, Ref) and is_mark(part):
-                level = None if level is None else level + (part == OPEN) - (part == CLOSE)
-                parts.append(self._style.mark(part, level))
+        if (found := self._made.get((id(node), at))) is None:
+            if isinstance(node, Concat | Ref):
+                found = seq(*[self.node(*part) for part in self._styles.parts(node, at)])
             else:
-                parts.append(self._node(part, level))
-        return rebuilt(node, parts)
+                found = rebuilt(node, [self.node(part, at) for part in parts_of(node)])
+            self._made[id(node), at] = found
+        return found
 
-    def _ref(self, node: Ref, level: int | None) -> Node:
-        if is_mark(node):
-            return self._style.mark(node, level)
-        if self._style.step is None:
-            level = 0
-        elif node.rule in self._recursive:
-            level = None
-        name = f"{node.rule}\0{self._name}\0{level}"
+    def _ref(self, node: Ref, at: At | None) -> Ref:
+        if at is None:
+            return node
+        name = f"{node.rule}\0{at[0]}\0{at[1]}"
         if name not in self._rules:
             self._rules[name] = EMPTY  # until it is made
-            self._todo.append((name, node.rule, level))
+            self._todo.append((name, node.rule, at))
         return Ref(name)

@@ -26,9 +26,8 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bytedfa import FAR, FEW_WAYS, LONG, ByteDFA
 from lmc.fsm.charset import Ranges
 from lmc.fsm.dfa import Alphabet
-from lmc.fsm.json_styles import Style, Styles
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.minimise import DEAD
-from lmc.fsm.nodes import Chars, Node
 from lmc.fsm.terms import Classes, Term, TermFrame, Terms
 from lmc.fsm.utf8_lowering import Above, Shapes
 from lmc.fsm.words import WordRange
@@ -99,10 +98,7 @@ class OpenString(NamedTuple):
 class LazyDFA:
     """States are numbers, as in a ByteDFA: 0 is the start, DEAD none. Thread-safe.
 
-    rules   of a grammar that is not left-recursive and whose rules each derive some text
-    styles  each text is written in one of them, where trees have marks (json_styles.py)
-    named   by rule, where that is known: the rules that it names; chars: where they are known, the sets of characters of all trees
-    parts   of all trees, as far as they are counted
+    grammar  is not left-recursive, and each of its rules derives some text
 
     sets    the classes of characters of the grammar
 
@@ -114,20 +110,17 @@ class LazyDFA:
     for MOST_ROWS from the beginning, and takes memory as far as rows are built.
     """
 
-    def __init__(
-        self, start: Node, rules: Mapping[str, Node], recursive: frozenset[str], styles: Sequence[Style] = (),
-        named: Mapping[str, frozenset[str]] | None = None, chars: Sequence[Chars] | None = None, parts: int = 0,
-    ) -> None:  # fmt: skip
-        marks = Styles(rules, recursive, styles, named)
-        alphabet = Alphabet.of_all((*((start, *rules.values()) if chars is None else chars), *marks.texts))
+    def __init__(self, grammar: Grammar) -> None:
+        marks = grammar.marks
+        alphabet = Alphabet.of_all((*grammar.chars, *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._widths = [0] * alphabet.size  # ASCII characters of each class
         for low, high, c in alphabet.segments:
             self._widths[c] += max(min(high, 0x7F) - low + 1, 0)
-        self._terms = Terms(rules, recursive, alphabet.members, marks)
+        self._terms = Terms(alphabet.members, marks)
         self._lock = threading.RLock()
-        self._wide = min(_OF_A_PART * parts, MOST_A_STEP)  # visited in a step in which any part may come next
+        self._wide = min(_OF_A_PART * grammar.parts, MOST_A_STEP)  # visited in a step in which any part may come next
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
         self.places, self.ends = array("q", bytes(8 * 256)), bytearray(256)
@@ -148,7 +141,7 @@ class LazyDFA:
         self._alone: dict[Classes, tuple[int, ...]] = {}  # patterns
         self._halves: dict[tuple[int, tuple[int, ...]], tuple[_Ranges, array[int]]] = {}  # by `Above.number` and the states behind its leaves
         self._splits: dict[int, tuple[int, int] | None] = {}
-        self._number(self._terms.of(start))
+        self._number(self._terms.of(grammar.start))
 
     # -- the interface of a ByteDFA -----------------------------------------------------------------------------------
 

@@ -11,14 +11,11 @@ from lmc.fsm.nodes import Chars, Concat, Counted, Node, NodeGraph, Ref, Repeat, 
 
 
 class ShortestLengths:
-    """Bytes of the shortest text of each node at its position. Nodes are identified by their ids, so they are kept
-    alive.
+    """Bytes of the shortest text of each node of a grammar at its position. Nodes are identified by their ids, so they are kept
+    alive. Each rule derives some text."""
 
-    rules, recursive   of a grammar whose rules each derive some text
-    """
-
-    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], styles: Styles) -> None:
-        self._rules, self._recursive, self._styles = rules, recursive, styles
+    def __init__(self, styles: Styles) -> None:
+        self._styles = styles
         self._known: dict[tuple[int, At | None], int] = {}
         self._of_rules: dict[tuple[str, At | None], int] = {}
         self._sums: dict[tuple[int, At | None], list[int]] = {}
@@ -67,25 +64,25 @@ class ShortestLengths:
 
     def _of_rule(self, rule: str, at: At | None) -> int:
         if (rule, at) not in self._of_rules:
-            if rule in self._recursive:
+            if rule in self._styles.recursive:
                 self._find_recursive(at)
             else:
-                self._of_rules[rule, at] = self.of(self._rules[rule], at)
+                self._of_rules[rule, at] = self.of(self._styles.rules[rule], at)
         return self._of_rules[rule, at]
 
     def _find_recursive(self, at: At | None) -> None:
         """Compute all recursive rules in one style: from above, until nothing becomes shorter, once in their order and once in the other
         one, as most name rules that come before them, or behind."""
-        places = [(rule, self._styles.within(rule, at)) for rule in self._rules if rule in self._recursive]
+        places = [(rule, self._styles.within(rule, at)) for rule in self._styles.rules if rule in self._styles.recursive]
         self._of_rules.update(dict.fromkeys(places, NEVER - 1))  # some text, however long
         changed = True
         while changed:
             changed = False
             places.reverse()
-            trial = ShortestLengths(self._rules, self._recursive, self._styles)  # its results for other rules hold for this turn only
+            trial = ShortestLengths(self._styles)  # its results for other rules hold for this turn only
             trial._of_rules.update(self._of_rules)
             for rule, place in places:
-                if (least := trial.of(self._rules[rule], place)) < self._of_rules[rule, place]:
+                if (least := trial.of(self._styles.rules[rule], place)) < self._of_rules[rule, place]:
                     self._of_rules[rule, place] = trial._of_rules[rule, place] = least
                     changed = True
 

@@ -109,11 +109,6 @@ def nodes_of(trees: Iterable[Node]) -> Iterator[Node]:
             todo.extend(reversed(parts_of(tree)))
 
 
-def refers(tree: Node) -> frozenset[str]:
-    """Return the rules that a tree names."""
-    return frozenset(node.rule for node in nodes_of((tree,)) if isinstance(node, Ref))
-
-
 # -- building trees ------------------------------------------------------------------------------------------------
 
 

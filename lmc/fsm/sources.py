@@ -119,11 +119,11 @@ def grammar_of(kind: str, source: str) -> Grammar:
     """Return a constraint as rules; recursion that a schema cuts at a depth is unrolled."""
     check_source(kind, source)
     if kind == "regex":
-        return Grammar(parse(source), {})
+        return Grammar(parse(source))
     if kind == "json_schema" and compile_schema(source).depth is not None:
         tree = tree_of(kind, source)
         assert tree is not None
-        return Grammar(tree, {})
+        return Grammar(tree)
     try:
         return _READERS[kind](source)
     except RecursionError:
@@ -141,6 +141,6 @@ def lazily(grammar: Grammar) -> LazyDFA:
         grammar = grammar.productive()
         if not grammar.styles and grammar.recursive:  # no value of JSON begins with another one
             grammar = Grammar(grammar.start, without_left_recursion(grammar.rules))
-        return LazyDFA(grammar.start, grammar.rules, grammar.recursive, grammar.styles, grammar.named, grammar.chars, grammar.parts)
+        return LazyDFA(grammar)
     except RecursionError:
         raise ConstraintError("the grammar is nested too deep") from None

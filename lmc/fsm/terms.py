@@ -103,9 +103,9 @@ class Terms:
     """Builds the frames and terms of one grammar. Its rules must not be left-recursive, and must each derive some
     text."""
 
-    def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], members: Mapping[Chars, Classes], styles: Styles) -> None:
-        self._rules, self._recursive, self._members, self._styles = rules, recursive, members, styles
-        self._lengths = ShortestLengths(rules, recursive, styles)
+    def __init__(self, members: Mapping[Chars, Classes], styles: Styles) -> None:
+        self._members, self._styles = members, styles
+        self._lengths = ShortestLengths(styles)
         self._frames: dict[object, TermFrame] = {}
         self._of_nodes: dict[tuple[int, At | None], TermFrame] = {}  # by id
         self._canon: dict[int, Node] = {}  # by id of a node, the representative of equal ones
@@ -248,7 +248,7 @@ class Terms:
         if isinstance(node, Union):
             return any(self._may_be_empty(arm, at) for arm in node.arms)
         if isinstance(node, Ref):
-            return self._may_be_empty(self._rules[node.rule], self._styles.within(node.rule, at))
+            return self._may_be_empty(self._styles.rules[node.rule], self._styles.within(node.rule, at))
         assert isinstance(node, _GraphPosition)
         if node.counts is not None:
             return node.low == 0 and node.state in node.graph.final
@@ -290,8 +290,8 @@ class Terms:
         if isinstance(node, Union):
             return [form for arm in node.arms for form in self._forms(self.frame(arm, frame.at))]
         if isinstance(node, Ref):
-            body = self.frame(self._rules[node.rule], self._styles.within(node.rule, frame.at))
-            marks = (self._return,) if node.rule in self._recursive else ()
+            body = self.frame(self._styles.rules[node.rule], self._styles.within(node.rule, frame.at))
+            marks = (self._return,) if node.rule in self._styles.recursive else ()
             return [(classes, frames + marks) for classes, frames in self._forms(body)]
         assert isinstance(node, _GraphPosition)
         return self._begin_graph(node, frame.at) if node.counts is None else self._begin_counted(node, node.counts, frame.at)

@@ -30,7 +30,7 @@ LETTERS = "ab -\n"
 @some("pattern", PATTERNS, 2)
 def test_texts_are_those_of_re(pattern):
     dfa = compile_regex(pattern)
-    slow = lazily(Grammar(parse(pattern), {}))
+    slow = lazily(Grammar(parse(pattern)))
     for text in map("".join, itertools.chain.from_iterable(itertools.product(LETTERS, repeat=n) for n in range(5))):
         if not text and r"\B" in pattern:
             continue  # Pythons before 3.14 have no \B in an empty text
@@ -44,7 +44,7 @@ def test_texts_are_those_of_re(pattern):
 )
 def test_matches_are_found_where_re_finds_them(pattern):
     """As of `pattern` in a schema."""
-    found = lazily(Grammar(parse(pattern, search=True), {}))
+    found = lazily(Grammar(parse(pattern, search=True)))
     for text in map("".join, itertools.chain.from_iterable(itertools.product(LETTERS, repeat=n) for n in range(4))):
         if "$" in pattern and text.endswith("\n") and "(?m)" not in pattern:
             continue  # our $ is the end alone

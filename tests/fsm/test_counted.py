@@ -15,6 +15,7 @@ from lmc.fsm.arrays import ArrayDFA
 from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.counted import counted, folded
 from lmc.fsm.dfa import build
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import ANY, NOTHING, NodeGraph, repeat
@@ -34,8 +35,8 @@ def check(pattern: str, low: int, high: int | None, most: int = 3000) -> None:
     if expected == NOTHING:
         assert found == NOTHING
         return
-    check_same_language(build(expected), LazyDFA(found, {}, frozenset()), most)
-    check_same_language(build(found), LazyDFA(expected, {}, frozenset()), most)  # written out, too
+    check_same_language(build(expected), LazyDFA(Grammar(found)), most)
+    check_same_language(build(found), LazyDFA(Grammar(expected)), most)  # written out, too
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_the_language_of_any_regex_beside_any_length(pattern, low, more):
 @pytest.mark.parametrize(("pattern", "low", "high"), [("(ab|cde)*é?", 3, 9), ("é*(abc)*", 4, None), (r"[a-z]+@[a-z]+(\.[a-zé]+)*", 5, 12)])
 def test_the_distance_to_an_end_is_exact_in_bytes(pattern, low, high):
     language = parse(pattern)
-    made = LazyDFA(counted(minimised(language, TransitionBudget()), low, high), {}, frozenset())
+    made = LazyDFA(Grammar(counted(minimised(language, TransitionBudget()), low, high)))
     whole = ArrayDFA.of(build(both(language, repeat(ANY, low, high))))
     check_distances(made, whole, random.Random(pattern))
 
@@ -119,8 +120,8 @@ def test_states_that_are_alike_but_for_a_count_are_one_repeat(pattern, monkeypat
         assert isinstance(language, NodeGraph)
         found = folded(language)
         assert len(found.edges) < len(language.edges)
-        check_same_language(build(language), LazyDFA(found, {}, frozenset()), 3000)
-        check_same_language(build(found), LazyDFA(language, {}, frozenset()), 3000)
+        check_same_language(build(language), LazyDFA(Grammar(found)), 3000)
+        check_same_language(build(found), LazyDFA(Grammar(language)), 3000)
 
 
 @search(20, 400)
@@ -133,4 +134,4 @@ def test_folded_states_of_any_regex_read_the_same_texts(pattern):
         for graph in (minimised(language, TransitionBudget()), without(repeat(ANY, 0, None), language)):
             if graph != NOTHING:
                 assert isinstance(graph, NodeGraph)
-                check_same_language(build(graph), LazyDFA(folded(graph), {}, frozenset()), 400)
+                check_same_language(build(graph), LazyDFA(Grammar(folded(graph))), 400)

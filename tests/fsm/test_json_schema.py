@@ -493,7 +493,7 @@ def test_lengths_beside_a_pattern_are_counts_of_its_repeats(pattern, low, high):
         return
     texts = ["".join(t) for n in range(6) for t in itertools.product("abcd", repeat=n)]
     wanted = [t for t in texts if re.fullmatch(pattern, t) and low <= len(t) and (high is None or len(t) <= high)]
-    made = lazily(Grammar(found, {})) if found != NOTHING else None
+    made = lazily(Grammar(found)) if found != NOTHING else None
     assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
     if LIMITED[pattern]:
         assert not any(isinstance(node, NodeGraph) for node in (found, *parts_of(found)))
@@ -588,7 +588,7 @@ def test_a_counted_class_without_some_words_is_all_of_its_other_texts():
         words = rng.sample(texts[:121], rng.randint(1, 8))
         found = repeated_other_than(words, Chars(tuple((ord(c), ord(c)) for c in chars)), low, high)
         wanted = [t for t in texts if low <= len(t) <= (99 if high is None else high) and set(t) <= set(chars) and t not in words]
-        made = None if found == NOTHING else lazily(Grammar(found, {}))
+        made = None if found == NOTHING else lazily(Grammar(found))
         assert [t for t in texts if made is not None and made.accepts(t.encode())] == wanted
 
 

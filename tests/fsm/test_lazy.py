@@ -35,7 +35,7 @@ from tests.searching import search, size, some
 
 
 def lazy_regex(pattern: str) -> LazyDFA:
-    return lazily(Grammar(parse(pattern), {}))
+    return lazily(Grammar(parse(pattern)))
 
 
 def check_same_language(whole: ByteDFA, made: LazyDFA, most: int = 3000) -> int:
@@ -380,7 +380,7 @@ def test_a_pattern_that_any_text_may_follow_ends_with_its_first_match():
     """So the states behind it are one; every node of the trie within `[a-c]+` began a run of its own."""
     assert parse("a+b*c?", search=True) == parse("a", search=True)
     assert parse("^(x[a-c]{2,9}|yz+)", search=True) == parse("^(x[a-c]{2}|yz)", search=True)
-    made = lazily(Grammar(parse("^[a-c]+-[a-c]+", search=True), {}))
+    made = lazily(Grammar(parse("^[a-c]+-[a-c]+", search=True)))
     assert made.step(0, b"ab-a") == made.step(0, b"a-ccc") == made.step(0, b"ab-a anything")
 
 
@@ -426,7 +426,7 @@ SEARCHED = ["a+", "a*", "^a*b{2,4}", "(ab|a)+$", "^$|^a+", "a?b?$", "^(a|b*)", "
 
 @pytest.mark.parametrize("pattern", SEARCHED)
 def test_a_search_finds_what_pythons_does(pattern):
-    made = lazily(Grammar(parse(pattern, search=True), {}))
+    made = lazily(Grammar(parse(pattern, search=True)))
     texts = ("".join(t) for n in range(6) for t in itertools.product("abc", repeat=n))
     assert [t for t in texts if made.accepts(t.encode()) != (re.search(pattern, t) is not None)] == []
 
@@ -483,7 +483,7 @@ def test_forced_runs_are_those_of_the_whole_automaton():
 
 @pytest.mark.parametrize("pattern", ["^[a-c]{2}|^[a-c]{2}-[a-c]$", "^(a|b$)", "(^a|b)c", "x(y|z$)", "^(?:a(b|c$))", "a$|^b|c"])
 def test_anchors_within_alternatives_at_an_end_of_what_is_searched(pattern):
-    made = lazily(Grammar(parse(pattern, search=True), {}))
+    made = lazily(Grammar(parse(pattern, search=True)))
     for text in map("".join, itertools.chain.from_iterable(itertools.product("abcxyz-", repeat=n) for n in range(4))):
         assert made.accepts(text.encode()) == bool(re.search(pattern, text)), text
 

@@ -13,6 +13,7 @@ import pytest
 from lmc.errors import ConstraintError
 from lmc.fsm import regex
 from lmc.fsm.charset import _PLANES, MAX_CHAR, _cased, complement, merged, unicode_class
+from lmc.fsm.grammar import Grammar
 from lmc.fsm.lazy import LazyDFA
 from lmc.fsm.nodes import EMPTY, Chars, Concat, Repeat, Union
 from lmc.fsm.regex import parse
@@ -188,7 +189,7 @@ def test_many_words_are_read_as_python_reads_them(pattern, lists, monkeypatch):
 
     def read() -> object:
         try:
-            return [LazyDFA(parse(pattern), {}, frozenset()).accepts(text.encode()) for text in tried]
+            return [LazyDFA(Grammar(parse(pattern))).accepts(text.encode()) for text in tried]
         except ConstraintError as error:
             return str(error)
 

@@ -336,7 +336,7 @@ def test_what_is_yet_to_be_counted_is_found_by_a_run(schema, monkeypatch):
 def test_turns_are_counted_only_where_nothing_else_goes_on_with_their_characters(pattern):
     """A token of three characters was refused where two turns are left and what follows is more of the same."""
     vocabulary, _ = small()
-    made = TokenAutomaton(lazily(Grammar(parse(pattern), {})), vocabulary)
+    made = TokenAutomaton(lazily(Grammar(parse(pattern))), vocabulary)
     for text in (b"", b"b", b"bc", b"bcd"):
         state = made.dfa.step(made.start, text)
         ends = {EOS} if made.is_final(state) else set()
@@ -492,7 +492,7 @@ def test_keys_that_a_pattern_does_not_match_have_no_states_of_their_own():
 
 def test_a_part_without_tokens_leaves_those_of_the_others():
     vocabulary = Vocabulary([*(bytes([b]) for b in range(0x21, 0x7F)), b"<eos>"], [0x7F - 0x21])
-    made = TokenAutomaton(lazily(Grammar(parse("[!-~]+x|[\\u0400-\\u0430]+|é"), {})), vocabulary)
+    made = TokenAutomaton(lazily(Grammar(parse("[!-~]+x|[\\u0400-\\u0430]+|é"))), vocabulary)
     assert len(made.dfa.parts(made.start)) != 1 and allowed(made.mask(made.start)) == set(range(0x7F - 0x21))
 
 
@@ -578,7 +578,7 @@ def test_deep_levels_of_few_nodes_are_not_computed_with_arrays(monkeypatch):
     """Some 90 levels of one node each took most of a row's time within an e-mail address, for the tokens above 16 bytes."""
     texts = sorted([b"-" * n for n in range(1, 90)] + [bytes(pair) for pair in itertools.product(b"abcdefghijklmnopqrst", repeat=2)])
     trie, node_of = ByteTrie.of(texts)
-    dfa = LazyArrays(lazily(Grammar(parse("[a-s-]*"), {})))
+    dfa = LazyArrays(lazily(Grammar(parse("[a-s-]*"))))
     levels = []
     monkeypatch.setattr(ByteTrie, "follow", lambda *args, _follow=ByteTrie.follow: (levels.append(level) or level for level in _follow(*args)))
     found = set(trie.from_all(dfa, np.array([0]), np.array([0]))[0].tolist())
