@@ -6,7 +6,8 @@ regex ─► tree ─┬► ByteDFA        schema, Lark, EBNF, tag ─► Gramma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from lmc.errors import ConstraintError, shown
 from lmc.fsm.bounds import TooLarge, check_source
@@ -40,16 +41,9 @@ def machine_of(kind: str, source: str) -> Machine:
 
 def _machine_of(kind: str, source: str) -> Machine:
     grammar = grammar_of(kind, source)
-    try:
-        tree = grammar.tree(most=SOON)
-        if tree is not None:
-            dfa = build(tree, SOON)
-            if dfa.nbytes <= MAX_BYTES:
-                return dfa
-    except TooLarge:
-        pass  # the fallback needs no time beforehand
-    except RecursionError:
-        raise _nested(kind, source) from None
+    with suppress(TooLarge), _shallow(kind, source):  # the fallback needs no time beforehand
+        if (tree := grammar.tree(most=SOON)) is not None and (dfa := build(tree, SOON)).nbytes <= MAX_BYTES:
+            return dfa
     return lazily(grammar)
 
 
@@ -70,45 +64,40 @@ def automaton_of(kind: str, source: str) -> ByteDFA | None:
     """Return the whole automaton of a constraint, however long that takes within the bounds; None if it has none, or
     one that is too large. Raises ConstraintError as `machine_of`."""
     tree = tree_of(kind, source)
-    if tree is None:
-        return None
-    try:
-        dfa = build(tree)
-    except TooLarge:
-        return None
-    except RecursionError:
-        raise _nested(kind, source) from None
-    return dfa if kind == "regex" or dfa.nbytes <= MAX_BYTES else None
+    with suppress(TooLarge), _shallow(kind, source):
+        if tree is not None and ((dfa := build(tree)).nbytes <= MAX_BYTES or kind == "regex"):
+            return dfa
+    return None
 
 
 def tree_of(kind: str, source: str) -> Node | None:
     """Return the regular expression of a constraint, as a tree; None if it recurs, or is by far too large. Raises
     ConstraintError as `machine_of`."""
-    check_source(kind, source)
-    if kind == "regex":
-        return parse(source)
+    grammar = grammar_of(kind, source)
+    with _shallow(kind, source):
+        return grammar.start if kind == "regex" else grammar.tree()
+
+
+@contextmanager
+def _shallow(kind: str, source: str) -> Iterator[None]:
     try:
-        if kind == "json_schema":
-            grammar, depth, *_ = compile_schema(source)
-            tree = grammar.tree(depth)
-            if tree is None and depth is not None:
-                raise _too_deep()
-            return tree
-        return _READERS[kind](source).tree()
+        yield
     except RecursionError:
-        raise _nested(kind, source) from None
+        raise ConstraintError(f"{kind} {shown(source)} is nested too deep") from None
 
 
-def _nested(kind: str, source: str) -> ConstraintError:
-    return ConstraintError(f"{kind} {shown(source)} is nested too deep")
-
-
-def _too_deep() -> ConstraintError:
-    return ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
+def _schema(source: str) -> Grammar:
+    grammar, depth, *_ = compile_schema(source)
+    if depth is None:
+        return grammar
+    if (tree := grammar.tree(depth)) is None:
+        raise ConstraintError("json_schema: /x-lmc/depth needs too large an automaton; use a smaller depth")
+    return Grammar(tree)
 
 
 _READERS: Mapping[str, Callable[[str], Grammar]] = {
-    "json_schema": lambda source: compile_schema(source)[0],
+    "regex": lambda source: Grammar(parse(source)),
+    "json_schema": _schema,
     "lark": compile_lark,
     "ebnf": compile_ebnf,
     "structural_tag": compile_structural_tag,
@@ -118,16 +107,8 @@ _READERS: Mapping[str, Callable[[str], Grammar]] = {
 def grammar_of(kind: str, source: str) -> Grammar:
     """Return a constraint as rules; recursion that a schema cuts at a depth is unrolled."""
     check_source(kind, source)
-    if kind == "regex":
-        return Grammar(parse(source))
-    if kind == "json_schema" and compile_schema(source).depth is not None:
-        tree = tree_of(kind, source)
-        assert tree is not None
-        return Grammar(tree)
-    try:
+    with _shallow(kind, source):
         return _READERS[kind](source)
-    except RecursionError:
-        raise _nested(kind, source) from None
 
 
 def ebnf_of(kind: str, source: str) -> str:
