@@ -16,6 +16,7 @@ from lmc.fsm.json_shapes import (
     All,
     SchemaPointer,
     SchemaShape,
+    combined,
     has_text,
     is_possible,
     is_within,
@@ -53,7 +54,7 @@ def not_apart(ways: Disjuncts, place: SchemaPointer, base: Sequence[SchemaShape]
     another."""
     if math.prod((len(base), sum(map(len, arms)) ** 2)) > _MOST_PAIRS:
         return 0, 1
-    within = [[s for a, b in itertools.product(base, arm) if (s := a.with_(b)) is not None] for arm in arms]
+    within = [combined(base, arm) for arm in arms]
     wide = [ways.widely.of_place(place.at("oneOf", i), ()) for i in range(len(arms))]
     said = [[(s, _kinds(ways, s)) for s in arm] for arm in within]
     said_widely = [[(s, _kinds(ways.widely, s)) for s in arm] for arm in wide]

@@ -6,6 +6,7 @@ those in which a schema does not hold. Consequences of several schemas are here,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -17,9 +18,9 @@ from lmc.errors import ConstraintError
 from lmc.fsm.algebra import without
 from lmc.fsm.bounds import TooLarge, TransitionBudget
 from lmc.fsm.json_disjointness import not_apart
-from lmc.fsm.json_keywords import PLAIN, REFERENCES, Keywords, Notes
+from lmc.fsm.json_keywords import COUNTED, PLAIN, REFERENCES, Keywords, Notes
 from lmc.fsm.json_references import References
-from lmc.fsm.json_shapes import TYPES, All, ObjectRule, SchemaPointer, SchemaShape, opposite, rules_of, unannotated, without_unevaluated, wrong
+from lmc.fsm.json_shapes import TYPES, All, ObjectRule, SchemaPointer, SchemaShape, combined, opposite, rules_of, unannotated, without_unevaluated, wrong
 from lmc.fsm.json_text import ANY_TEXT, Bounds
 from lmc.fsm.nodes import NOTHING
 
@@ -65,24 +66,27 @@ class Ways(Keywords):
         key = tuple(p.pointer for p in places)
         if not refs and key in self._known:
             return self._known[key]
-        found: list[SchemaShape] = [SchemaShape(places[0].pointer if places else "")]
+        found: Sequence[SchemaShape] = [SchemaShape(places[0].pointer if places else "")]
         for i, place in enumerate(places):
             arms = self.of_place(place, refs)
-            if len(found) * len(arms) > _MOST_PRODUCT:
-                self._too_many(place)
-                continue
-            self.count(place, len(found) * len(arms) // _COMBINED)
             if i or any(arm.pointer != place.pointer for arm in arms):
-                combined = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+                found = self._combined(place, found, arms)
             else:  # of one schema nothing is to be combined
-                combined = [arm for arm in arms if arm.has_values]
-            if len(combined) > MOST_SHAPES:
-                self._too_many(place)
-                continue
-            found = combined
+                found = [arm for arm in arms if arm.has_values]
         if not refs:
             self._known[key] = tuple(found)
         return tuple(found)
+
+    def _combined(self, place: SchemaPointer, found: Sequence[SchemaShape], arms: Sequence[SchemaShape]) -> Sequence[SchemaShape]:
+        """Return the conjunctions of shapes with the disjuncts of a schema beside them; the shapes alone, and the schema is checked later, where
+        they would be too many."""
+        if len(found) * len(arms) <= _MOST_PRODUCT:
+            self.count(place, len(found) * len(arms) // _COMBINED)
+            both = combined(found, arms)
+            if len(both := self.possible(both) if len(both) > _FEW_SHAPES else both) <= MOST_SHAPES:
+                return both
+        self.check_later(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf")
+        return found
 
     def look(self, place: SchemaPointer, refs: tuple[str, ...]) -> None:
         if place.pointer in refs:
@@ -111,37 +115,26 @@ class Ways(Keywords):
             return self.of_place(self.target(place), refs)
         if spoken <= PLAIN:
             return () if (shape := self.plain(place)) is None else (shape,)
-        found: list[SchemaShape] = [shape] if (shape := self.plain(place)) is not None else []
-
-        def and_(arms: Sequence[SchemaShape]) -> None:
-            if len(found) * len(arms) > _MOST_PRODUCT:
-                return self._too_many(place)
-            self.count(place, len(found) * len(arms) // _COMBINED)
-            combined: Sequence[SchemaShape] = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
-            if len(combined) > _FEW_SHAPES:
-                combined = self.possible(combined)
-            if len(combined) > MOST_SHAPES:
-                return self._too_many(place)
-            found[:] = combined
-
+        found: Sequence[SchemaShape] = [shape] if (shape := self.plain(place)) is not None else []
         for keyword in REFERENCES:
             if keyword in schema:
-                and_(self.of_place(self.target(place, keyword), refs))
+                found = self._combined(place, found, self.of_place(self.target(place, keyword), refs))
         for i in range(len(self.list_of(place, "allOf"))):
-            and_(self.of_place(place.at("allOf", i), refs))
+            found = self._combined(place, found, self.of_place(place.at("allOf", i), refs))
         for keyword in ("anyOf", "oneOf"):
             if keyword not in schema:
                 continue
             arms = [self.of_place(place.at(keyword, i), refs) for i in range(len(self.list_of(place, keyword)))]
-            if keyword == "oneOf" and not self.wide and (together := self._together(place, found, arms)) is not None:
-                arms = self._exactly_one(place, arms, together, refs)
-            and_([s for arm in arms for s in arm] if keyword == "oneOf" or _UNEVALUATED.isdisjoint(schema) else _some_together(arms))
+            if keyword == "oneOf" and not self.wide and (pair := self._together(place, found, arms)) is not None:
+                arms = self._exactly_one(place, arms, pair, refs)
+            together = keyword == "anyOf" and not _UNEVALUATED.isdisjoint(schema)
+            found = self._combined(place, found, _some_together(arms) if together else [s for arm in arms for s in arm])
         if not self.wide:
             for arms in self.conditions(place, refs):
-                and_(arms)
+                found = self._combined(place, found, arms)
             found = [self._evaluated(shape, place) for shape in found]
         if schema.get("nullable") is True:
-            found.append(SchemaShape(place.pointer, types=frozenset(("null",))))
+            found = [*found, SchemaShape(place.pointer, types=frozenset(("null",)))]
         return tuple(found)
 
     def _together(self, place: SchemaPointer, found: Sequence[SchemaShape], arms: Sequence[Sequence[SchemaShape]]) -> tuple[int, int] | None:
@@ -170,7 +163,7 @@ class Ways(Keywords):
                 found = list(arm)
                 for j, other in enumerate(others):
                     if i != j:
-                        found = [s for a, b in itertools.product(found, other) if (s := a.with_(unannotated(b))) is not None]
+                        found = combined(found, map(unannotated, other))
                     if len(found) > _FEW_SHAPES * 2:
                         raise TooLarge
                 alone.append(found)
@@ -195,13 +188,9 @@ class Ways(Keywords):
         if "not" in schema:
             yield negated(self, place.at("not"), refs)
         if "if" in schema:
-            yield [
-                s
-                for given, then in ((self.of_place(place.at("if"), refs), "then"), (negated(self, place.at("if"), refs), "else"))
-                for a in given
-                for b in (self.of_place(place.at(then), refs) if then in schema else (SchemaShape(place.pointer),))
-                if (s := a.with_(b)) is not None
-            ]
+            given, otherwise = self.of_place(place.at("if"), refs), negated(self, place.at("if"), refs)
+            then, else_ = (self.of_place(place.at(k), refs) if k in schema else (SchemaShape(place.pointer),) for k in ("then", "else"))
+            yield combined(given, then) + combined(otherwise, else_)
         for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name in self.dependent(place, keyword):
                 there, at = SchemaShape(place.pointer, required=(name,)), place.at(keyword, name)
@@ -209,11 +198,7 @@ class Ways(Keywords):
                     more: Sequence[SchemaShape] = [SchemaShape(place.pointer, required=self.names_of(at))]
                 else:
                     more = self.of_place(at, refs)
-                with_it = [s for m in more if (s := there.with_(m)) is not None]
-                yield [SchemaShape(place.pointer, absent=frozenset((name,))), *with_it]
-
-    def _too_many(self, place: SchemaPointer) -> None:
-        self.check_later(place.pointer, f"has more than {MOST_SHAPES} ways through anyOf, oneOf and allOf")
+                yield [SchemaShape(place.pointer, absent=frozenset((name,))), *combined([there], more)]
 
     def dependent(self, place: SchemaPointer, keyword: str) -> Mapping[str, Any]:
         found = place.schema.get(keyword, {})
@@ -232,11 +217,8 @@ def _some_together(arms: Sequence[Sequence[SchemaShape]]) -> Sequence[SchemaShap
     found = [s for arm in arms for s in arm]
     if math.prod(1 + len(arm) for arm in arms) <= _MOST_TOGETHER:
         for count in range(2, len(arms) + 1):
-            for shapes in itertools.chain.from_iterable(itertools.product(*some) for some in itertools.combinations(arms, count)):
-                both: SchemaShape | None = shapes[0]
-                for other in shapes[1:]:
-                    both = both and both.with_(other)
-                found += [both] if both is not None else []
+            for some in itertools.combinations(arms, count):
+                found += functools.reduce(combined, some)
     return found
 
 
@@ -284,7 +266,7 @@ def _not_bounds(ways: Ways, place: SchemaPointer, refs: tuple[str, ...]) -> Iter
 
 
 def _not_counts(ways: Ways, place: SchemaPointer, refs: tuple[str, ...]) -> Iterable[SchemaShape]:
-    for kind, field, low, high in _COUNTED:
+    for kind, field, low, high in COUNTED:
         least, most = ways.counts(place, low, high)
         for outside in ([(0, least - 1)] if least else []) + ([(most + 1, None)] if most is not None else []):
             yield replace(SchemaShape(place.pointer, types=frozenset((kind,))), **{field: outside})
@@ -322,7 +304,7 @@ def _not_any(ways: Ways, place: SchemaPointer, refs: tuple[str, ...]) -> Iterabl
     found = [SchemaShape(place.pointer)]
     for i in range(len(ways.list_of(place, "anyOf"))):
         arms = negated(ways, place.at("anyOf", i), refs)
-        found = [s for a, b in itertools.product(found, arms) if (s := a.with_(b)) is not None]
+        found = combined(found, arms)
         if len(found) > _MOST_WAYS:
             ways.check_later(place.pointer, f"has more than {_MOST_WAYS} ways not to hold")
             return [SchemaShape(place.pointer)]
@@ -349,13 +331,6 @@ def _not_ref(keyword: str) -> _Negation:
     return lambda ways, place, refs: negated(ways, ways.target(place, keyword), refs)
 
 
-_COUNTED = (
-    ("string", "length", "minLength", "maxLength"),
-    ("array", "items", "minItems", "maxItems"),
-    ("object", "size", "minProperties", "maxProperties"),
-)
-
-
 def _one_by_one(keyword: str, negation: _Negation) -> _Negation:
     """Negate a rule that involves several keywords: this one alone."""
     return lambda ways, place, refs: negation(ways, replace(place, schema={keyword: place.schema[keyword]}), refs)
@@ -373,10 +348,10 @@ _NEGATED: Mapping[str, _Negation] = {
     "oneOf": _not_one,
     **{k: _not_ref(k) for k in REFERENCES},
     **{k: _one_by_one(k, _not_values) for k in ("enum", "const")},
-    **{k: _one_by_one(k, _not_properties) for k in ("properties",)},
+    "properties": _one_by_one("properties", _not_properties),
     "minimum": _not_bounds,
     "maximum": _not_bounds,
     "exclusiveMinimum": _not_bounds,
     "exclusiveMaximum": _not_bounds,
-    **{k: _one_by_one(k, _not_counts) for _, _, low, high in _COUNTED for k in (low, high)},
+    **{k: _one_by_one(k, _not_counts) for _, _, low, high in COUNTED for k in (low, high)},
 }  # negation of each keyword; that of others (formats, of which ours are subsets; items; …) cannot be written

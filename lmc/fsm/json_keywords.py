@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
@@ -31,25 +31,17 @@ _OF_TYPE: Mapping[str, str] = {
     **dict.fromkeys("minLength maxLength pattern format".split(), "string"),
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), "number"),
 }  # fmt: skip
-_SELDOM = frozenset(_OF_TYPE) - {
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "required",
-    "items",
-    "prefixItems",
-    "additionalItems",
-}  # of those that `plain` reads
+COUNTED = (  # the type, the field of a shape, and the keywords
+    ("string", "length", "minLength", "maxLength"),
+    ("array", "items", "minItems", "maxItems"),
+    ("object", "size", "minProperties", "maxProperties"),
+)
+_SELDOM = frozenset(_OF_TYPE) - frozenset("properties patternProperties additionalProperties required items prefixItems additionalItems".split())
+_COMBINING = frozenset("unevaluatedProperties unevaluatedItems dependentRequired dependentSchemas dependencies".split())
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
-PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - {
-    "unevaluatedProperties",
-    "unevaluatedItems",
-    "dependentRequired",
-    "dependentSchemas",
-    "dependencies",
-}  # combine nothing
+PLAIN = frozenset({*_OF_TYPE, "type", "enum", "const"}) - _COMBINING
 _SPEAKING = KEYWORDS - NOTES - {OPTIONS}
 _REAL = sorted({*_OF_TYPE, *_OTHERS})
 _NEAR = 0.75  # similarity of a suggestion: `tpye` and `type`
@@ -147,34 +139,26 @@ class Keywords:
     def plain(self, place: SchemaPointer) -> SchemaShape | None:
         """Return the non-combining keywords as a shape; None if they contradict each other."""
         schema = place.schema
-        if _SELDOM.isdisjoint(schema):  # as most schemas are
-            return SchemaShape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place),
-                               arrays=self.array_rules(place), typed=self.is_typed(schema))  # fmt: skip
-        lows, highs = self.limits(place, "minimum", "exclusiveMinimum"), self.limits(place, "maximum", "exclusiveMaximum")
+        found = SchemaShape(place.pointer, self.types(place), self.values(place), objects=self.object_rules(place), required=self.required(place),
+                            arrays=self.array_rules(place), typed=self.is_typed(schema))  # fmt: skip
+        if not _SELDOM.isdisjoint(schema):
+            names = (place.at("propertyNames"),) if "propertyNames" in schema else ()
+            found = replace(found, bounds=self.bounds(place), texts=self.texts(place), names=names, unique=self.flag(place, "uniqueItems"),
+                            contains=self.contained(place), **{field: self.counts(place, low, high) for _, field, low, high in COUNTED})  # fmt: skip
+        return found
+
+    def bounds(self, place: SchemaPointer) -> Bounds:
+        schema = place.schema
         bounds = Bounds(step=self.bound(place, "multipleOf") if "multipleOf" in schema else None)
         if bounds.step is not None and bounds.step <= 0:
             raise wrong(f"{place.pointer}/multipleOf", "must be greater than 0")
-        for extra in [Bounds(low=x, open_low=o) for x, o in lows] + [Bounds(high=x, open_high=o) for x, o in highs]:
-            bounds = bounds.both(extra)
-        if not self.wide and (ends := json_formats.NUMBERS.get(schema.get("format", "") if isinstance(schema.get("format"), str) else "")):
+        for low, is_open in self.limits(place, "minimum", "exclusiveMinimum"):
+            bounds = bounds.both(Bounds(low=low, open_low=is_open))
+        for high, is_open in self.limits(place, "maximum", "exclusiveMaximum"):
+            bounds = bounds.both(Bounds(high=high, open_high=is_open))
+        if not self.wide and (ends := json_formats.NUMBERS.get(schema["format"] if isinstance(schema.get("format"), str) else "")):
             bounds = bounds.both(Bounds(low=ends[0], high=ends[1]))
-        return SchemaShape(
-            place.pointer,
-            self.types(place),
-            self.values(place),
-            bounds,
-            length=self.counts(place, "minLength", "maxLength"),
-            texts=self.texts(place),
-            objects=self.object_rules(place),
-            required=self.required(place),
-            names=(place.at("propertyNames"),) if "propertyNames" in schema else (),
-            size=self.counts(place, "minProperties", "maxProperties"),
-            arrays=self.array_rules(place),
-            items=self.counts(place, "minItems", "maxItems"),
-            unique=self.flag(place, "uniqueItems"),
-            contains=self.contained(place),
-            typed=self.is_typed(schema),
-        )
+        return bounds
 
     def limits(self, place: SchemaPointer, plain: str, exclusive: str) -> list[tuple[Decimal, bool]]:
         """Return the bounds on one side, and whether each is open. In draft 4 the exclusive keyword is a flag on the

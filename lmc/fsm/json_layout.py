@@ -10,7 +10,7 @@ import itertools
 import json
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -39,42 +39,37 @@ class Layout:
     close: Node
     gap: Node
     depth: int | None
-    strict: bool = False
-    styles: tuple[Style, ...] = ()
-    additional: bool = False
+    strict: bool
+    styles: tuple[Style, ...]
+    additional: bool
 
     @staticmethod
     def of(root: Any) -> Layout:
-        found = Layout._of(root)
-        additional = root.get(OPTIONS, {}).get("additional", False) if isinstance(root, dict) else False
-        if not isinstance(additional, bool):
-            raise wrong(f"/{OPTIONS}/additional", "must be true or false")
-        return replace(found, additional=additional)
-
-    @staticmethod
-    def _of(root: Any) -> Layout:
-        given = root.get(OPTIONS, {}) if isinstance(root, dict) else {}
-        at = f"/{OPTIONS}"
+        given, at = root.get(OPTIONS, {}) if isinstance(root, dict) else {}, f"/{OPTIONS}"
         if not isinstance(given, dict) or set(given) - {"whitespace", "separators", "depth", "strict", "additional"}:
             raise wrong(at, f"takes whitespace, separators, depth, strict and additional, not {json.dumps(given, default=str)}")
-        kind, depth, strict = given.get("whitespace", "model"), given.get("depth"), given.get("strict", False)
+        kind, depth, strict, additional = (given.get("whitespace", "model"), given.get("depth"), given.get("strict", False), given.get("additional", False))
         if kind not in WHITESPACE:
             raise wrong(f"{at}/whitespace", f"is one of {', '.join(map(json.dumps, WHITESPACE))}")
         if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or depth < 1):
             raise wrong(f"{at}/depth", "takes a whole number from 1 up")
-        if not isinstance(strict, bool):
-            raise wrong(f"{at}/strict", "must be true or false")
+        for option in ("strict", "additional"):
+            if not isinstance(given.get(option, False), bool):
+                raise wrong(f"{at}/{option}", "must be true or false")
+        styles: tuple[Style, ...] = ()
         if "separators" in given:
             if "whitespace" in given:
                 raise wrong(f"{at}/separators", "and whitespace say the same; give one of them")
             comma, colon = _separators(given["separators"], f"{at}/separators")
-            return Layout(text(comma), text(colon), EMPTY, EMPTY, EMPTY, depth, strict)
-        if kind == "compact":
-            return Layout(text(","), text(":"), EMPTY, EMPTY, EMPTY, depth, strict)
-        if kind == "any":
+            marks = text(comma), text(colon), EMPTY, EMPTY, EMPTY
+        elif kind == "compact":
+            marks = text(","), text(":"), EMPTY, EMPTY, EMPTY
+        elif kind == "any":
             gap = parse(r"[ \n\t]*")
-            return Layout(seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, gap, gap, depth, strict)
-        return Layout(ITEM, KEY, OPEN, CLOSE, EMPTY, depth, strict, MODEL if depth is None else MODEL[:1])
+            marks = seq(gap, text(","), gap), seq(gap, text(":"), gap), gap, gap, gap
+        else:
+            marks, styles = (ITEM, KEY, OPEN, CLOSE, EMPTY), MODEL if depth is None else MODEL[:1]
+        return Layout(*marks, depth, strict, styles, additional)
 
     def values(self, values: Sequence[Any]) -> Node:
         """Return the texts of several values; arrays, and objects, share what they begin with."""

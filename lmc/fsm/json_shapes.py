@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -39,7 +39,6 @@ class SchemaPointer:
 
 
 All = tuple[SchemaPointer, ...]  # schemas that hold together
-_TRUE: All = ()
 
 
 @dataclass(frozen=True)
@@ -135,6 +134,11 @@ class SchemaShape:
             _range(self.size, other.size), self.arrays + other.arrays, _range(self.items, other.items),
             self.unique or other.unique, excluded, absent, self.contains + other.contains, self.typed or other.typed,
         )  # fmt: skip
+
+
+def combined(some: Iterable[SchemaShape], others: Iterable[SchemaShape]) -> list[SchemaShape]:
+    """Return the conjunctions of each of some shapes with each of the others, without impossible ones."""
+    return [both for a, b in itertools.product(some, others) if (both := a.with_(b)) is not None]
 
 
 def unannotated(shape: SchemaShape) -> SchemaShape:
