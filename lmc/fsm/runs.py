@@ -65,7 +65,6 @@ class Texts:
 
     tokens   the bytes of each id
     ids      int64 [texts]
-    ends     int64 [nodes]: behind the last text that begins with that of a node
     node_of  int64 [flags]: the node of each id, the root for one that is not in the trie
     long     ids of the tokens that are not in the trie
     longs    what is known of `long_in`
@@ -74,7 +73,6 @@ class Texts:
     tokens: Sequence[bytes]
     trie: ByteTrie
     ids: np.ndarray
-    ends: np.ndarray
     node_of: np.ndarray
     long: Sequence[int]
     _members: dict[Ranges, Members] = field(default_factory=dict[Ranges, "Members"])
@@ -118,28 +116,27 @@ class Texts:
         return np.array(self.long), np.array([self.tokens[i][0] for i in self.long], np.uint8)
 
     @cached_property
-    def long_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
-        """The tokens of `long` in the order of their texts, the trie of these, and the node of each."""
+    def long_trie(self) -> tuple[np.ndarray, ByteTrie]:
+        """The tokens of `long` in the order of their texts, and the trie of these."""
         return self._trie_of(self.long)
 
     @cached_property
-    def medium_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+    def medium_trie(self) -> tuple[np.ndarray, ByteTrie]:
         """As `long_trie`, of tokens of up to MEDIUM bytes."""
         return self._trie_of([i for i in self.long if len(self.tokens[i]) <= MEDIUM])
 
     @cached_property
-    def quoted_trie(self) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+    def quoted_trie(self) -> tuple[np.ndarray, ByteTrie]:
         """As `long_trie`, of the other tokens that have a quote."""
         return self._trie_of([i for i in self.ids.tolist() if b'"' in self.tokens[i]])
 
-    def _trie_of(self, ids: Iterable[int]) -> tuple[np.ndarray, ByteTrie, np.ndarray]:
+    def _trie_of(self, ids: Iterable[int]) -> tuple[np.ndarray, ByteTrie]:
         ids = sorted(ids, key=self.tokens.__getitem__)
-        return np.array(ids, np.int64), *ByteTrie.of([self.tokens[i] for i in ids])
+        return np.array(ids, np.int64), ByteTrie.of([self.tokens[i] for i in ids])
 
     @cached_property
-    def spelled_long(self) -> Spelled:
-        """The tokens of `long`."""
-        return Spelled.of([self.tokens[i] for i in self.long])
+    def long_spelling(self) -> Spelling:
+        return Spelling.of(self.long_trie[1])
 
 
 _Found = TypeVar("_Found")
@@ -264,45 +261,6 @@ class Members(NamedTuple):
         return Members(least <= most, single, np.less_equal(*_members(ranges, *_BYTES[-2:])))
 
 
-class Spelled(NamedTuple):
-    """Texts as characters, one after another.
-
-    symbol       the number of each
-    first, last  of each symbol, the characters that it may be, a last one of a text as far as it is there
-    at           the byte of its text at which each begins
-    begins       of each text, its first character; counts: how many it has
-    """
-
-    symbol: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-    at: np.ndarray
-    begins: np.ndarray
-    counts: np.ndarray
-
-    @staticmethod
-    def of(texts: Sequence[bytes]) -> Spelled:
-        """Of texts that are not empty."""
-        lengths = np.array([len(text) for text in texts], np.int64)
-        width = int(lengths.max(initial=0))
-        bytes_ = np.frombuffer(b"".join(text.ljust(width + 1, b"\0") for text in texts), np.uint8).reshape(-1, width + 1).astype(np.int64)
-        found, columns = Begun.none(len(texts)), list[tuple[np.ndarray, ...]]()
-        for byte in bytes_.T:
-            found, starting, broken = found.behind(byte)
-            columns.append((starting, broken, found.first, found.last))
-        if not columns:
-            return Spelled(*np.zeros((6, 0), np.int64))
-        starting, broken, first, last = (np.array(parts).T for parts in zip(*columns))  # [texts, bytes]
-        within = np.arange(width) < lengths[:, None]
-        ends = within & (starting[:, 1:] | (np.arange(1, width + 1) == lengths[:, None]))
-        spoiled = broken[:, 1:] & (np.arange(1, width + 1) < lengths[:, None])
-        counts = ends.sum(axis=1)
-        at = np.nonzero(starting[:, :-1] & within)[1]
-        key = np.where(spoiled, 1 << 32, first[:, :-1] << 32 | last[:, :-1])[ends]
-        known = distinct(key)
-        return Spelled(np.searchsorted(known, key), known >> 32, known & 0xFFFFFFFF, at, np.cumsum(counts) - counts, counts)
-
-
 @dataclass(frozen=True, eq=False)
 class Long:
     """Tokens that are not in the trie, as to a class or a kind of string: those that begin with one of `heads`.
@@ -319,20 +277,30 @@ class Long:
     chars: np.ndarray
     leaving: Sequence[tuple[int, int, int, int]]
     bits: np.ndarray
-    heads: np.ndarray = field(default_factory=lambda: np.zeros(256, bool))
-    firsts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    heads: np.ndarray
+    firsts: np.ndarray
 
     @staticmethod
     def of(ranges: Ranges, texts: Texts) -> Long:
-        heads = texts.members(ranges).firsts
-        spelled = texts.spelled_long
-        left = np.greater(*_members(ranges, spelled.first, spelled.last))[spelled.symbol]
-        behind = np.minimum.reduceat(np.where(left, np.arange(len(left)), len(left)), spelled.begins) if texts.long else spelled.begins
-        stays = behind >= spelled.begins + spelled.counts
-        ids, first = texts.long_ids
-        inside, out = stays & heads[first], ~stays & heads[first]
-        leaving = list(zip(*(part.tolist() for part in (ids[out], first[out], spelled.at[behind[out]], (behind - spelled.begins)[out]))))
-        return Long(ids[inside], spelled.counts[inside], leaving, bits_of(ids[inside], texts.words), heads, first[inside])
+        (_, trie), spelling = texts.long_trie, texts.long_spelling
+        members = Members.of(ranges, spelling)
+        inside, leaves = _within(trie, spelling, 0, members.some)
+        leaves = leaves[(trie.parent[leaves] > 0) | members.firsts[trie.byte[leaves]]]
+        return Long.between(texts, inside, spelling.chars, leaves, spelling.begins[leaves], members.firsts)
+
+    @staticmethod
+    def between(texts: Texts, inside: np.ndarray, chars: np.ndarray, leaves: np.ndarray, begins: np.ndarray, heads: np.ndarray) -> Long:
+        """inside, chars   of each node of `long_trie`
+        leaves, begins  the highest nodes of that behind which texts have left, and where the characters begin with which they do
+        """
+        (ids, trie), leaving = texts.long_trie, list[tuple[int, int, int, int]]()
+        for leaf, until, before in zip(leaves.tolist(), map(trie.depth, begins.tolist()), (chars[leaves] - 1).tolist()):
+            below = ids[trie.begin[leaf] : trie.ends[leaf]].tolist()
+            leaving += [(i, texts.tokens[i][0], until - 1, before) for i in below]
+        held = trie.node_of[inside[trie.node_of]]
+        within = ids[inside[trie.node_of]]
+        firsts = np.array([texts.tokens[i][0] for i in within.tolist()], np.uint8)
+        return Long(within, chars[held], leaving, bits_of(within, texts.words), heads, firsts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,17 +337,17 @@ class ClassRun:
         mixed = exits[upper & firsts[trie.byte[exits]]].tolist()
         firsts[trie.byte[mixed]] = False
         exits = exits[~upper]
-        begin, end = int(trie.begin[node]), int(texts.ends[node])
+        begin, end = int(trie.begin[node]), int(trie.ends[node])
         flags = np.zeros(len(texts.node_of), bool) if node else inside.take(texts.node_of)  # the root, which is not inside, has those of no text
         if node:
             flags[texts.ids[begin:end]] = inside[texts.nodes[begin:end]]
         for child in mixed:
-            first, last = int(trie.begin[child]), int(texts.ends[child])
+            first, last = int(trie.begin[child]), int(trie.ends[child])
             flags[texts.ids[first:last]] = False
             exits = exits[(trie.begin[exits] < first) | (trie.begin[exits] >= last)]
         begun = texts.begun[slice(*np.searchsorted(texts.begun, (begin, end)))]
         begun = texts.ids[begun[flags[texts.ids[begun]] & members.single[spelling.symbol[texts.nodes[begun]]]]]
-        leaves = np.bincount(trie.byte[exits], texts.ends[exits] - trie.begin[exits], 256).astype(np.int64)
+        leaves = np.bincount(trie.byte[exits], trie.ends[exits] - trie.begin[exits], 256).astype(np.int64)
         leaving = {byte: int(leaves[byte]) for byte in np.flatnonzero(leaves).tolist()}
         behind = spelling.chars[node] if node else 0
         before = spelling.chars[exits] - 1 - behind
@@ -395,12 +363,12 @@ class ClassRun:
         return (self._of_kept(self.texts.counts) - behind).astype(np.uint8)
 
     def _of_kept(self, of_texts: np.ndarray) -> np.ndarray:
-        below = slice(int(self.texts.trie.begin[self._node]), int(self.texts.ends[self._node]))
+        below = slice(int(self.texts.trie.begin[self._node]), int(self.texts.trie.ends[self._node]))
         return of_texts[below][np.unpackbits(self.bits.view(np.uint8), bitorder="little")[self.texts.ids[below]] > 0]
 
     @property
     def nbytes(self) -> int:
-        arrays = 9 * int(self.texts.ends[self._node] - self.texts.trie.begin[self._node]) + self.begun.nbytes + 2 * self._exits.nbytes
+        arrays = 9 * int(self.texts.trie.ends[self._node] - self.texts.trie.begin[self._node]) + self.begun.nbytes + 2 * self._exits.nbytes
         return arrays + (1 + len(self._short)) * self.bits.nbytes
 
     def up_to(self, chars: int) -> np.ndarray:
@@ -480,7 +448,7 @@ def _members(ranges: Ranges, first: np.ndarray, last: np.ndarray) -> tuple[np.nd
 def tail_of(texts: Texts, exits: np.ndarray) -> Tail:
     """Return the rests of the texts at or below some nodes of the trie, from the last byte of these on."""
     found, trie = Tail(), texts.trie
-    for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), texts.ends[exits].tolist()):
+    for exit_, begin, end in zip(exits.tolist(), trie.begin[exits].tolist(), trie.ends[exits].tolist()):
         at = trie.depth(exit_) - 1  # bytes before the exit's own
         for i in texts.ids[begin:end].tolist():
             _add(found, texts.tokens[i], at, i)

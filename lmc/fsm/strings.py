@@ -54,7 +54,7 @@ class StringRun:
         dfa, behind = _automaton(kind)
         nodes, states, chars = _followed(kind, texts.trie, node)
         within, left = np.flatnonzero(states != behind), np.flatnonzero(states == behind)
-        begin, end = int(texts.trie.begin[node]), int(texts.ends[node])
+        begin, end = int(texts.trie.begin[node]), int(texts.trie.ends[node])
         held = texts.nodes[begin:end]
         at = np.searchsorted(nodes[within], held)
         kept = np.append(nodes[within], -1)[at] == held
@@ -74,7 +74,7 @@ class StringRun:
     def below(self, node: int) -> StringRun:
         """Of a run from the root, return that from a node whose text is whole characters, written as they are."""
         texts, trie = self._texts, self._texts.trie
-        begin, end = int(trie.begin[node]), int(texts.ends[node])
+        begin, end = int(trie.begin[node]), int(texts.trie.ends[node])
         first, last = np.searchsorted(self._held, (begin, end)).tolist()
         at = slice(first + np.count_nonzero(texts.nodes[self._held[first:last]] == node), last)  # tokens that end there come first
         behind, begins = int(texts.spelling.chars[node]), trie.begin[self._exits]
@@ -126,17 +126,9 @@ def _followed(kind: int, trie: ByteTrie, node: int) -> tuple[np.ndarray, np.ndar
 
 
 def _long(kind: int, texts: Texts) -> Long:
-    ids, trie, node_of = texts.long_trie
+    _, trie = texts.long_trie
     nodes, states, chars = _followed(kind, trie, 0)
-    behind = _automaton(kind)[1]
-    at = np.searchsorted(nodes[states != behind], node_of)
-    kept = np.append(nodes[states != behind], -1)[at] == node_of
-    leaving = list[tuple[int, int, int, int]]()
-    for exit_, before in zip(nodes[states == behind].tolist(), (chars[states == behind] - 1).tolist()):
-        begin, until = int(trie.begin[exit_]), trie.depth(exit_) - 1
-        begun = texts.tokens[int(ids[begin])][: until + 1]
-        for i in ids[begin:].tolist():
-            if not texts.tokens[i].startswith(begun):
-                break
-            leaving.append((i, begun[0], until, before))
-    return Long(ids[kept], chars[states != behind][at[kept]], leaving, bits_of(ids[kept], texts.words))
+    left = states == _automaton(kind)[1]
+    inside, of_nodes = np.zeros(len(trie.byte), bool), np.zeros(len(trie.byte), np.int64)
+    inside[nodes], of_nodes[nodes] = ~left, chars
+    return Long.between(texts, inside, of_nodes, nodes[left], nodes[left], np.ones(256, bool))

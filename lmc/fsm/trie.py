@@ -5,6 +5,7 @@ Nodes are in breadth-first order; node 0 is the root, the children of a node are
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,16 +28,18 @@ class ByteTrie:
     """byte, parent   of each node, 0 for the root
     level_ends     of each level, the number of nodes up to it
     begin          of each node, the first text that begins with its text
+    node_of        of each text, its node
     """
 
     byte: np.ndarray
     parent: np.ndarray
     level_ends: tuple[int, ...]
     begin: np.ndarray
+    node_of: np.ndarray
 
     @staticmethod
-    def of(texts: Sequence[bytes]) -> tuple[ByteTrie, np.ndarray]:
-        """Build from ascending nonempty texts; return the node of each, too."""
+    def of(texts: Sequence[bytes]) -> ByteTrie:
+        """Build from ascending nonempty texts."""
         lengths = np.array([len(text) for text in texts], np.int64)
         depth = int(lengths.max(initial=0))
         text = np.frombuffer(b"".join(t.ljust(depth, b"\0") for t in texts), np.uint8).reshape(-1, depth or 1)
@@ -56,16 +59,24 @@ class ByteTrie:
             at = np.cumsum(new) - 1 + ends[-1]
             node_of[reach] = at[reach]
             ends.append(ends[-1] + int(new.sum()))
-        return ByteTrie(np.concatenate(byte), np.concatenate(parent), tuple(ends), np.concatenate(begin)), node_of
+        return ByteTrie(np.concatenate(byte), np.concatenate(parent), tuple(ends), np.concatenate(begin), node_of)
 
     @property
     def nbytes(self) -> int:
-        return sum(a.nbytes for a in (self.byte, self.parent, self._text, self.count, self.first))
+        return sum(a.nbytes for a in (self.byte, self.parent, self._text, self.count, self.first, self.node_of))
 
     @cached_property
     def _text(self) -> np.ndarray:
         """Return `byte` in a type that indexes without conversion."""
         return self.byte.astype(np.int64)
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Return int64 [nodes]: the end of the texts that begin with that of a node."""
+        texts = np.bincount(self.node_of, minlength=len(self.byte))
+        for begin, end in reversed(list(itertools.pairwise(self.level_ends))):
+            texts += np.bincount(self.parent[begin:end], texts[begin:end], len(texts)).astype(np.int64)
+        return self.begin + texts
 
     @cached_property
     def count(self) -> np.ndarray:

@@ -61,7 +61,7 @@ class Vocabulary:
         self._long_heads = frozenset(self.tokens[i][:n] for i in self.long_ids for n in range(len(self.tokens[i])))
         ids = sorted((i for i in usable if len(self.tokens[i]) <= LONG), key=self.tokens.__getitem__)
         self._ids = np.array(ids, np.int64)
-        self.trie, self._node_of_id = ByteTrie.of([self.tokens[i] for i in ids])
+        self.trie = ByteTrie.of([self.tokens[i] for i in ids])
         self._runs: dict[tuple[Ranges, int], ClassRun] = {}
         self._strings: dict[tuple[int, int], StringRun] = {}
         self._long = _edges(sorted((self.tokens[i], i) for i in self.long_ids), 0)
@@ -74,7 +74,7 @@ class Vocabulary:
         _ = self._nodes, self._occurrences, self._texts_below
         _ = self._held_data, self._ids_data, self.trie.bytes, self.trie.children(0), self._texts.counts, self._texts.begun, self._texts.quoted_trie
         if self.long_ids:
-            _ = self._texts.spelled_long, self._texts.long_ids, self._texts.long_trie, self._texts.medium_trie
+            _ = self._texts.long_spelling, self._texts.long_ids, self._texts.medium_trie
         escaped = [node for byte in b'"\\/bfnrtu' if (node := self.trie.find(bytes([byte]))) is not None]
         for kind, node in itertools.product(range(len(WITHIN_STRINGS)), [0, *escaped]):
             self.string_run(kind, node).in_string(0, NO_LIMIT)
@@ -148,13 +148,13 @@ class Vocabulary:
     @property
     def nbytes(self) -> int:
         runs = sum(run.nbytes for run in [*self._runs.values(), *self._strings.values()])
-        return self.trie.nbytes + self._ids.nbytes + self._node_of_id.nbytes + self._nodes.nbytes + runs
+        return self.trie.nbytes + self._ids.nbytes + self._nodes.nbytes + runs
 
     @cached_property
     def _nodes(self) -> np.ndarray:
         """Return int64 [words * 32]: the trie's node of each id; the root for ids that are not in it."""
         nodes = np.zeros(self.words * 32, np.int64)
-        nodes[self._ids] = self._node_of_id
+        nodes[self._ids] = self.trie.node_of
         return nodes
 
     def walked(self, dfa: Arrays, state: int) -> Walked:
@@ -245,10 +245,10 @@ class Vocabulary:
 
     def covered(self, dfa: Arrays, state: int, kind: int) -> np.ndarray:
         """Return the bits of `walked` in a state that any characters of a kind of string may follow: only tokens with a quote are looked at."""
-        ids, trie, node_of = self._texts.quoted_trie
+        ids, trie = self._texts.quoted_trie
         legal = np.zeros(len(trie.byte), bool)
         legal[trie.below(dfa, 0, state)[0]] = True
-        return self._find_string(kind, 0).bits | bits_of(ids[legal[node_of]], self.words)
+        return self._find_string(kind, 0).bits | bits_of(ids[legal[trie.node_of]], self.words)
 
     def _words_below(self, dfa: Arrays, node: int, state: int, words: WordRange, legal: list[_At], todo: list[_At]) -> None:
         """Find the legal nodes below one, which has a state in a list of words: along both tries, without states within words. Those
@@ -370,23 +370,14 @@ class Vocabulary:
 
     @cached_property
     def _texts(self) -> Texts:
-        return Texts(self.tokens, self.trie, self._ids, self.ends, self._nodes, self.long_ids)
+        return Texts(self.tokens, self.trie, self._ids, self._nodes, self.long_ids)
 
     @cached_property
     def _occurrences(self) -> np.ndarray:
         """Return int64 [256]: how often texts of the trie have a byte behind their first one."""
         trie = self.trie
         behind = slice(trie.level_ends[:2][-1], None)
-        return np.bincount(trie.byte[behind], self.ends[behind] - trie.begin[behind], 256).astype(np.int64)
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """Return int64 [nodes]: the end of the texts of the trie that begin with that of a node."""
-        trie = self.trie
-        texts = np.bincount(self._node_of_id, minlength=len(trie.byte))
-        for begin, end in reversed(list(itertools.pairwise(trie.level_ends))):
-            texts += np.bincount(trie.parent[begin:end], texts[begin:end], len(texts)).astype(np.int64)
-        return trie.begin + texts
+        return np.bincount(trie.byte[behind], self.trie.ends[behind] - trie.begin[behind], 256).astype(np.int64)
 
     def bits(self, behind: np.ndarray) -> np.ndarray:
         """Return the bits of the tokens of up to LONG bytes whose node in `behind`, of the trie, is legal."""
@@ -462,8 +453,8 @@ class Vocabulary:
     def _long_walked(self, dfa: Arrays, state: int) -> tuple[int, ...]:
         """As `long_allowed`: most tokens level by level, so that counts which these do not exhaust are none; the longest ones, which are
         few, by themselves."""
-        ids, trie, node_of = self._texts.medium_trie
-        found = ids[trie.walk(dfa, state, MEDIUM)[node_of] >= 0].tolist()
+        ids, trie = self._texts.medium_trie
+        found = ids[trie.walk(dfa, state, MEDIUM)[trie.node_of] >= 0].tolist()
         behind = [(dfa.far(at, self.longest), edge) for edge in self._longest.values() if (at := dfa.step(state, edge.text[:1])) >= 0]
         return tuple(sorted(found + _stepped(dfa, [(at, edge._replace(text=edge.text[1:])) for at, edge in behind])))
 
@@ -485,7 +476,7 @@ class Vocabulary:
         if node is None:
             return np.zeros(0, np.int64), np.zeros(0, np.int32)
         if not node:
-            of_token = self.trie.walk(dfa, state)[self._node_of_id]
+            of_token = self.trie.walk(dfa, state)[self.trie.node_of]
             legal = np.flatnonzero(of_token >= 0)
             return self._ids[legal], of_token[legal]
         return self.held(*self.trie.below(dfa, node, state))
@@ -494,20 +485,20 @@ class Vocabulary:
         """Return bool, of each of `nodes`: it is at or below none of the others."""
         begins, found = self.trie.begin[nodes], np.ones(len(nodes), bool)
         for upper in uppers:
-            found &= (nodes < upper) | (begins < self.trie.begin[upper]) | (begins >= self.ends[upper])  # those above come first
+            found &= (nodes < upper) | (begins < self.trie.begin[upper]) | (begins >= self.trie.ends[upper])  # those above come first
         return found
 
     def texts_below(self, node: int) -> int:
         """Return how many texts of the trie begin with that of a node."""
-        return int(self.ends[node]) - int(self.trie.begin[node])
+        return int(self.trie.ends[node]) - int(self.trie.begin[node])
 
     @cached_property
     def _texts_below(self) -> np.ndarray:
-        return self.ends - self.trie.begin
+        return self.trie.ends - self.trie.begin
 
     def below(self, node: int) -> np.ndarray:
         """The ids of the texts of the trie that begin with that of a node."""
-        return self._ids[int(self.trie.begin[node]) : int(self.ends[node])]
+        return self._ids[int(self.trie.begin[node]) : int(self.trie.ends[node])]
 
     def held(self, nodes: np.ndarray, states: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of nodes of the trie, and for each the state of its node."""
@@ -531,12 +522,12 @@ class Vocabulary:
 
     @cached_property
     def _ids_by_node(self) -> np.ndarray:
-        return self._ids[np.argsort(self._node_of_id, kind="stable")]
+        return self._ids[np.argsort(self.trie.node_of, kind="stable")]
 
     @cached_property
     def _held(self) -> np.ndarray:
         """Return int64 [nodes + 1]: where the ids of each node begin in `_ids_by_node`."""
-        return np.append(0, np.cumsum(np.bincount(self._node_of_id, minlength=len(self.trie.byte))))
+        return np.append(0, np.cumsum(np.bincount(self.trie.node_of, minlength=len(self.trie.byte))))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
