@@ -147,21 +147,24 @@ def automaton(start: S, step: Callable[[S, str], S | None], is_final: Callable[[
 
     alphabet   classes of characters that it never distinguishes
     """
-    numbers: dict[S, int] = {start: 0}
-    order = [start]
-    rows: list[list[int]] = []
+    rows, order = _explored(start, lambda state: [step(state, char) for char in alphabet], _MOST_MADE)
+    return _graph(rows, [is_final(state) for state in order], [merged((ord(c), ord(c)) for c in chars) for chars in alphabet])
+
+
+def _explored(start: S, ways: Callable[[S], Iterable[S | None]], most: int) -> tuple[list[list[int]], list[S]]:
+    """Return the table of the states that can be reached, and those; `ways`: what each symbol leads to, None where it is not legal."""
+    numbers, order, rows = {start: 0}, [start], list[list[int]]()
     for state in order:
         row: list[int] = []
-        for char in alphabet:
-            target = step(state, char)
-            if target is not None and target not in numbers:
-                if len(numbers) >= _MOST_MADE:
+        for to in ways(state):
+            if to is not None and to not in numbers:
+                if len(order) >= most:
                     raise TooLarge
-                numbers[target] = len(order)
-                order.append(target)
-            row.append(DEAD if target is None else numbers[target])
+                numbers[to] = len(order)
+                order.append(to)
+            row.append(DEAD if to is None else numbers[to])
         rows.append(row)
-    return _graph(rows, [is_final(state) for state in order], [merged((ord(c), ord(c)) for c in chars) for chars in alphabet])
+    return rows, order
 
 
 def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: TransitionBudget) -> Node:
@@ -169,23 +172,13 @@ def _product(a: Node, b: Node, keep: Callable[[bool, bool], bool], work: Transit
     (rows_a, final_a), (rows_b, final_b) = determinised(a, alphabet, _MOST_SETS), determinised(b, alphabet, _MOST_SETS)
     work.spend((len(rows_a) + len(rows_b)) * alphabet.size)
     ends_a, ends_b = [*final_a, False], [*final_b, False]  # DEAD reads the last
-    numbers, order = {(0, 0): 0}, [(0, 0)]
-    rows: list[list[int]] = []
     dead = [DEAD] * alphabet.size
-    for at_a, at_b in order:
+
+    def ways(pair: tuple[int, int]) -> Iterable[tuple[int, int] | None]:
         work.spend(alphabet.size)
-        row: list[int] = []
-        for pair in zip(rows_a[at_a], rows_b[at_b] if at_b >= 0 else dead):
-            if pair[0] < 0:
-                row.append(DEAD)
-                continue
-            if pair not in numbers:
-                if len(numbers) >= MAX_STATES:
-                    raise TooLarge
-                numbers[pair] = len(order)
-                order.append(pair)
-            row.append(numbers[pair])
-        rows.append(row)
+        return [to if to[0] >= 0 else None for to in zip(rows_a[pair[0]], rows_b[pair[1]] if pair[1] >= 0 else dead)]
+
+    rows, order = _explored((0, 0), ways, MAX_STATES)
     return _graph(rows, [keep(ends_a[x], ends_b[y]) for x, y in order], alphabet.ranges())
 
 

@@ -222,11 +222,9 @@ class LazyDFA:
 
     def _turned_by(self, state: int, chars: int) -> int:
         """Return the state behind so many characters of `_find_turning`."""
-        content = self._contents[state]
-        assert not isinstance(content, _Inner)
         with self._lock:
             self._terms.pay(1)
-            found = self._terms.turned_by(content[0], chars)
+            found = self._terms.turned_by(self._set(state)[0], chars)
             return DEAD if found is None else self._number((found,))
 
     def _along_names(self, names: Sequence[Name], text: bytes, at: int) -> tuple[int, int]:
@@ -366,11 +364,8 @@ class LazyDFA:
 
     def beyond(self, state: int, chars: int) -> int:
         """The state behind so many characters of `literal`."""
-        content = self._contents[state]
-        assert not isinstance(content, _Inner)
-        with self._lock:
-            self._terms.pay(len(content))
-            return self._number(self._terms.joined([self._terms.beyond(term, chars) for term in content]))
+        content = self._set(state)
+        return self._joined(len(content), (self._terms.beyond(term, chars) for term in content))
 
     def string(self, state: int) -> OpenString | None:
         """Return what a state is in if it is within a string of any characters, between two of them, and nothing else. No state within
@@ -394,49 +389,43 @@ class LazyDFA:
             if names is None or any(len(name) - 1 > (NO_LIMIT if high is None else high) or name[:-1].encode().strip(plain) for name in names):
                 return None
             but.update(names)
-        with self._lock:
-            behind = self._number(self._terms.joined([found.behind for found in strings.values()]))
+        behind = self._joined(0, [found.behind for found in strings.values()])
         return OpenString(kind, low, NO_LIMIT if high is None else high, behind, tuple([name.encode() for name in sorted(but)]), plain)
 
     def behind_string(self, state: int, text: bytes) -> int:
         """Return the state behind one of the texts that `string` is but."""
-        content, known, terms = self._contents[state], text.decode(), self._terms
-        assert not isinstance(content, _Inner)
-        found: list[Term] = []
-        with self._lock:
-            terms.pay(len(content))
-            for term in content:
-                if (string := terms.string(term)) is None:
-                    found += [terms.beyond(term, len(known), at, at) for at, name in enumerate(self._named_in(term) or ()) if name == known]
-                elif known not in string.but and len(text) > string.low:
-                    found.append(string.behind)
-            return self._number(terms.joined(found)) if found else DEAD
+        known, terms = text.decode(), self._terms
+
+        def behind(term: Term) -> Iterable[Term]:
+            if (string := terms.string(term)) is None:
+                return [terms.beyond(term, len(known), at, at) for at, name in enumerate(self._named_in(term) or ()) if name == known]
+            return (string.behind,) if known not in string.but and len(text) > string.low else ()
+
+        content = self._set(state)
+        return self._joined(len(content), chain.from_iterable(map(behind, content)))
 
     def _within(self, state: int, text: bytes) -> int:
         """Return the state behind characters of a string that may be any but some, and before its quote."""
-        content, known, terms = self._contents[state], text.decode(), self._terms
-        assert not isinstance(content, _Inner)
-        found: list[Term] = []
-        with self._lock:
-            terms.pay(len(content))
-            for term in content:
-                if terms.string(term) is not None:
-                    found.append(terms.behind_key(term, known))
-                elif same := [at for at, name in enumerate(self._named_in(term) or ()) if name.startswith(known)]:
-                    found.append(terms.beyond(term, len(known), same[0], same[-1]))
-            return self._number(terms.joined(found))
+        known, terms = text.decode(), self._terms
+
+        def behind(term: Term) -> Iterable[Term]:
+            if terms.string(term) is not None:
+                return (terms.behind_key(term, known),)
+            same = [at for at, name in enumerate(self._named_in(term) or ()) if name.startswith(known)]
+            return (terms.beyond(term, len(known), same[0], same[-1]),) if same else ()
+
+        content = self._set(state)
+        return self._joined(len(content), chain.from_iterable(map(behind, content)))
 
     def _further(self, state: int, chars: int) -> int:
         """Return the state behind so many more characters of a string, which may have as many."""
-        string, content = self.string(state), self._contents[state]
-        assert string is not None and not isinstance(content, _Inner)
+        string, content = self.string(state), self._set(state)
+        assert string is not None
         if (string.low, string.high) == (0, NO_LIMIT):
             return state
         if (found := self._furthers.get((state, chars))) is None:
             low, high = max(string.low - chars, 0), None if string.high == NO_LIMIT else string.high - chars
-            with self._lock:
-                self._terms.pay(len(content))
-                found = self._furthers[state, chars] = self._number(self._terms.joined([self._terms.turned(term, low, high) for term in content]))
+            found = self._furthers[state, chars] = self._joined(len(content), (self._terms.turned(term, low, high) for term in content))
         return found
 
     def names(self, state: int) -> Sequence[Name]:
@@ -510,9 +499,7 @@ class LazyDFA:
         for _, term, at in names:
             firsts.setdefault(term, at)
             lasts[term] = at
-        with self._lock:
-            self._terms.pay(len(names))
-            return self._number(self._terms.joined([self._terms.beyond(term, chars, first, lasts[term]) for term, first in firsts.items()]))
+        return self._joined(len(names), (self._terms.beyond(term, chars, first, lasts[term]) for term, first in firsts.items()))
 
     def words(self, state: int) -> WordRange | None:
         """Return the words, all ASCII, that alone may follow, where a state is in a list of them."""
@@ -526,10 +513,7 @@ class LazyDFA:
 
     def behind_words(self, state: int, words: WordRange | None) -> int:
         """Return the state in which `words` of a state are so far; None: behind one."""
-        content = self._contents[state]
-        assert not isinstance(content, _Inner)
-        with self._lock:
-            return self._number(self._terms.joined([self._terms.behind_words(term, words) for term in content]))
+        return self._joined(0, (self._terms.behind_words(term, words) for term in self._set(state)))
 
     def loop(self, state: int) -> SelfLoop | None:
         """Return the loop in which most texts from `state` continue, if one state absorbs most characters: within a
@@ -619,6 +603,19 @@ class LazyDFA:
         return above, self._number((mark.rest,))
 
     # -- building states ---------------------------------------------------------------------------------------------
+
+    def _set(self, state: int) -> _Set:
+        """Return the terms of a state that is not inside of a character."""
+        content = self._contents[state]
+        assert not isinstance(content, _Inner)
+        return content
+
+    def _joined(self, looks: int, terms: Iterable[Term]) -> int:
+        """Return the state of terms that took so many looks to find, DEAD of none."""
+        with self._lock:
+            self._terms.pay(looks)
+            found = self._terms.joined(terms)
+            return self._number(found) if found else DEAD
 
     def _number(self, content: _Set | _Inner) -> int:
         found = self._numbers.get(content)

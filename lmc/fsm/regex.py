@@ -214,24 +214,16 @@ _CATEGORIES = {
     _sre.CATEGORY_NOT_WORD: ("w", True),
 }
 
-_AROUND, _LOOK, _BACK = (
-    "look-around, a word boundary or an anchor in a part of a text",
-    "look-around or an anchor within look-around",
-    "back-references",
-)
-_CONDITION, _ATOMIC, _POSSESSIVE = (
-    "conditional groups",
-    "atomic groups",
-    "possessive repeats",
-)
+_AROUND = "look-around, a word boundary or an anchor in a part of a text"
+_LOOK = "look-around or an anchor within look-around"
 _TOO_MANY = "so much look-around"
 _TOO_OFTEN = f"a repeat of more than {MAX_REPEAT}"
 _NO_CHARACTER = "a character class without characters"  # or a lone surrogate
-_WHY_NOT = {
-    "GROUPREF": _BACK,
-    "GROUPREF_EXISTS": _CONDITION,
-    "ATOMIC_GROUP": _ATOMIC,
-    "POSSESSIVE_REPEAT": _POSSESSIVE,
+_OPS = {  # what is refused, and how it is written
+    "GROUPREF": ("back-references", r"\(\?P=|\\[1-9]"),
+    "GROUPREF_EXISTS": ("conditional groups", r"\(\?\("),
+    "ATOMIC_GROUP": ("atomic groups", r"\(\?>"),
+    "POSSESSIVE_REPEAT": ("possessive repeats", r"(?<=[*+?}])\+"),
 }
 _STARTS = (_sre.AT_BEGINNING, _sre.AT_BEGINNING_STRING)
 _ENDS = (_sre.AT_END, _sre.AT_END_STRING)
@@ -330,7 +322,7 @@ class _RegexReader:
             return self.look(*arg, negated=op is _sre.ASSERT_NOT)
         if str(op) == "FAILURE":  # later Pythons' form of (?!)
             return NOTHING
-        raise _refused(self.pattern, _WHY_NOT.get(str(op), str(op)))
+        raise _refused(self.pattern, _OPS.get(str(op), (str(op),))[0])
 
     def literal(self, char: int) -> Node:
         if char not in self.literals:
@@ -460,12 +452,9 @@ def _holds_anchors(item: tuple[Any, Any]) -> bool:
 # -- positions: Python's tree has none, so the refused construct is searched in the text --------------------
 
 _SPELLED = {
+    **dict(_OPS.values()),
     _AROUND: r"\(\?<?[=!]|\\[bBAZz]|[\^$]",
     _LOOK: r"\(\?<?[=!]",
-    _BACK: r"\(\?P=|\\[1-9]",
-    _CONDITION: r"\(\?\(",
-    _ATOMIC: r"\(\?>",
-    _POSSESSIVE: r"(?<=[*+?}])\+",
     _TOO_OFTEN: r"\{\d*,?\d{5,}",
 }
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#[^)]*\)|.", re.DOTALL)
@@ -496,7 +485,8 @@ def _position(pattern: str, what: str) -> int | None:
         return next((token.start() for token in _CHARACTER.finditer(pattern) if _is_empty(token[0], flags)), None)
     if what not in _SPELLED:
         return None
-    return next((at for at, _ in _places(pattern, _SPELLED[what])), None)
+    tokens = (token.start() for token in _TOKEN.finditer(pattern) if len(token[0]) <= 2)  # outside of classes and comments
+    return next((at for at in tokens if re.compile(_SPELLED[what]).match(pattern, at)), None)
 
 
 def _is_empty(token: str, flags: int) -> bool:
@@ -508,11 +498,3 @@ def _is_empty(token: str, flags: int) -> bool:
     if op is _sre.IN:
         return not charset.without_surrogates(_RegexReader(token, flags, [], {}, {}, False).char_class(arg))
     return op is _sre.LITERAL and not charset.without_surrogates(((arg, arg),))
-
-
-def _places(pattern: str, spelled: str) -> Iterator[tuple[int, int]]:
-    """Return start and end of each occurrence outside of classes, comments and escapes."""
-    wanted = re.compile(spelled)
-    for token in _TOKEN.finditer(pattern):
-        if len(token[0]) <= 2 and (found := wanted.match(pattern, token.start())):
-            yield found.span()

@@ -764,7 +764,7 @@ class Terms:
     def joined(self, terms: Iterable[Term]) -> tuple[Term, ...]:
         """Return the same texts in fewer terms, in order: those contained in others are dropped, and adjacent ones merged."""
         found = set(terms)
-        if len(found) == 1:
+        if len(found) < 2:
             return tuple(found)
         by_kind: dict[object, list[Term]] = {}
         for term in found:
