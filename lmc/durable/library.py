@@ -177,9 +177,24 @@ COMPUTE = frozenset(
     "enum functools heapq itertools math operator statistics typing weakref zoneinfo".split()
 )
 """Modules whose functions and classes all do so, or define something."""
-_MODULES_OF: Mapping[str, Sequence[str]] = {
-    name: [module for module, names in _COMPUTING.items() if name in names.split()] for names in _COMPUTING.values() for name in names.split()
+_SET_UP: Mapping[str, str] = {
+    "locale": "setlocale",
+    "os": "chdir fchdir umask putenv unsetenv",
+    "signal": "alarm getsignal pthread_sigmask raise_signal setitimer siginterrupt signal",
+    "socket": "setdefaulttimeout",
+    "sys": "setprofile setrecursionlimit setswitchinterval settrace",
+    "threading": "setprofile settrace stack_size",
+    "time": "tzset",
 }
+"""Python functions that set up the process for what a program does next: nothing of that outlives the process."""
+
+
+def _by_name(table: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
+    return {name: [module for module, names in table.items() if name in names.split()] for names in table.values() for name in names.split()}
+
+
+_COMPUTING_BY_NAME, _SET_UP_BY_NAME = _by_name(_COMPUTING), _by_name(_SET_UP)
+_CHANGE_ENVIRON = frozenset({"clear", "pop", "popitem", "setdefault", "update"})
 _MAKE_DATES = frozenset({
     datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
     datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
@@ -199,5 +214,16 @@ def only_computes(fn: Any) -> bool:
         return False
     if fn.__module__ in COMPUTE or (type(fn) is types.BuiltinFunctionType and fn in _MAKE_DATES):
         return True
+    return _is_in(_COMPUTING_BY_NAME, fn)
+
+
+def sets_up(fn: Any) -> bool:
+    """Return whether it is a function of Python that changes the process, which a resumed run has to do again: its directory, its environment, its signals."""
+    if isinstance(attribute(fn, "__self__"), type(os.environ)):
+        return fn.__name__ in _CHANGE_ENVIRON
+    return type(fn) in (types.FunctionType, types.BuiltinFunctionType) and _is_in(_SET_UP_BY_NAME, fn)
+
+
+def _is_in(modules: Mapping[str, Sequence[str]], fn: Any) -> bool:
     name = fn.__name__.removeprefix("_path_")  # from CPython 3.13 on, os.path.normpath is posix._path_normpath
-    return any(getattr(sys.modules.get(module), name, None) is fn for module in _MODULES_OF.get(name, ()))
+    return any(getattr(sys.modules.get(module), name, None) is fn for module in modules.get(name, ()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import re
+import signal
 import string
 import sys
 import traceback
@@ -64,7 +66,31 @@ def looks_at_frames(s, q):
         return noted(seen), traceback.format_exc().splitlines()[-1], traceback.extract_tb(error.__traceback__)[-1].name
 
 
-@pytest.mark.parametrize("program", [computes, caches, looks_at_frames])
+@lmc.host(idempotent=True)
+def as_set_up():
+    return str(Path.cwd()), sys.getrecursionlimit()
+
+
+@lmc.function
+def sets_up_the_process(s, q):
+    signals, before = [], os.getcwd()
+    handler = signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
+    os.chdir(os.sep)
+    sys.setrecursionlimit(3000)
+    os.environ.setdefault("LMC_TEST_SET_UP", q)
+    os.environ.update(LMC_TEST_UPDATED=q)
+    try:
+        s += q + lmc.gen("a", max_tokens=4)
+        noted(s["a"])
+        signal.raise_signal(signal.SIGUSR1)
+        return signals, as_set_up(), os.environ.pop("LMC_TEST_SET_UP"), os.environ.pop("LMC_TEST_UPDATED")
+    finally:
+        sys.setrecursionlimit(1000)
+        os.chdir(before)
+        signal.signal(signal.SIGUSR1, handler)
+
+
+@pytest.mark.parametrize("program", [computes, caches, looks_at_frames, sets_up_the_process])
 def test_resumes_behind_what_is_made_again(program: Any, tmp_path: Path):
     resumes_anywhere(program, {"q": "q"}, tmp_path)
 
