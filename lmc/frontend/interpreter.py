@@ -524,7 +524,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         """A batch that is about to run. Its journal is open, if it has one."""
         from lmc.frontend.closed import is_closed  # imports the table of all functions that are known
 
-        fibers = not self.is_async and options.journal is None and is_closed(self, [item.arguments for item in items], Function)
+        traced = threading.gettrace() is not None  # by coverage, or a debugger: they keep a stack of frames for each thread
+        fibers = not self.is_async and options.journal is None and not traced and is_closed(self, [item.arguments for item in items], Function)
         limit = min(in_flight(limit, fibers, waves=options.desk is not None), len(items))
         return PendingBatch(self, items, states_of_batch(self, numbers, options), limit=limit, fibers=fibers, progress=progress, desk=options.desk)
 

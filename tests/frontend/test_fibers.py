@@ -223,6 +223,22 @@ def test_a_closed_program_runs_on_the_thread_that_waits_for_all_of_it():
     assert values == [part.run(text=str(i), backend=Mock(), temperature=0).ret_value for i in range(300)]
 
 
+def test_a_tracer_of_all_threads_sees_one_stack_on_each(monkeypatch: pytest.MonkeyPatch):
+    stacks, mixed = collections.defaultdict[int, list[Any]](list), list[str]()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        stack = stacks[threading.get_ident()]
+        if event == "call":
+            stack.append(frame)
+        elif event == "return" and stack.pop() is not frame:  # as coverage, which then gives lines to another file
+            mixed.append(frame.f_code.co_name)
+        return trace
+
+    monkeypatch.setattr(threading, "_trace_hook", trace)  # threading.settrace, undone at the end
+    states = part.run_batch([{"text": c} for c in "abc"], backend=Mock(latency=1e-3), generator_style=True)
+    assert len({s.text() for s in states}) == 3 and stacks and not mixed
+
+
 def test_a_consumer_that_takes_one_after_another_does_not_run_them():
     threads, values = on_threads(300, generator_style=True)
     assert len(threads) == 1 and threads != {threading.get_ident()}
