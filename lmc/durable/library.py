@@ -178,15 +178,26 @@ COMPUTE = frozenset(
 )
 """Modules whose functions and classes all do so, or define something."""
 _SET_UP: Mapping[str, str] = {
+    "asyncio": "set_event_loop set_event_loop_policy",
+    "atexit": "register unregister",
+    "codecs": "register register_error",
+    "csv": "field_size_limit register_dialect unregister_dialect",
+    "dotenv": "load_dotenv",
+    "gc": "disable enable freeze set_threshold unfreeze",
     "locale": "setlocale",
+    "logging.config": "dictConfig fileConfig",
+    "mimetypes": "add_type",
+    "numpy": "set_printoptions seterr",
     "os": "chdir fchdir umask putenv unsetenv",
+    "pandas": "reset_option set_option",
+    "resource": "setrlimit",
     "signal": "alarm getsignal pthread_sigmask raise_signal setitimer siginterrupt signal",
     "socket": "setdefaulttimeout",
-    "sys": "setprofile setrecursionlimit setswitchinterval settrace",
+    "sys": "set_int_max_str_digits setprofile setrecursionlimit setswitchinterval settrace",
     "threading": "setprofile settrace stack_size",
     "time": "tzset",
 }
-"""Python functions that set up the process for what a program does next: nothing of that outlives the process."""
+"""Functions that set up the process for what a program does next: nothing of that outlives the process."""
 
 
 def _by_name(table: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
@@ -194,7 +205,13 @@ def _by_name(table: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
 
 
 _COMPUTING_BY_NAME, _SET_UP_BY_NAME = _by_name(_COMPUTING), _by_name(_SET_UP)
-_CHANGE_ENVIRON = frozenset({"clear", "pop", "popitem", "setdefault", "update"})
+_SET_UP_OF = {
+    type(os.environ): frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
+    asyncio.AbstractEventLoop: frozenset(
+        {"add_signal_handler", "call_exception_handler", "remove_signal_handler", "set_debug", "set_default_executor", "set_exception_handler"}
+    ),
+}
+"""Methods that do so, by the class of their object."""
 _MAKE_DATES = frozenset({
     datetime.date.fromisoformat, datetime.date.fromordinal, datetime.date.fromisocalendar, datetime.time.fromisoformat,
     datetime.datetime.fromisoformat, datetime.datetime.fromordinal, datetime.datetime.fromisocalendar, datetime.datetime.combine,
@@ -218,9 +235,10 @@ def only_computes(fn: Any) -> bool:
 
 
 def sets_up(fn: Any) -> bool:
-    """Return whether it is a function of Python that changes the process, which a resumed run has to do again: its directory, its environment, its signals."""
-    if isinstance(attribute(fn, "__self__"), type(os.environ)):
-        return fn.__name__ in _CHANGE_ENVIRON
+    """Return whether it changes the process, which a resumed run has to do again: its directory, its environment, its signals."""
+    owner = attribute(fn, "__self__")
+    if any(isinstance(owner, cls) and fn.__name__ in names for cls, names in _SET_UP_OF.items()):
+        return True
     return type(fn) in (types.FunctionType, types.BuiltinFunctionType) and _is_in(_SET_UP_BY_NAME, fn)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import csv
 import functools
 import inspect
 import itertools
@@ -79,18 +81,30 @@ def sets_up_the_process(s, q):
     sys.setrecursionlimit(3000)
     os.environ.setdefault("LMC_TEST_SET_UP", q)
     os.environ.update(LMC_TEST_UPDATED=q)
+    csv.register_dialect("semicolons", delimiter=";")
     try:
         s += q + lmc.gen("a", max_tokens=4)
         noted(s["a"])
         signal.raise_signal(signal.SIGUSR1)
-        return signals, as_set_up(), os.environ.pop("LMC_TEST_SET_UP"), os.environ.pop("LMC_TEST_UPDATED")
+        rows = list(csv.reader(["a;b"], dialect="semicolons"))
+        return rows, signals, as_set_up(), os.environ.pop("LMC_TEST_SET_UP"), os.environ.pop("LMC_TEST_UPDATED")
     finally:
+        csv.unregister_dialect("semicolons")
         sys.setrecursionlimit(1000)
         os.chdir(before)
         signal.signal(signal.SIGUSR1, handler)
 
 
-@pytest.mark.parametrize("program", [computes, caches, looks_at_frames, sets_up_the_process])
+@lmc.function
+async def sets_up_the_loop(s, q):
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda loop, context: errors.append(context["message"]))
+    s += q + lmc.gen("a", max_tokens=4)
+    loop.call_exception_handler({"message": noted(s["a"])})
+    return errors
+
+
+@pytest.mark.parametrize("program", [computes, caches, looks_at_frames, sets_up_the_process, sets_up_the_loop])
 def test_resumes_behind_what_is_made_again(program: Any, tmp_path: Path):
     resumes_anywhere(program, {"q": "q"}, tmp_path)
 
