@@ -3,6 +3,8 @@ interpreter (conftest.py)."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -96,39 +98,37 @@ def spans_of(*sizes):
         begin += context
 
 
-KV = ("", "fp8", "widened")
-CASES = {
-    "one row": [(1, 170)],
-    "decode": [(1, n) for n in (3, 200, 64, 65)],
-    "constants": [(1, 90), (3, 50), (7, 130), (2, 2)],
-    "prompts": [(40, 40), (1, 150), (35, 100)],
-}
+def pairs(names, one, other):
+    """All of one with all of the other on a GPU; under the interpreter, which takes seconds, each with one, in turn: they choose among different lines."""
+    return pytest.mark.parametrize(names, list(itertools.product(one, other) if GPU else zip(one, itertools.cycle(other))), ids=str)
 
 
-@pytest.mark.parametrize("case", CASES)
+KV = pytest.mark.parametrize("kv", ("", "fp8", "widened"))
+DECODE = [(1, n) for n in (3, 200, 64, 65)]
+MIXED = [(1, 90), (3, 50), (7, 130), (2, 2), (40, 40), (1, 150), (35, 100)]
+
+
+@pytest.mark.parametrize("sizes", [DECODE, MIXED], ids=["decode", "mixed"])
 @pytest.mark.parametrize("window", [None, 37])
-@pytest.mark.parametrize("kv", KV)
-def test_rows_read_their_slots(case, window, kv):
-    check(list(spans_of(*CASES[case])), window=window, shares=3, kv=kv)
+@KV
+def test_rows_read_their_slots(sizes, window, kv):
+    check(list(spans_of(*sizes)), window=window, kv=kv)
 
 
-@pytest.mark.parametrize("shape", [(6, 2, 24), (4, 4, 16), (3, 1, 16)], ids=str)
-@pytest.mark.parametrize("shares", [1, 40])
-@pytest.mark.parametrize("kv", KV)
+@pairs(("shape", "shares"), [(6, 2, 24), (4, 4, 16), (3, 1, 16)], [1, 7, 40])
+@KV
 def test_any_shape_and_any_cut(shape, shares, kv):
     check(list(spans_of((1, 90), (3, 50), (20, 130), (1, 200))), shape=shape, shares=shares, kv=kv)
 
 
-@pytest.mark.parametrize("span", [(6, 70), (20, 300)])
-@pytest.mark.parametrize("shares", [3, 40])
-@pytest.mark.parametrize("kv", KV)
+@pairs(("span", "shares"), [(1, 170), (6, 70), (20, 300)], [3, 40])
+@KV
 def test_a_lone_span_sees_nothing_behind_its_slots(span, shares, kv):
     check(list(spans_of(span)), shares=shares, kv=kv)
 
 
-@pytest.mark.parametrize("shares", [2, 9])
-@pytest.mark.parametrize("kv", KV)
-def test_a_prefix_is_read_by_its_group(shares, kv):
+@pairs(("kv", "shares"), ["", "fp8", "widened"], [2, 9])
+def test_a_prefix_is_read_by_its_group(kv, shares):
     slots = np.random.default_rng(1).permutation(SLOTS)
     first, second = slots[:150], slots[150:230]
     own = [slots[300 + 20 * i :][: 3 + i % 9] for i in range(26)]
