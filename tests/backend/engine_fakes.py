@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -528,11 +529,16 @@ class SteppedCore(EngineCore):
         return self._runner
 
 
+STEPPED = deque[LocalBackend](maxlen=8)
+"""The last engines of `stepped`: conftest.py checks them when a test has ended."""
+
+
 def stepped(max_tokens: int = 512, **options) -> tuple[LocalBackend, SteppedCore]:
     """A backend whose passes the test runs one by one: `while core.turn(): ...`."""
     engine, _ = backend(max_tokens, core=SteppedCore, **options)
     core = engine._core
     assert isinstance(core, SteppedCore)
+    STEPPED.append(engine)
     return engine, core
 
 

@@ -179,7 +179,6 @@ def test_a_stop_string_leaves_nothing_behind_it():
     assert out.text == "xy" and out.metas[0]["finish_reason"] == {"type": "stop", "matched": "END"}
     assert engine.prompt_ids(handle) == WORDS.encode(("q",)) + list(b"xy")
     assert engine.stats()["cached_tokens"] == 3  # q, x, y: the KV of E, N, D is gone
-    engine.check()
 
 
 def test_special_tokens_come_from_parts_only(engine):
@@ -256,7 +255,6 @@ def test_children_of_an_unfinished_parent_start_when_it_ends():
     ids = engine.prompt_ids(parent)
     assert child.results[0].output().text == WORDS.decode(reference_ids([*ids, ord("b")], 3))
     assert grandchild.results[0].output().text == WORDS.decode(reference_ids(ids + WORDS.encode(("cd",)), 2))
-    engine.check()
 
 
 def test_descendants_fail_with_the_parents_error():
@@ -268,7 +266,6 @@ def test_descendants_fail_with_the_parents_error():
     drain(core)
     errors = [h.results[0].error for h in (parent, child, late)]
     assert isinstance(errors[0], CancelledError) and errors[0] is errors[1] is errors[2]
-    engine.check()
 
 
 def test_a_long_chain_fails_as_a_whole():
@@ -277,7 +274,6 @@ def test_a_long_chain_fails_as_a_whole():
     handle.steps[0].backend.abort(handle.steps[0], CancelledError("gone"))
     drain(core)
     assert all(isinstance(r.error, CancelledError) for r in handle.results)
-    engine.check()
 
 
 def test_n_samples_share_the_prompt_and_differ():
@@ -600,7 +596,6 @@ def test_a_child_that_is_too_long_fails_alone():
     drain(core)
     assert isinstance(child.results[0].error, PromptTooLongError)
     assert sibling.results[0].output().text
-    engine.check()
 
 
 @pytest.mark.parametrize(
@@ -699,7 +694,6 @@ def test_one_bad_request_does_not_take_its_batch_along(monkeypatch):
     error = failing.results[0].error
     assert isinstance(error, BackendError) and isinstance(error.__cause__, ZeroDivisionError)
     assert fine.results[0].output().text
-    engine.check()
 
 
 # -- health ------------------------------------------------------------------------------------------------------------
@@ -793,7 +787,6 @@ def test_dropping_the_last_handle_aborts_and_frees():
     gc.collect()
     drain(core)
     assert engine.stats()["running"] == 0 and engine.counters().generated_tokens == 1
-    engine.check()
 
 
 def test_a_result_keeps_its_work_alive():

@@ -107,7 +107,6 @@ def test_an_answer_that_stops_costs_one_row_more():
     assert handle.results[0].output().meta["finish_reason"] == {"type": "stop", "matched": EOS}
     assert core.runner.passes == [len(prompt), 1, 1, 1]  # the last one's token nobody takes
     assert engine.counters().generated_tokens == 3
-    engine.check()
 
 
 @pytest.mark.parametrize("names", [["free within"] * 3, ["forced often", "forced and drawn"], ["plain", "forced often"]])

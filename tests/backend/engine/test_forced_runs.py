@@ -99,7 +99,6 @@ def test_an_answer_without_any_choice_needs_no_pass():
     drain(core)
     assert [r.output().text for r in handle.results] == ["the end", "the cat"]
     assert runner.passes == [] and handle.results[0].output().usage.passes == 0
-    engine.check()
 
 
 def test_a_long_chain_of_answers_without_any_choice():
@@ -107,7 +106,6 @@ def test_a_long_chain_of_answers_without_any_choice():
     handle = engine.submit(None, [gen("ab") for _ in range(600)])
     drain(core)
     assert handle.results[-1].output().text == "ab"
-    engine.check()
 
 
 def test_an_answer_without_any_choice_can_be_cancelled():
@@ -116,7 +114,6 @@ def test_an_answer_without_any_choice_can_be_cancelled():
     handle.cancel()
     drain(core)
     assert isinstance(handle.results[0].error, CancelledError)
-    engine.check()
 
 
 def test_nothing_is_forced_behind_a_cut_that_no_tokenizer_makes():
@@ -175,7 +172,6 @@ def test_others_go_on_beside_a_long_run():
     drain(core)
     assert long.results[0].done and short.results[0].done
     assert len(runner.passes) < 20
-    engine.check()
 
 
 def test_equal_beginnings_are_computed_once():

@@ -47,7 +47,6 @@ def test_a_conversation_that_was_evicted_comes_back(late, ahead):
     stats = engine.stats()
     assert stats["host_out"] > 200
     assert stats["host_hits"] == 1 and more.results[0].output().meta["cached_tokens"] >= 60
-    engine.check()
 
 
 def test_what_is_copied_out_leaves_room_for_what_is_reserved():
@@ -90,7 +89,6 @@ def test_what_waits_for_a_copy_out_is_admitted_behind_it():
     assert core.scheduler._held.copies and not more.results[0].done
     drain(core)
     assert more.results[0].done
-    engine.check()
 
 
 def test_a_run_that_does_not_fit_beside_parked_ones_is_admitted_where_nothing_runs():
@@ -103,7 +101,6 @@ def test_a_run_that_does_not_fit_beside_parked_ones_is_admitted_where_nothing_ru
     later = ask(engine, core, "c" * 60, run=new)
     assert later.results[0].done and kept
     assert engine.stats()["open_runs"] == 2
-    engine.check()
 
 
 def test_pins_that_open_runs_use_outlast_others():
@@ -119,7 +116,6 @@ def test_pins_that_open_runs_use_outlast_others():
     drain(core)
     assert more.results[0].done and engine.stats()["broken_leases"] == 0
     assert engine.holds(shared) and not engine.holds(other)
-    engine.check()
 
 
 @pytest.mark.parametrize("late", [0, 3])
@@ -148,7 +144,6 @@ def test_what_a_run_goes_on_from_is_back_before_its_request_comes(late):
     more = ask(engine, core, "and more", handle, run=run)
     assert more.results[0].output().meta["cached_tokens"] > 160 and engine.stats()["host_hits"] == hits, "nothing is copied for the request"
     assert other
-    engine.check()
 
 
 @pytest.mark.search
@@ -209,7 +204,6 @@ def test_no_memory_is_taken_before_something_may_have_to_leave():
     assert mover.ready == 0 and engine.stats()["host_out"] == 0
     second = ask(engine, core, "b" * 100, run=run)
     assert mover.ready > 0 and engine.stats()["host_out"] >= 200 and first and second
-    engine.check()
 
 
 @pytest.mark.parametrize("late", [0, 4])
@@ -228,7 +222,6 @@ def test_what_ended_runs_left_on_the_host_goes_before_what_is_needed(late):
     assert (engine.stats()["parked_leases"], engine.stats()["broken_leases"]) == (1, 0)
     more = ask(engine, core, "and more", first, run=away)
     assert more.results[0].output().meta["cached_tokens"] > 160
-    engine.check()
 
 
 def test_what_ended_runs_left_takes_no_more_memory():
@@ -241,7 +234,6 @@ def test_what_ended_runs_left_takes_no_more_memory():
         over.end()
         drain(core)
     assert engine.stats()["host_out"] > 5000 and mover_of(core).ready < 5 * 300 and first
-    engine.check()
 
 
 def test_conversations_get_as_much_memory_as_they_need():
@@ -251,7 +243,6 @@ def test_conversations_get_as_much_memory_as_they_need():
     more = [ask(engine, core, "and more", chat) for chat in chats]
     assert engine.stats()["host_hits"] == 30
     assert all(chat.results[0].output().meta["cached_tokens"] >= 40 for chat in more)
-    engine.check()
 
 
 def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypatch):
@@ -268,7 +259,6 @@ def test_who_needs_as_much_as_another_that_found_no_room_looks_for_none(monkeypa
     assert engine.stats()["running"] == 1 and len(looks) <= 4
     drain(core)
     assert all(handle.results[0].done for handle in handles)
-    engine.check()
 
 
 def test_who_is_held_back_begins_when_room_has_come():
@@ -288,7 +278,6 @@ def test_who_is_held_back_begins_when_room_has_come():
         core.step()
     drain(core)
     assert new.results[0].done and engine.stats()["broken_leases"] == 0
-    engine.check()
 
 
 @some("resumes", [False, True], 2)
@@ -304,7 +293,6 @@ def test_requests_that_are_never_continued_are_soon_not_copied_any_more(resumes)
         out.append(engine.stats()["host_out"])
     first, last = out[60] - out[10], out[-1] - out[-51]
     assert first > 40 * 40 and (last > 40 * 40 if resumes else last < 10 * 44)
-    engine.check()
 
 
 def test_what_found_no_room_is_copied_when_there_is_some():
@@ -317,7 +305,6 @@ def test_what_found_no_room_is_copied_when_there_is_some():
     mover.is_slow = False
     kept.append(ask(engine, core, "c" * 80, run=run))
     assert engine.stats()["host_out"] > 240 and engine.stats()["host_tokens"] > 240
-    engine.check()
 
 
 @pytest.mark.parametrize(("said", "size"), [(None, None), (0, 0), ("0GB", 0), (123, 123), ("16GB", 16 * 10**9), ("1.5 GiB", 3 << 29), ("2kb", 2000)])

@@ -87,7 +87,6 @@ def test_pins_outlive_what_was_used_later_and_go_when_they_are_released():
     engine.release(pin)
     fill()
     assert cached() == 0
-    engine.check()
 
 
 def test_a_long_conversation_looks_up_only_what_is_new(monkeypatch):
@@ -106,7 +105,6 @@ def test_a_long_conversation_looks_up_only_what_is_new(monkeypatch):
     meta = handle.results[-1].output().meta
     assert meta["cached_tokens"] == meta["prompt_tokens"] - len("turn 39: ") - 1  # nobody needed the KV of the last token
     assert compared[0] <= 40
-    engine.check()
 
 
 def say(core, prompt: str, answer: str) -> None:
@@ -130,7 +128,6 @@ def test_what_goes_on_behind_a_cut_is_not_what_was_cut(regex):
     assert first.text == ("the " if regex else "dddd ")
     prompt = WORDS.encode(("go",)) + list(first.ids) + WORDS.encode((" on",))
     assert list(second.ids) == reference_ids(prompt, 5)
-    engine.check()
 
 
 def test_after_a_failed_pass_nothing_goes_on_from_what_was_cached_before():
@@ -144,7 +141,6 @@ def test_after_a_failed_pass_nothing_goes_on_from_what_was_cached_before():
     prompt = WORDS.encode(("a long beginning ",)) + list(first.results[0].output().ids) + WORDS.encode((" and more ",))
     assert list(second.results[0].output().ids) == reference_ids(prompt, 4)
     assert second.results[0].output().meta["cached_tokens"] == 0
-    engine.check()
 
 
 def test_of_a_long_leaf_only_what_is_wanted_goes():

@@ -140,7 +140,6 @@ def test_what_runs_need_is_learned_for_each_arm():
     handle = go(run, "short", 10)
     (lease,) = core.scheduler.runs.leases()
     assert handle and lease.run.expected < 60, "as the short arm needs, and not as the program does on average"
-    engine.check()
 
 
 @pytest.mark.parametrize(("growth", "open_runs"), [(None, 1), (0, 2), (200, 1)])
@@ -151,7 +150,6 @@ def test_a_run_whose_graph_leaves_no_more_is_expected_to_need_no_more(growth, op
     handles = [engine.submit(None, [Text((name * 40,)), endless(4)], Hints(run=run, growth=growth)) for name, run in zip("ab", runs, strict=True)]
     drain(core)
     assert engine.stats()["open_runs"] == open_runs and handles
-    engine.check()
 
 
 @apart
@@ -199,7 +197,6 @@ def test_what_waits_for_a_sub_program_is_kept_while_that_is_active():
     drain(core)
     assert engine.stats()["lapsed_leases"] == engine.stats()["broken_leases"] == 0
     assert more.results[0].output().meta["cached_tokens"] > 60
-    engine.check()
 
 
 def test_a_lease_gives_up_no_more_of_its_end_than_is_needed():
@@ -224,7 +221,6 @@ def test_a_lease_gives_up_no_more_of_its_end_than_is_needed():
     last = engine.submit(second, [Text(("l",)), endless(1)], Hints(run=younger))
     drain(core)
     assert last.results[0].output().meta["cached_tokens"] > 100
-    engine.check()
 
 
 def test_nothing_is_given_up_while_others_get_on():
@@ -244,7 +240,6 @@ def test_nothing_is_given_up_while_others_get_on():
     drain(core)
     assert soon.results[0].done and more.results[0].done and second.results[0].done
     assert engine.stats()["broken_leases"] == 0
-    engine.check()
 
 
 def test_who_goes_on_does_not_wait_long_for_others_to_end():
@@ -263,7 +258,6 @@ def test_who_goes_on_does_not_wait_long_for_others_to_end():
     assert more.results[0].done and second.results[0].done and not talk.results[0].done
     assert engine.stats()["broken_leases"] == 1
     drain(core)
-    engine.check()
 
 
 def test_where_everything_fits_runs_change_nothing():
@@ -292,7 +286,6 @@ def test_runs_that_wait_for_one_another_outside_do_not_hold_the_pool():
     clock.now += core.scheduler.patience
     drain(core)
     assert other.results[0].done
-    engine.check()
 
 
 def test_a_run_does_not_wait_for_what_it_keeps_itself():
@@ -309,7 +302,6 @@ def test_a_run_does_not_wait_for_what_it_keeps_itself():
     drain(core)
     assert more.results[0].done and pin
     assert engine.stats()["pinned"] == 1 and engine.stats()["broken_leases"] > 0
-    engine.check()
 
 
 def test_what_is_needed_does_not_wait_behind_pins_for_runs_that_are_away():
@@ -326,7 +318,6 @@ def test_what_is_needed_does_not_wait_behind_pins_for_runs_that_are_away():
     drain(core)
     assert kept.results[0].done and more.results[0].done and pin
     assert engine.stats()["pinned"] == 0 and engine.stats()["broken_leases"] == 0
-    engine.check()
 
 
 def test_a_sub_program_and_forks_do_not_wait_behind_other_runs():
@@ -348,7 +339,6 @@ def test_a_sub_program_and_forks_do_not_wait_behind_other_runs():
         drain(core)
         assert handle.results[0].done, "the oldest first"
         run.end()
-    engine.check()
 
 
 def test_a_request_of_no_run_is_not_passed_for_ever(monkeypatch):
@@ -357,7 +347,6 @@ def test_a_request_of_no_run_is_not_passed_for_ever(monkeypatch):
     alone = world.engine.submit(None, [Text(("z" * 900,)), endless(8)])
     world.run(agents(24))
     assert alone.results[0].done
-    world.engine.check()
 
 
 def test_a_run_that_is_dropped_keeps_nothing():
@@ -370,7 +359,6 @@ def test_a_run_that_is_dropped_keeps_nothing():
     gc.collect()
     drain(core)
     assert engine.stats()["leases"] == engine.stats()["open_runs"] == 0
-    engine.check()
 
 
 def test_what_is_asked_after_a_run_has_ended_is_answered():
@@ -383,7 +371,6 @@ def test_what_is_asked_after_a_run_has_ended_is_answered():
     drain(core)
     assert more.results[0].output().meta["cached_tokens"] > 50
     assert engine.stats()["leases"] == 0
-    engine.check()
 
 
 def test_a_choice_is_kept_for_what_follows():
@@ -396,7 +383,6 @@ def test_a_choice_is_kept_for_what_follows():
     more = engine.submit(handle, [Text(("more",)), endless(2)], Hints(run=run))
     drain(core)
     assert more.results[0].done and engine.stats()["leases"] == 1
-    engine.check()
 
 
 def test_a_place_that_nobody_comes_back_to_keeps_nothing():
@@ -408,7 +394,6 @@ def test_a_place_that_nobody_comes_back_to_keeps_nothing():
         assert handle.results[0].done and engine.stats()["leases"] == (i < 8)
         run.end()
         drain(core)
-    engine.check()
 
 
 @pytest.mark.parametrize(("eviction", "kept"), [("next-use", True), ("lru", False)])
@@ -430,7 +415,6 @@ def test_a_conversation_outlives_requests_that_never_came_back(eviction, kept):
     chat = ask("and more", chat)
     assert (chat.results[0].output().meta["cached_tokens"] > 60) == kept
     assert engine.stats()["leases"] == 0
-    engine.check()
 
 
 # -- programs ------------------------------------------------------------------------------------------------------
@@ -536,7 +520,6 @@ def test_caches_find_what_they_keep(cache, computed):
         drain(core)
         assert handle.results[0].done
     assert engine.counters().prefilled_tokens == computed
-    engine.check()
 
 
 def test_orders_are_what_they_are_called():

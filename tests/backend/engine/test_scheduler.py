@@ -51,7 +51,6 @@ def test_cold_siblings_compute_their_prefix_once():
     assert counters.prefilled_tokens == counters.unique_tokens
     for i, h in enumerate(handles):
         assert h.results[0].output().text == expected_text(f"{shared}{i % 8} tail {i}", 4)
-    engine.check()
 
 
 def test_siblings_start_as_soon_as_their_prefix_is_there():
@@ -76,7 +75,6 @@ def test_a_cold_trie_takes_one_pass():
     counters = engine.counters()
     assert counters.prefilled_tokens == counters.unique_tokens == core.runner.passes[0]
     assert engine.stats()["pinned"] == 2
-    engine.check()
 
 
 def test_what_is_longer_than_a_pass_is_waited_for_and_then_followed():
@@ -86,7 +84,6 @@ def test_what_is_longer_than_a_pass_is_waited_for_and_then_followed():
     assert engine.counters().prefilled_tokens == engine.counters().unique_tokens
     for handle, tail in zip(handles, ("a", "cc", "ddd"), strict=True):
         assert handle.results[0].output().text == expected_text("q" * 40 + tail, 1)
-    engine.check()
 
 
 def test_a_released_prefill_that_has_not_run_is_not_run():
@@ -99,7 +96,6 @@ def test_a_released_prefill_that_has_not_run_is_not_run():
     drain(core)
     assert engine.counters().prefilled_tokens == 41 and engine.stats()["pinned"] == 0
     assert handle.results[0].output().text == expected_text("q" * 40 + "a", 1)
-    engine.check()
 
 
 def test_a_prefill_released_half_way_leaves_what_it_has_computed():
@@ -109,7 +105,6 @@ def test_a_prefill_released_half_way_leaves_what_it_has_computed():
     engine.release(pin)
     assert drain(core) == 0
     assert engine.counters().prefilled_tokens == 16 and engine.stats()["cached_tokens"] == 16
-    engine.check()
 
 
 def siblings(engine, members: int, *tails: str, group=(0, 0, 0), most: int = 4):
@@ -127,7 +122,6 @@ def test_a_group_is_admitted_when_all_of_it_is_there():
     assert engine.counters().groups == 1 and engine.stats()["split_groups"] == 0
     for handle, tail in zip([*first, *last], "abc", strict=True):
         assert handle.results[0].output().text == expected_text("q" * 20 + tail, 4)
-    engine.check()
 
 
 def test_a_group_does_not_wait_for_ever_for_one_that_never_comes():
@@ -157,7 +151,6 @@ def test_a_member_that_will_not_ask_is_not_waited_for(end):
     drain(core)
     assert handle.results[0].output().text == expected_text("q" * 20 + "a", 4)
     del parent
-    engine.check()
 
 
 def test_a_group_waits_for_room_for_all_of_it():
@@ -241,7 +234,6 @@ def test_a_twin_of_one_token_is_awaited_when_the_loop_is_one_step_ahead():
     handles = [engine.submit(None, [Text(("x" * 20,)), gen(1)]) for _ in range(3)]
     drain(core)
     assert {h.results[0].output().text for h in handles} == {expected_text("x" * 20, 1)}
-    engine.check()
 
 
 @pytest.mark.parametrize("chunk", [16, 64])
@@ -253,7 +245,6 @@ def test_equal_prompts_survive_the_cancellation_of_the_first(chunk):
     drain(core)
     assert isinstance(first.results[0].error, CancelledError)
     assert second.results[0].output().text == third.results[0].output().text == expected_text("x" * 50, 4)
-    engine.check()
 
 
 def test_a_request_that_waits_for_anothers_prefix_goes_on_when_that_is_cancelled():
@@ -265,7 +256,6 @@ def test_a_request_that_waits_for_anothers_prefix_goes_on_when_that_is_cancelled
     first.cancel()
     drain(core)
     assert second.results[0].output().text == expected_text("x" * 50 + "cc", 4)
-    engine.check()
 
 
 def test_decoding_goes_on_beside_a_long_prefill():
@@ -307,7 +297,6 @@ def test_guesses_give_their_places_to_what_is_needed(max_batch):
     drain(core)
     for name, handles, n in (("guess", guesses, 12), ("needed", needed, 6)):
         assert [h.results[0].output().text for h in handles] == [expected_text(f"{name} {i}", n) for i in range(len(handles))]
-    engine.check()
 
 
 def test_guesses_wait_behind_all_others_until_they_are_needed(monkeypatch):
@@ -393,7 +382,6 @@ def test_after_its_patience_nobody_who_came_later_passes_a_request(monkeypatch, 
         assert not passed_by, f"{i} came in pass {then} and was passed by {passed_by}"
     drain(core)
     assert all(handle.results[0].done for handle in handles)
-    engine.check()
 
 
 def test_one_whose_logits_are_no_numbers_fails_alone():
@@ -407,7 +395,6 @@ def test_one_whose_logits_are_no_numbers_fails_alone():
     with pytest.raises(BackendError, match="no numbers"):
         bad.results[1].output()
     assert good.results[0].output().text == expected_text("two ", 6)
-    engine.check()
 
 
 @pytest.mark.parametrize("act", ["cancel", "drop"])
@@ -438,7 +425,6 @@ def test_a_thousand_that_wait_are_taken_out_at_once(act):
     drain(core)
     assert engine.stats()["waiting"] == engine.stats()["running"] == 0
     assert looked < 100
-    engine.check()
 
 
 def test_who_listens_badly_harms_nobody():
@@ -449,7 +435,6 @@ def test_who_listens_badly_harms_nobody():
     assert one.results[0].output().text == expected_text("one ", 6)
     assert other.results[0].output().text == expected_text("two ", 6)
     assert one.results[1].done
-    engine.check()
 
 
 def test_an_answer_that_cannot_be_told_is_an_error_and_never_a_hang(monkeypatch):
@@ -468,7 +453,6 @@ def test_an_answer_that_cannot_be_told_is_an_error_and_never_a_hang(monkeypatch)
         with pytest.raises(BackendError, match="no meta info"):
             result.output()
     assert other.results[0].output().text == expected_text("two ", 6)
-    engine.check()
 
 
 def test_what_is_cached_may_be_dropped_at_any_moment():
@@ -499,7 +483,6 @@ def test_namespaces_share_no_page():
     assert engine.counters().unique_tokens >= 3 * prompt
     cached = [h.results[0].output().metas[0]["cached_tokens"] for h in handles]
     assert all(c > prompt for c in cached[1::2]), "what goes on from a prompt stays in its namespace"
-    engine.check()
 
 
 @pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
@@ -513,7 +496,6 @@ def test_a_sequence_that_outgrows_its_positions_is_computed_again_once(runs, nea
     assert short.results[0].output().text == expected_text("x" * 10, 3)
     again = near if 10 <= near < 29 else 0  # the last token needs no row
     assert engine.stats()["recomputed_tokens"] == again + (near if 10 <= near < 12 else 0)
-    engine.check()
 
 
 @pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
@@ -525,7 +507,6 @@ def test_twins_that_outgrow_their_positions_are_computed_again(runs):
     drain(core)
     assert [h.results[0].output().text for h in handles] == [expected_text("w" * 9 + "x", 4)] * 3
     assert engine.counters().twins == 2 * 2  # and again when they go on
-    engine.check()
 
 
 def drain_after(engine, core, text: str) -> None:
@@ -542,7 +523,6 @@ def test_what_was_far_may_be_near_again():
     drain(core)
     assert engine.counters().preemptions == 1
     assert [result.output().text for result in done.results] == ["zz", expected_text("w" * 10 + "zzy", 1)]
-    engine.check()
 
 
 @pytest.mark.parametrize("slots", [70, 90, 150])
@@ -552,7 +532,6 @@ def test_a_small_pool_finishes_everything_with_the_same_text(slots):
     handles = [engine.submit(None, [Text((p,)), gen(6)]) for p in prompts]
     drain(core)
     assert [h.results[0].output().text for h in handles] == [expected_text(p, 6) for p in prompts]
-    engine.check()
 
 
 def test_evicted_and_computed_again_is_not_unique():
@@ -576,7 +555,6 @@ def test_pins_hold_and_give_way_when_nothing_else_fits():
     assert engine.stats()["pinned"] == 0
     engine.release(pinned)
     drain(core)
-    engine.check()
 
 
 def test_a_select_larger_than_a_pass_is_scored_in_several():
@@ -596,7 +574,6 @@ def test_equal_selects_in_one_pass_keep_one_copy():
     handles = [engine.submit(None, [Text(("which? ",)), Select(("abc", "cab"))]) for _ in range(3)]
     drain(core)
     assert len({h.results[0].output().text for h in handles}) == 1
-    engine.check()
 
 
 NAMESPACES = ["", "", "mine"]
