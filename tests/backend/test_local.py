@@ -789,20 +789,12 @@ def test_dropping_the_last_handle_aborts_and_frees():
     assert engine.stats()["running"] == 0 and engine.counters().generated_tokens == 1
 
 
-def test_a_result_keeps_its_work_alive():
+def test_a_result_keeps_its_work_and_that_of_its_parent_alive():
     engine, core = stepped()
-    result = ask(engine, "x", gen(5)).results[0]
+    result = ask(engine, "y", gen(2), ask(engine, "x", gen(5))).results[0]
     gc.collect()
     drain(core)
     assert result.output().text
-
-
-def test_a_child_keeps_its_parent_alive():
-    engine, core = stepped()
-    child = ask(engine, "y", gen(2), ask(engine, "x", gen(5)))
-    gc.collect()
-    drain(core)
-    assert child.results[0].output().text
 
 
 def test_an_unstarted_child_that_is_dropped_takes_its_parent_along():

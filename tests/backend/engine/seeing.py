@@ -18,6 +18,7 @@ from lmc.backend.engine.models.loader import load
 from lmc.backend.engine.models.vision import Vision
 from lmc.backend.local_model import Engine
 from lmc.segments import Gen, Image, SamplingParams, Text
+from tests.backend.engine_fakes import reserving_little
 
 TOKENS = 10
 TEXT = {
@@ -264,6 +265,7 @@ class Pair:
         vision = load(self.folder, dtype="float32").vision
         assert vision is not None
         self.vision = vision
+        self._said = dict[Any, list[int]]()
 
     def engine(self, **options: Any) -> Engine:
         return Engine(self.folder, dtype="float32", **{"max_tokens": 2000, **options})
@@ -274,8 +276,25 @@ class Pair:
             ids = engine.prompt_ids(handle)
             pictures = [s.source for s in prompt if isinstance(s, Image)]
             begun = handle.results[0].output().usage.prompt_tokens
-            assert ids[begun:] == reference(self.model, self.vision, ids[:begun], pictures, tokens)
+            assert ids[begun:] == self.expected(ids[:begun], pictures, tokens)
         engine.check()
+
+    def expected(self, ids: list[int], pictures: list[bytes], tokens: int) -> list[int]:
+        """The reference's answer, which is computed once."""
+        key = (*ids, *pictures, tokens)
+        if key not in self._said:
+            self._said[key] = reference(self.model, self.vision, ids, pictures, tokens)
+        return self._said[key]
+
+    def check_preempted(self, prompts: Sequence[Any]) -> None:
+        """That answers are the same in a pool that has not room for all of them, and are preempted there."""
+        long = Gen(SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, stop=("never said",)))
+        with self.engine() as engine:
+            expected = [engine.prompt_ids(handle) for handle in [engine.submit(None, [*one, long]) for one in prompts]]
+        with reserving_little(), self.engine(max_tokens=int(1.7 * max(map(len, expected))), chunk=24) as engine:
+            assert together(engine, prompts, long) == expected
+            assert engine.counters().preemptions > 0
+            engine.check()
 
 
 def together(engine: Engine, prompts: Sequence[Sequence[Any]], ask: Gen) -> list[list[int]]:

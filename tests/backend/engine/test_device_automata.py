@@ -106,7 +106,7 @@ def test_the_reference_steps_as_the_hosts_automaton(k, regex):
         assert k.behind_reference(state, arrays, k.spelling).tolist() == a.targets(state).tolist()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_kernels_equal_their_references(k, seed):
     """Over several automata at once, from states of the host and of the device, DEAD ones and rows of bits among them."""
     rng, automata = np.random.default_rng(seed), [automaton(regex) for regex in REGEXES]
@@ -161,8 +161,7 @@ def request(a: TokenAutomaton | None, seed: int, **params) -> Request:
 PARAMS = [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"logit_bias": ((300, 2.0),)}, {"min_new_tokens": 2}]
 
 
-@pytest.mark.parametrize("kernels", ["fast", "slow"])
-@pytest.mark.parametrize("room", [64 << 20, 60_000, 0])
+@pytest.mark.parametrize(("kernels", "room"), [("fast", 60_000), ("slow", 64 << 20), ("slow", 0)])
 def test_answers_drawn_a_step_ahead_are_those_of_a_sampler_that_waits(k, kernels, room, monkeypatch):
     """Random logits, answers that come and end, automata that come and go, tokens that only the device knows."""
     from lmc.backend.engine.sampler import Sampler

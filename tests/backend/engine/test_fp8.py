@@ -88,8 +88,7 @@ def test_torchs_products_equal_the_reference(f8, rows):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("split", [1, 2, 4])
-@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 64, 512), (5, 160, 528), (17, 96, 1040), (64, 80, 256)])
+@pytest.mark.parametrize(("rows", "outputs", "columns", "split"), [(1, 64, 512, 4), (5, 160, 528, 2), (17, 96, 1040, 4), (64, 80, 256, 1)])
 def test_products_of_few_rows_equal_the_reference(f8, rows, outputs, columns, split):
     pytest.importorskip("triton")
     from lmc.backend.engine.kernels.few_rows import Cut, FewRows, cut_of

@@ -64,8 +64,7 @@ class Haystack:
 
 
 @pytest.mark.parametrize("slots", SIZES)
-@pytest.mark.parametrize("shares", [1, 9])
-@pytest.mark.parametrize(("kind", "rows"), [("decode", 4), ("prompt", 21), ("widened", 21)])
+@pytest.mark.parametrize(("kind", "rows", "shares"), [("decode", 4, 9), ("prompt", 21, 1), ("widened", 21, 9)])
 def test_one_key_of_thousands_is_recalled(slots, kind, rows, shares):
     """In tiles of decoding rows, of prompts, and of prompts over KV that is widened first; a tile in one piece, and cut into many."""
     hay = Haystack(slots, rows)

@@ -226,9 +226,10 @@ def test_drafts_change_nothing(llama):
 @pytest.mark.parametrize("cache", ["tree", "table", "off"])
 def test_in_a_pool_that_is_too_small(llama, cache):
     with engine_of(llama) as engine:
-        expected = {(p, n): engine.submit(None, [Text((p,)), ask(n, 60)]).results[0].output().ids for p in PROMPTS for n in NAMES}
+        handles = {(p, n): engine.submit(None, [Text((p,)), ask(n, 30)]) for p in PROMPTS for n in NAMES}
+        expected = {key: handle.results[0].output().ids for key, handle in handles.items()}
     with lmc.Engine(llama.path, adapters=llama.adapters, device="cpu", dtype="float32", max_tokens=200, chunk=24, cache=cache) as engine:
-        handles = {key: engine.submit(None, [Text((key[0],)), ask(key[1], 60)]) for key in expected}
+        handles = {(p, n): engine.submit(None, [Text((p,)), ask(n, 30)]) for p, n in expected}
         assert {key: h.results[0].output().ids for key, h in handles.items()} == expected
         engine.check()
 

@@ -29,13 +29,7 @@ from lmc.backend.engine.models.weights import _fixed  # noqa: E402
 from lmc.errors import ModelLoadError  # noqa: E402
 from tests.backend.engine.model_fixtures import PlainKV, all_logits, batch, greedy, transformers_smollm2  # noqa: E402
 
-PROMPTS = [
-    ["The capital of France is"],
-    ["Once upon a time, in a village of 1234 houses,\n"],
-    ["def fibonacci(n):\n    "],
-    ["世界 naïve 🙂 — "],
-    ["1, 2, 3, 4, 5, 6, 7,"],
-]
+PROMPTS = [["Once upon a time, in a village of 1234 houses,\n"], ["世界 naïve 🙂 — "]]
 
 
 @pytest.fixture(scope="module")
@@ -66,37 +60,21 @@ def worst_margin(logits, tokens):
     return float((logits.max(1).values - chosen).max())
 
 
-@pytest.mark.parametrize("parts", PROMPTS)
+@pytest.mark.parametrize("parts", [*PROMPTS, None], ids=["a story", "other letters", "a conversation"])
 def test_greedy_tokens_are_the_references_own(small, judge, parts):
-    prompt = small.tokenizer.encode(parts)
-    answer = greedy(small, prompt, 40)
+    template = small.chat_template
+    prompt = small.tokenizer.encode(parts or [*template.begin("user", None), "Name one colour.", *template.end("user"), *template.begin("assistant", "user")])
+    answer = greedy(small, prompt, 24)
     logits = their_logits(judge, prompt + answer)[len(prompt) - 1 : -1]
     assert worst_margin(logits, answer) < 0.1
 
 
-@pytest.mark.parametrize("parts", PROMPTS[:3])
-def test_exact_weights_give_the_references_logits(exact, judge, parts):
-    ids = exact.tokenizer.encode(parts)
-    torch.testing.assert_close(all_logits(exact, ids), their_logits(judge, ids), atol=2e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize("parts", PROMPTS[:3])
-def test_packed_weights_stay_close_to_the_reference(small, judge, parts):
+@pytest.mark.parametrize("parts", PROMPTS)
+def test_weights_give_the_references_logits_and_packed_ones_nearly(exact, small, judge, parts):
     ids = small.tokenizer.encode(parts)
-    torch.testing.assert_close(all_logits(small, ids), their_logits(judge, ids), atol=0.05, rtol=0)
-
-
-def test_a_conversation_by_the_models_own_template(small, judge):
-    template = small.chat_template
-    parts = [
-        *template.begin("user", None),
-        "Name one colour.",
-        *template.end("user"),
-        *template.begin("assistant", "user"),
-    ]
-    prompt = small.tokenizer.encode(parts)
-    answer = greedy(small, prompt, 30)
-    assert worst_margin(their_logits(judge, prompt + answer)[len(prompt) - 1 : -1], answer) < 0.1
+    expected = their_logits(judge, ids)
+    torch.testing.assert_close(all_logits(exact, ids), expected, atol=2e-3, rtol=1e-4)
+    torch.testing.assert_close(all_logits(small, ids), expected, atol=0.05, rtol=0)
 
 
 def test_mixed_passes_equal_passes_alone(small):
@@ -239,6 +217,8 @@ FAMILIES = {
     "qwen3-unnormed": ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": False, "head_dim": 16}),
     "linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
 }
+KINDS = ("qwen2", "qwen3", "smollm3", "llama", "mixtral", "qwen3-experts")
+"""Those that differ in their weights, and not in what is made of them: positions, windows, how experts are weighed."""
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +252,7 @@ def test_safetensors_of_each_family(saved, family):
     ids = torch.randint(0, 96, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = their_logits(theirs, ids)
     spread = float(expected.std())
-    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25)):
+    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25))[: None if family in KINDS else 2]:
         loaded = load(str(folder), dtype=dtype)
         found, near = all_logits(loaded, ids), {"atol": tolerance * spread, "rtol": 1e-3}
         if loaded.config.num_experts and dtype != "float32":  # a row for which rounding changes the experts is another
@@ -295,7 +275,7 @@ def test_what_rotates_a_part_of_each_head_is_left_to_transformers():
         configs.from_hf({**SHAPE, "model_type": "llama", "partial_rotary_factor": 0.5}, "config.json")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", KINDS)
 def test_dummy_weights_need_no_weights_and_have_their_shapes(saved, family):
     folder, _ = saved(family)
     real = load(str(folder), dtype="float32").model

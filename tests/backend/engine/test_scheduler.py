@@ -53,13 +53,6 @@ def test_cold_siblings_compute_their_prefix_once():
         assert h.results[0].output().text == expected_text(f"{shared}{i % 8} tail {i}", 4)
 
 
-def test_siblings_start_as_soon_as_their_prefix_is_there():
-    engine, core = stepped()
-    handles = [engine.submit(None, [Text(("q" * 40 + tail,)), gen(30)]) for tail in ("a", "cc", "ddd")]
-    assert drain(core) <= 30 + 2
-    assert all(h.results[0].done for h in handles)
-
-
 def test_a_cold_trie_takes_one_pass():
     """Prefixes, what goes on from them and what goes on from that: each token has one row, and all are in one pass."""
     engine, core = stepped(1024, chunk=256)
@@ -220,42 +213,27 @@ def test_an_n_way_sample_is_one_prompt_row_and_a_seed_each():
     assert [h.results[0].output().text for h in alone] == texts
 
 
-def test_equal_prompts_share_the_last_row():
-    engine, core = stepped()
-    handles = [engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(10)]
+@pytest.mark.parametrize("runs", [FakeRunner, FakeAheadRunner])
+@pytest.mark.parametrize("most", [1, 4])
+def test_equal_prompts_share_the_last_row(runs, most):
+    """A twin has no rows of its own in the pass that samples it."""
+    engine, core = stepped(runs=runs)
+    handles = [engine.submit(None, [Text(("x" * 20,)), gen(most)]) for _ in range(3)]
     drain(core)
-    assert engine.counters().prefilled_tokens == 50
-    assert {h.results[0].output().text for h in handles} == {expected_text("x" * 50, 4)}
+    assert engine.counters().prefilled_tokens == 20
+    assert {h.results[0].output().text for h in handles} == {expected_text("x" * 20, most)}
 
 
-def test_a_twin_of_one_token_is_awaited_when_the_loop_is_one_step_ahead():
-    """It has no rows of its own in the pass that samples it."""
-    engine, core = stepped(runs=FakeAheadRunner)
-    handles = [engine.submit(None, [Text(("x" * 20,)), gen(1)]) for _ in range(3)]
-    drain(core)
-    assert {h.results[0].output().text for h in handles} == {expected_text("x" * 20, 1)}
-
-
-@pytest.mark.parametrize("chunk", [16, 64])
-def test_equal_prompts_survive_the_cancellation_of_the_first(chunk):
+@pytest.mark.parametrize(("chunk", "tail"), [(16, ""), (64, ""), (16, "cc")])
+def test_those_that_wait_for_anothers_prefix_go_on_when_that_is_cancelled(chunk, tail):
     engine, core = stepped(chunk=chunk)
-    first, second, third = (engine.submit(None, [Text(("x" * 50,)), gen()]) for _ in range(3))
+    first, *others = (engine.submit(None, [Text(("x" * 50 + end,)), gen()]) for end in ("a" if tail else "", tail, tail))
     core.turn()
+    assert engine.stats()["running"] == (1 if chunk == 16 else 3)
     first.cancel()
     drain(core)
     assert isinstance(first.results[0].error, CancelledError)
-    assert second.results[0].output().text == third.results[0].output().text == expected_text("x" * 50, 4)
-
-
-def test_a_request_that_waits_for_anothers_prefix_goes_on_when_that_is_cancelled():
-    engine, core = stepped(chunk=16)
-    first = engine.submit(None, [Text(("x" * 50 + "a",)), gen()])
-    second = engine.submit(None, [Text(("x" * 50 + "cc",)), gen()])
-    core.turn()
-    assert engine.stats()["running"] == 1
-    first.cancel()
-    drain(core)
-    assert second.results[0].output().text == expected_text("x" * 50 + "cc", 4)
+    assert [other.results[0].output().text for other in others] == [expected_text("x" * 50 + tail, 4)] * 2
 
 
 def test_decoding_goes_on_beside_a_long_prefill():
@@ -266,20 +244,6 @@ def test_decoding_goes_on_beside_a_long_prefill():
     for _ in range(8):
         core.turn()
     assert short.results[0].done and not long.results[0].done
-
-
-def test_longest_cached_prefix_goes_first():
-    engine, core = stepped(4096, max_batch=1)
-    engine.submit(None, [Text(("warm" * 20,)), gen(1)])
-    keep = engine.submit(None, [Text(("warm" * 20,)), gen(1)])
-    drain(core)
-    assert keep.results[0].done
-    cold = engine.submit(None, [Text(("cold" * 20,)), gen(1)])
-    warm = engine.submit(None, [Text(("warm" * 20 + "!",)), gen(1)])
-    core.turn()
-    assert warm.results[0].done and not cold.results[0].done
-    drain(core)
-    assert cold.results[0].done
 
 
 @pytest.mark.parametrize("max_batch", [1, 2])
@@ -339,20 +303,6 @@ def test_guesses_leave_the_pool_to_what_is_needed():
         engine.check()
     drain(core)
     assert guess.results[0].output().text == expected_text("g" * 40, 20) and engine.counters().preemptions >= 1
-
-
-def test_a_waiting_request_is_not_passed_for_ever(monkeypatch):
-    monkeypatch.setattr("lmc.backend.engine.waiting._PATIENCE", 5)
-    engine, core = stepped(4096, max_batch=1)
-    first = engine.submit(None, [Text(("warm" * 20,)), gen(1)])
-    drain(core)
-    assert first.results[0].done
-    cold = engine.submit(None, [Text(("cold" * 20,)), gen(1)])
-    handles = []
-    for i in range(20):
-        handles.append(engine.submit(None, [Text(("warm" * 20 + f"!{i}",)), gen(1)]))
-        core.turn()
-    assert cold.results[0].done
 
 
 @pytest.mark.parametrize("slots", [100, 400])

@@ -17,7 +17,7 @@ pytest.importorskip("num2words")
 import lmc  # noqa: E402
 from lmc.backend.engine.models import frames as rules  # noqa: E402
 from lmc.backend.engine.prompt_pictures import Shown  # noqa: E402
-from lmc.segments import Frames, Gen, Image, SamplingParams, Text  # noqa: E402
+from lmc.segments import Frames, Image, Text  # noqa: E402
 from lmc.videos import Film  # noqa: E402
 from tests.backend.engine import seeing  # noqa: E402
 from tests.backend.engine.seeing import ASK, TOKENS, A, Pair  # noqa: E402
@@ -133,23 +133,16 @@ def test_programs_give_transformers_tokens(pair, monkeypatch):
         assert spent.images - spent.image_hits == seen, "each is looked at once"
 
 
-@pytest.mark.parametrize("chunk", [1, 20])
-def test_in_batches_whatever_a_chunk_cuts_through(pair, chunk):
+def test_in_batches_whatever_a_chunk_cuts_through(pair):
     with pair.engine() as engine:
         expected = [engine.prompt_ids(engine.submit(None, [*one, ASK])) for one in PROMPTS]
-    with pair.engine(chunk=chunk, max_batch=5) as engine:
+    with pair.engine(chunk=7, max_batch=5) as engine:
         assert [engine.prompt_ids(handle) for handle in [engine.submit(None, [*one, ASK]) for one in PROMPTS]] == expected
         engine.check()
 
 
 def test_preempted_and_evicted_in_the_middle(pair):
-    long = Gen(SamplingParams(max_new_tokens=180, temperature=0.0, ignore_eos=True, stop=("never said",)))
-    with pair.engine() as engine:
-        expected = [engine.prompt_ids(handle) for handle in [engine.submit(None, [*one, long]) for one in PROMPTS]]
-    with pair.engine(max_tokens=int(1.7 * max(map(len, expected))), chunk=24) as engine:
-        assert seeing.together(engine, PROMPTS, long) == expected
-        assert engine.counters().preemptions > 0
-        engine.check()
+    pair.check_preempted(PROMPTS)
 
 
 def test_equal_videos_hit_token_by_token(pair):
