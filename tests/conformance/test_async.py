@@ -348,31 +348,6 @@ def test_where_a_loop_is_running_the_message_says_what_to_write() -> None:
     asyncio.run(main())
 
 
-def test_a_tool_may_run_another_program() -> None:
-    fast = lmc.compile(two_searches, backend=Mock())
-
-    async def tool(q: str) -> str:
-        return (await fast.acall(q=q)).ret_value
-
-    def sync_tool(q: str) -> str:
-        return fast(q=q).ret_value
-
-    @lmc.function
-    async def outer(s: Any, q: str) -> Any:
-        s += q + lmc.gen("b", max_tokens=2)
-        return await tool(s["b"])
-
-    @lmc.function
-    def outer_sync(s: Any, q: str) -> Any:
-        s += q + lmc.gen("b", max_tokens=2)
-        return sync_tool(s["b"])
-
-    for program in (outer, outer_sync):
-        expected = program.run(q="x", backend=Mock(), seed=1).ret_value
-        assert lmc.compile(program)(q="x", backend=Mock(), seed=1).ret_value == expected
-        assert [s.ret_value for s in lmc.compile(program).batch([{"q": "x"}] * 3, backend=Mock(), seed=1)][0] == expected
-
-
 def test_a_system_exit_of_a_tool_reaches_the_caller() -> None:
     async def leaves() -> None:
         await asyncio.sleep(0)

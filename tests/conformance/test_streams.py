@@ -255,12 +255,6 @@ def running() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("lmc-") and t.name != "lmc-mock" and t not in OTHERS]
 
 
-def test_a_stream_with_stream_true_is_the_same() -> None:
-    fast = lmc.compile(scoped)
-    state = fast(q="Why?", backend=mock(), seed=3, stream=True)
-    assert "".join(state.text_iter()) == fast(q="Why?", backend=mock(), seed=3).text()
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_an_attribute_error_of_the_program_is_raised_as_it_is(compiled):
     @lmc.function

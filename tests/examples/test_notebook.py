@@ -5,10 +5,8 @@ import importlib
 import json
 import linecache
 import re
-import struct
 import sys
 import warnings
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,17 +17,9 @@ from examples.make_notebook import executed, notebook, text_of
 from lmc.errors import Loc
 from lmc.frontend import notebook as views
 from lmc.segments import Image
+from tests.pictures import png
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
-
-
-def png():
-    def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)) + chunk(b"IDAT", zlib.compress(b"\0\0\0\0")) + chunk(b"IEND", b"")
-    )
 
 
 @lmc.function
@@ -108,17 +98,6 @@ def test_a_cell_is_compiled_statement_by_statement_and_its_program_is_read(last)
     program = lmc.compile(namespace["ask"])
     assert "gen(" in program.dump_ir() and "unknown" not in program.dump_ir()
     assert "1 gen," in program._repr_html_()
-
-
-def test_a_module_that_was_edited_and_loaded_again_is_read_again(tmp_path, monkeypatch):
-    source = 'import lmc\n\n@lmc.function\ndef ask(s):\n    s += "{}" + lmc.gen("x", max_tokens=4)\n'
-    (tmp_path / "edited_again.py").write_text(source.format("one"))
-    monkeypatch.syspath_prepend(tmp_path)
-    module = importlib.import_module("edited_again")
-    assert '"one"' in lmc.compile(module.ask).dump_ir()
-    (tmp_path / "edited_again.py").write_text(source.format("another"))
-    importlib.reload(module)
-    assert '"another"' in lmc.compile(module.ask).dump_ir()
 
 
 def test_a_module_that_was_loaded_again_warns_of_the_program_imported_before(tmp_path, monkeypatch):
