@@ -169,10 +169,6 @@ def test_the_command_of_a_setup_measures_it(monkeypatch, tmp_path):
     assert "python -m experiments own --n 2" in page(an_experiment([]), Found({"n": 2}, {}))
 
 
-def test_a_page_of_nothing_is_a_page():
-    assert "Does it?" in page(an_experiment([]), Found({}, {}))
-
-
 @pytest.mark.parametrize("value, shown", [(None, ""), (1234.5, "1234"), (0.12345, "0.1235"), (3, "3"), ("a", "a"), (True, "True")])
 def test_cells_have_as_many_digits_as_a_measurement(value, shown):
     assert cell(value) == shown
@@ -349,14 +345,6 @@ def test_an_interrupted_command_says_how_it_goes_on(capsys, tmp_path, monkeypatc
     assert json.loads((tmp_path / "look-ahead.json").read_text())["unmeasured"] == {}
 
 
-def test_a_peer_that_does_not_answer_is_said(fixed, tmp_path):
-    setup = Setup(backend="mock", n=1, reps=1, scale=0.02, peers=("vllm:http://127.0.0.1:9",))
-    wanted = EXPERIMENTS["throughput"]
-    some = Experiment("own", "", lambda setup: (p for p in wanted.points(setup) if p.key.endswith("agents")), (), "")
-    found = run(some, setup, tmp_path, say=lambda line: None)
-    assert list(found.rows) == ["lmc agents"] and "127.0.0.1:9" in found.unmeasured["vllm agents"]
-
-
 def test_a_backend_is_opened_once_for_its_points_and_again_behind_one_that_failed():
     made, closed = [], []
 
@@ -421,7 +409,8 @@ def test_a_data_set_that_cannot_be_read_is_said_and_the_others_are_measured(data
     (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
     found = run(EXPERIMENTS["quality"], Setup(backend="mock", data=str(tmp_path)), tmp_path / "out", say=lambda line: None)
     assert all(str(tmp_path / name) in found.unmeasured[key] for key, name in (("lmc GSM8K", "gsm8k.jsonl"), ("lmc MMLU", "mmlu.csv")))
-    assert [row["way"] for row in found.rows["lmc HellaSwag"]] == ["interpreted", "compiled"]
+    one, other = found.rows["lmc HellaSwag"]
+    assert (one["way"], other["way"]) == ("interpreted", "compiled") and one["accuracy"] == other["accuracy"] in (0.0, 0.5, 1.0)  # the mock's guess
 
 
 @pytest.mark.api
@@ -442,13 +431,6 @@ def test_all_that_run_programs_say_how_items_arrive_percentiles_and_whether_answ
         found = run(wanted, setup, tmp_path / name, say=lambda line: None)
         assert found.all() and all(columns <= row.keys() for row in found.all()), name
         assert all(row["same"] == 1.0 for row in found.all() if row.get("way") != "moved"), name
-
-
-def test_accuracy_is_that_of_the_answers(tmp_path, fixed):
-    (tmp_path / "hellaswag.jsonl").write_text(SETS["hellaswag.jsonl"][1])
-    found = run(EXPERIMENTS["quality"], Setup(backend="mock", data=str(tmp_path)), tmp_path, say=lambda line: None)
-    assert set(found.unmeasured) == {"lmc GSM8K", "lmc MMLU"}
-    assert [row["accuracy"] for row in found.all()] in ([0.0, 0.0], [0.5, 0.5], [1.0, 1.0])  # the mock's guess, the same in both ways
 
 
 def test_the_stand_in_cuts_at_limits_and_stops():
