@@ -30,7 +30,7 @@ from lmc.errors import (
     ProgramError,
     PromptTooLongError,
 )
-from lmc.segments import ChoicesMethod, Constraint, Gen, Given, Mark, SamplingParams, Select, Special, Text
+from lmc.segments import Constraint, Gen, Given, Mark, SamplingParams, Select, Special, Text
 from tests.backend.engine_fakes import (
     BOS,
     EOS,
@@ -344,13 +344,6 @@ def test_a_choice_that_merges_with_the_prompt_is_scored_from_where_they_part(eng
     first = [logprob(whole[:i], whole[i]) for i in range(len(prompt), len(whole))]
     assert [t[0] for t in out.metas[0]["input_token_logprobs"][0]] == pytest.approx(first)
     assert [t[0] for t in out.metas[0]["input_token_logprobs"][1]] == pytest.approx([logprob([*b"xa"], ord("c"))])
-
-
-def test_unconditional_scores_come_from_the_choice_alone(engine):
-    choice = Select(("never", "maybe"), ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED)
-    meta = ask(engine, "is it? ", choice).results[0].output().metas[0]
-    row = [t[0] for t in meta["unconditional_token_logprobs"][0]]
-    assert row == pytest.approx([0.0, *scores([], "never")[1:]])
 
 
 def test_the_prompt_goes_on_with_the_ids_that_were_scored(engine):

@@ -58,49 +58,28 @@ def test_the_reference_is_the_definition():
             torch.testing.assert_close(out[row, head], weights @ v)
 
 
-def test_a_prompt_alone():
-    check(spans_of((17, range(100, 117))))
+ROOT, LEFT = [*range(500)], [*range(600, 900)]
+PASSES = {
+    "a prompt alone": [(17, range(100, 117))],
+    "a chunk after earlier context": [(5, range(40, 60))],
+    "a decode row over consecutive slots": [(1, range(10, 300))],
+    "over scattered ones": [(1, [5, 900, 17, 3000, 2])],
+    "over one": [(1, [77])],
+    "decode rows of very different lengths": [(1, range(start, start + n)) for start, n in ((0, 1), (100, 700), (900, 3), (1000, 90), (2000, 64))],
+    "siblings over a shared prefix, cousins over a shorter one": [
+        (1, ROOT + own) for own in (LEFT + [1000], LEFT + [1001, 1002], LEFT + [1003], [1100, 1101], [1102])
+    ],
+    "rows that share all but their own slot": [(1, [*range(400), 500]), (1, [*range(400), 501])],
+}
 
 
-def test_a_chunk_after_earlier_context():
-    check(spans_of((5, range(40, 60))))
-
-
-def test_one_decode_row_over_consecutive_and_scattered_slots():
-    check(spans_of((1, range(10, 300))))
-    check(spans_of((1, [5, 900, 17, 3000, 2])))
-
-
-def test_a_context_of_one_slot():
-    check(spans_of((1, [77])))
-
-
-def test_decode_rows_of_very_different_lengths():
-    check(
-        spans_of(*((1, range(start, start + n)) for start, n in ((0, 1), (100, 700), (900, 3), (1000, 90), (2000, 64))))
-    )
-
-
-def test_siblings_over_a_shared_prefix_and_cousins_over_a_shorter_one():
-    root, left = list(range(500)), list(range(600, 900))
-    check(
-        spans_of(
-            (1, root + left + [1000]),
-            (1, root + left + [1001, 1002]),
-            (1, root + left + [1003]),
-            (1, root + [1100, 1101]),
-            (1, root + [1102]),
-        )
-    )
-
-
-def test_rows_that_share_all_but_their_own_slot():
-    check(spans_of((1, [*range(400), 500]), (1, [*range(400), 501])))
+@pytest.mark.parametrize("name", PASSES)
+def test_passes(name):
+    check(spans_of(*PASSES[name]))
 
 
 def test_shared_prefixes_are_read_once():
-    root = list(range(500))
-    plan = fast(spans_of(*((1, [*root, 1000 + i]) for i in range(4))))
+    plan = fast(spans_of(*((1, [*ROOT, 1000 + i]) for i in range(4))))
     assert isinstance(plan, FastPlan)
     assert len(plan.layered) == 2  # the prefix for all, the own slots for all
 

@@ -109,12 +109,3 @@ def test_a_select_is_one_pass_of_as_many_rows_as_the_trie_has(method):
     assert core.runner.passes == [prompt + conditional + unconditional]
     output = handle.results[0].output()
     assert output.usage.passes == 1
-
-
-def test_the_winners_tokens_are_in_the_cache():
-    engine, core = stepped(chunk=256)
-    choice = engine.submit(None, [Text((PROMPT,)), Select(("aaaaaaX", "aaaaaaYY", "q"))])
-    after = engine.submit(choice, [Text(("!",)), Gen(SamplingParams(max_new_tokens=1, temperature=0))])
-    drain(core)
-    cached = after.results[0].output().metas[0]["cached_tokens"]
-    assert cached == len(engine.prompt_ids(choice)) - 1

@@ -103,7 +103,7 @@ def check_passes(device: str, ahead: bool) -> None:
             if rng.random() < 0.1 or req.length >= len(req.ids) - 3:
                 req.done = True
 
-    for _ in range(60):
+    for _ in range(25):
         running = [req for req in running if not req.done]
         while len(running) < 12:
             running.append(request(random_params(rng), int(rng.integers(1 << 60))))

@@ -25,17 +25,6 @@ def put(tree: RadixCache, pool: SlotAllocator, tokens: np.ndarray):
     return done
 
 
-def test_match_ends_at_the_longest_cached_prefix():
-    tree, pool = RadixCache(), SlotAllocator(64)
-    put(tree, pool, ids(1, 2, 3, 4))
-    put(tree, pool, ids(1, 2, 5))
-    assert tree.match(ids(1, 2, 3, 9)).end == 3
-    assert tree.match(ids(1, 2, 5, 6)).end == 3
-    assert tree.match(ids(7)).end == 0
-    assert tree.match(ids(1, 2, 3, 4), limit=3).end == 3
-    tree.check()
-
-
 def test_slots_follow_tokens_through_splits():
     tree, pool = RadixCache(), SlotAllocator(64)
     first = put(tree, pool, ids(1, 2, 3, 4)).node
@@ -171,7 +160,7 @@ def test_matches_like_a_set_of_prefixes(inserted, asked):
     known = {tuple(t[:i]) for t in inserted for i in range(len(t) + 1)} | {()}
     for tokens in asked:
         expected = max(i for i in range(len(tokens) + 1) if tuple(tokens[:i]) in known)
-        assert tree.match(ids(*tokens)).end == expected
+        assert (tree.match(ids(*tokens), limit=min(2, len(tokens))).end, tree.match(ids(*tokens)).end) == (min(expected, 2), expected)
     tree.check()
     pool.check([n.slots for n in tree.nodes()])
     assert tree.size == len(known) - 1

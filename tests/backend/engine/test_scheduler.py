@@ -507,18 +507,6 @@ def test_pins_hold_and_give_way_when_nothing_else_fits():
     drain(core)
 
 
-def test_a_select_larger_than_a_pass_is_scored_in_several():
-    choices = tuple(c * 30 for c in "abcdefgh")
-    texts = []
-    for chunk, slots in ((16, 120), (512, 4096)):
-        engine, core = stepped(slots, chunk=chunk)
-        handle = engine.submit(None, [Text(("which one? " * 2,)), Select(choices)])
-        drain(core)
-        texts.append(handle.results[0].output().metas[0]["input_token_logprobs"])
-        engine.check()
-    assert texts[0] == texts[1]
-
-
 def test_equal_selects_in_one_pass_keep_one_copy():
     engine, core = stepped()
     handles = [engine.submit(None, [Text(("which? ",)), Select(("abc", "cab"))]) for _ in range(3)]
