@@ -44,7 +44,7 @@ from tests.fsm.schemas import RECURSIVE
 from tests.fsm.schemas import SCHEMAS as ALL_SCHEMAS
 from tests.fsm.test_json_schema import is_valid, validator
 from tests.pictures import png
-from tests.searching import search, some
+from tests.searching import search, size, some
 
 LOC = Loc("prog.py", 3, 4)
 
@@ -158,7 +158,7 @@ def test_a_spelled_special_token_warns_once() -> None:
 
 
 @search(15, 100)
-@given(st.text(max_size=6), st.sampled_from(["<|im_start|>", "<|x|>", "</s>", "[INST]"]))
+@given(st.text("a<|é世🙂\0", max_size=6), st.sampled_from(["<|im_start|>", "<|x|>", "</s>", "[INST]"]))
 def test_encoding_is_bytes_and_ids_above_them(plain: str, spelling: str) -> None:
     ids = encode((plain, Special(spelling), Mark("user", "end")))
     assert ids[:-1] == tuple(plain.encode("utf-8", "surrogatepass"))
@@ -193,9 +193,9 @@ def test_a_limit_never_leaves_half_a_character() -> None:
 
 
 def test_hashed_answers_respect_lengths() -> None:
-    for size in (1, 7, 100):
-        assert len(answer(Mock(), "p", gen(max_new_tokens=size, ignore_eos=True))) == size
-        assert len(answer(Mock(), "p", gen(max_new_tokens=200, min_new_tokens=size))) >= size
+    for length in (1, 7, 100):
+        assert len(answer(Mock(), "p", gen(max_new_tokens=length, ignore_eos=True))) == length
+        assert len(answer(Mock(), "p", gen(max_new_tokens=200, min_new_tokens=length))) >= length
 
 
 def test_the_templates_stops_apply() -> None:
@@ -326,9 +326,10 @@ def test_look_around_is_drawn_from_too(source: str) -> None:
         ("json_schema", '{"type": "array", "minItems": 1000, "items": {"type": "string", "minLength": 1000}}'),
     ],
 )  # fmt: skip
-def test_no_text_is_drawn_without_an_end(kind: str, source: str) -> None:
+def test_no_text_is_drawn_without_an_end(kind: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing took forever, and all memory."""
-    with pytest.raises(ConstraintError, match=r"more than 300,000 characters.*script its answer"):
+    monkeypatch.setattr("lmc.backend.mock_samples._MOST", 9_000)
+    with pytest.raises(ConstraintError, match=r"more than 9,000 characters.*script its answer"):
         member_of(kind, source, b"0")
 
 
@@ -339,10 +340,11 @@ _BRANCHING, _BOUNDED = (
 )
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("schema", [_NESTED, _BRANCHING, _BOUNDED])
 def test_texts_of_nested_schemas_do_not_grow_with_each_level(schema: dict[str, Any]) -> None:
     """Each level had several of the next, until more than 300,000 characters were refused as demanded; a bounded number below twelve was an IndexError."""
-    for n in range(20):
+    for n in range(size(4, 20)):
         assert len(member_of("json_schema", json.dumps(schema), b"%d" % n)) < 50_000
 
 

@@ -589,8 +589,6 @@ class AnythingOfRunsAhead(AnythingOfRuns):
     runs = FakeAheadRunner
 
 
-
-
 class AnythingTalked(AnythingOfRuns):
     """The same with conversations of runs and of none, whose beginnings do not fit the pool together."""
 
