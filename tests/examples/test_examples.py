@@ -85,7 +85,7 @@ def engine():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in ("judge", "extraction", "classify")])  # of those see below
 def test_compiled_runs_on_the_small_model(name, engine):
     program, arguments = example(name)
     state = lmc.compile(program, backend=engine)(**arguments, temperature=0, seed=0)
