@@ -164,7 +164,7 @@ def test_rows_with_adapters_give_the_references_numbers(name):
     pytest.importorskip("triton")
     from lmc.backend.engine.models.adapters import AdaptedRows, Adapters, Factors
     from lmc.backend.engine.models.fused import FusedLlama
-    from lmc.backend.engine.models.lora import _sizes
+    from lmc.backend.engine.models.layout import sizes
 
     config, generator = CONFIGS[name], torch.Generator().manual_seed(0)
     noise = lambda *shape: torch.randn(*shape, generator=generator) * 0.2
@@ -173,7 +173,7 @@ def test_rows_with_adapters_give_the_references_numbers(name):
     for rank, kinds in ((3, ("qkv", "o", "gate_up", "down")), (5, ("qkv", "down"))):
         adapter = {}
         for kind in kinds[: 2 if config.num_experts else 4]:
-            rows, columns = _sizes(kind, config)
+            rows, columns = sizes(config, kind)
             parts = [AdaptedRows(sum(rows[:i]), noise(n, rank)) for i, n in enumerate(rows) if i != 1]
             adapter |= {(layer, kind): Factors(noise(rank * len(parts), columns), tuple(parts)) for layer in range(config.num_layers)}
         every.append(adapter)

@@ -280,7 +280,8 @@ def test_products_of_a_gpu_are_the_grouped_ones(base):
     pytest.importorskip("triton")
     from lmc.backend.engine.kernels.low_rank import add, group, stack
     from lmc.backend.engine.models import lora
-    from lmc.backend.engine.models.adapters import Adapters
+    from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
+    from lmc.backend.engine.models.layout import sizes
     from lmc.backend.engine.models.loader import load
 
     config, device = load(base.path, dtype="float32").config, torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -289,9 +290,9 @@ def test_products_of_a_gpu_are_the_grouped_ones(base):
         numbers = torch.tensor(numbers, device=device)
         groups, generator = group(numbers.int(), every.count, torch.float32), torch.Generator().manual_seed(0)
         for (layer, matrix), factors in every.factors.items():
-            rows, columns = lora._sizes(matrix, config)
+            rows, columns = sizes(config, matrix)
             x, y = (torch.randn(7, n, generator=generator).to(device) for n in (columns, sum(rows)))
-            expected = every.add(layer, matrix, x, y.clone(), every.grouped(numbers))
+            expected = every.add(layer, matrix, x, y.clone(), RowsByAdapter.of(numbers))
             torch.testing.assert_close(add(x, y, stack(factors), groups), expected, atol=1e-5, rtol=1e-5)
 
 

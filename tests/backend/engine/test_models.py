@@ -600,7 +600,10 @@ def as_gguf(model, path, arch, permuted, extra=(), words=None):
 
 @pytest.mark.parametrize(
     ("family", "arch", "permuted"),
-    [("qwen2", "qwen2", False), ("qwen3", "qwen3", False), ("smollm3", "smollm3", True), ("llama3-rope", "llama", True), ("yarn-rope", "qwen2", False)],
+    [
+        ("qwen2", "qwen2", False), ("llama", "llama", True), ("qwen3", "qwen3", False), ("smollm3", "smollm3", True), ("llama3-rope", "llama", True),
+        ("yarn-rope", "qwen2", False),
+    ],
 )
 def test_gguf_of_each_family(saved, fresh_cache, tmp_path, family, arch, permuted):
     _, theirs = saved(family)
@@ -647,6 +650,14 @@ def test_gguf_with_pieces_of_sentencepiece(fresh_cache, tmp_path, sentence):
         stream = load(str(tmp_path / "m.gguf"), dtype="float32").tokenizer.detokenizer()
         assert free == ("".join(map(stream.push, expected)) + stream.flush()).rstrip("\ufffd")  # an answer that is cut ends with a whole character
         assert re.fullmatch(r" (the|hat) [0-9]{2}!", bound)
+
+
+def test_a_tensor_of_gguf_that_would_not_be_read_is_refused(saved, fresh_cache, tmp_path):
+    """Not left out: what it adds to a layer would be missing in silence."""
+    _, theirs = saved("qwen2")
+    as_gguf(theirs, tmp_path / "m.gguf", "qwen2", False, [("model.layers.1.mlp.up_proj.bias", torch.ones(96))])
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: the tensor 'blk\.1\.ffn_up\.bias' is none that lmc reads of a qwen2"):
+        load(str(tmp_path / "m.gguf"))
 
 
 def test_weights_beyond_float16_stay_in_float32(saved, tmp_path):

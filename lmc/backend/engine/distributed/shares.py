@@ -6,18 +6,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lmc.backend.engine.models.config import ModelConfig
+from lmc.backend.engine.models.layout import MATRICES, size, sizes
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from lmc.backend.engine.models.adapters import Factors
 
 _UNIT = 128  # columns of the MLP that stay together where that is possible: tiles of matrix units
 
@@ -40,6 +39,12 @@ class RankShard:
     vocabulary: range
     width: int
 
+    def part(self, axis: str) -> range | None:
+        """Return its part of an axis (models/layout.py); None if each rank has all of it."""
+        size = self.whole.head_dim
+        q, kv = (range(heads.start * size, heads.stop * size) for heads in (self.heads, self.kv_heads))
+        return {"q": q, "kv": kv, "inner": self.inner, "vocabulary": self.vocabulary}.get(axis)
+
     @property
     def config(self) -> ModelConfig:
         """Return the config of the part, as a model of its own. A bias that is added once is rank 0's."""
@@ -52,7 +57,7 @@ class RankShard:
 
 def shares(config: ModelConfig, ranks: int) -> tuple[RankShard, ...]:
     """Return the shares of all ranks. Raises ModelLoadError if the model has not enough parts."""
-    inner = config.expert_size or config.intermediate_size
+    inner = size(config, "inner")
     if ranks > min(config.num_heads, inner, config.vocab_size):
         raise ModelLoadError(
             f"tp={ranks}: the model has {config.num_heads} attention heads, and a rank needs at least one; tp may be {config.num_heads} at most"
@@ -103,8 +108,8 @@ class Slices(Mapping[str, "Tensor"]):
             raise ModelLoadError(
                 f"the weights' {name!r} is {list(found.shape)}, and the model's configuration says {list(wanted)}; do both belong to the same model?"
             )
-        *_, kind, part = ("", *name.split("."))
-        return _sliced(found, kind, part, self._share)
+        *_, matrix, kind = ("", *name.split("."))
+        return _sliced(found, matrix, kind, self._share)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._state)
@@ -113,62 +118,42 @@ class Slices(Mapping[str, "Tensor"]):
         return len(self._state)
 
 
-def _sliced(found: Tensor, kind: str, part: str, share: RankShard) -> Tensor:
-    """Return the slice of a `part` of one of transformers' matrices: its weight, its bias, or scales, one for all or one for each row."""
-    size = share.whole.head_dim
-    rows = {
-        "q_proj": _times(share.heads, size), "k_proj": _times(share.kv_heads, size), "v_proj": _times(share.kv_heads, size),
-        "gate_proj": share.inner, "up_proj": share.inner, "w1": share.inner, "w3": share.inner, "lm_head": share.vocabulary,
-    }.get(kind)  # fmt: skip
-    columns = {"o_proj": _times(share.heads, size), "down_proj": share.inner, "w2": share.inner}.get(kind)
-    if rows is not None and found.numel() > 1:
-        return found[rows.start : rows.stop]
-    if columns is not None and part == "weight":
-        return found[:, columns.start : columns.stop]
+_AXES = {
+    **{part.name.rpartition(".")[2]: (part.rows, part.columns) for parts in MATRICES.values() for part in parts},
+    "w1": ("inner", "width"), "w3": ("inner", "width"), "w2": ("width", "inner"), "lm_head": ("vocabulary", "width"),
+}  # fmt: skip
+"""Of each matrix by the last part of transformers' name."""
+
+
+def _sliced(found: Tensor, name: str, kind: str, share: RankShard) -> Tensor:
+    """Return the slice of a matrix's weight, its bias, or scales, one for all or one for each row."""
+    axes = _AXES.get(name, ())
+    return sliced(found, axes if kind == "weight" else axes[:1], share)
+
+
+def sliced(found: Tensor, axes: Sequence[str], share: RankShard) -> Tensor:
+    """Return a rank's slice of what has these axes, one for each dimension; of a single number, that."""
+    for dim, axis in enumerate(axes):
+        if (own := share.part(axis)) is not None and found.numel() > 1:
+            found = found[(slice(None),) * dim + (slice(own.start, own.stop),)]
     return found
 
 
-def _times(part: range, by: int) -> range:
-    return range(part.start * by, part.stop * by)
-
-
 def sliced_fused(weights: Mapping[str, Tensor], share: RankShard) -> dict[str, Tensor]:
-    """Return a rank's slices of weights in the layout of models/llama.py."""
+    """Return a rank's slices of weights in the layout of models/llama.py, without experts."""
     return {name: part for name, tensor in weights.items() if (part := _of_fused(name, tensor, share)) is not None}
 
 
 def _of_fused(name: str, found: Tensor, share: RankShard) -> Tensor | None:
     import torch
 
-    c, kind = share.whole, name.split(".")[-2] if name.count(".") > 1 else name
-    if kind == "qkv":
-        q, kv = _times(share.heads, c.head_dim), _times(share.kv_heads, c.head_dim)
-        k, v = c.q_size, c.q_size + c.kv_size
-        return torch.cat((found[q.start : q.stop], found[k + kv.start : k + kv.stop], found[v + kv.start : v + kv.stop]))
-    if kind == "o":
-        heads = _times(share.heads, c.head_dim)
-        return found[:, heads.start : heads.stop] if found.dim() == 2 else found if share.rank == 0 else None
-    if kind in ("gate_up", "experts_gate_up"):  # [2·I, in], or [experts, 2·I, in]
-        gate, up = found.chunk(2, -2)
-        return torch.cat((gate[..., share.inner.start : share.inner.stop, :], up[..., share.inner.start : share.inner.stop, :]), -2)
-    if kind in ("down", "experts_down"):
-        return found[..., share.inner.start : share.inner.stop]
-    return found[share.vocabulary.start : share.vocabulary.stop] if kind == "head" else found
-
-
-def sliced_factors(factors: Factors, matrix: str, share: RankShard) -> Factors:
-    """Return a rank's part of an adapter's factors of a merged matrix: the rows of B that belong to its outputs; or, where the matrix is sharded by
-    columns, the columns of A, whose products with B are summed over ranks."""
-    if matrix in ("o", "down"):
-        own = _times(share.heads, share.whole.head_dim) if matrix == "o" else share.inner
-        return factors._replace(down=factors.down[:, own.start : own.stop].contiguous())
-    from lmc.backend.engine.models.adapters import AdaptedRows
-
-    c = share.whole  # below, by the first row of a part in the whole: the first in this rank's matrix, and which of the part's
-    if matrix == "qkv":
-        q, kv = _times(share.heads, c.head_dim), _times(share.kv_heads, c.head_dim)
-        rows = {0: (0, q), c.q_size: (len(q), kv), c.q_size + c.kv_size: (len(q) + len(kv), kv)}
-    else:
-        rows = {0: (0, share.inner), c.intermediate_size: (len(share.inner), share.inner)}
-    parts = ((rows[part.first], part.up) for part in factors.parts)
-    return factors._replace(parts=tuple(AdaptedRows(first, up[own.start : own.stop]) for (first, own), up in parts))
+    *_, matrix, kind = ("", "", *name.split("."))
+    if (matrix, kind) == ("o", "bias") and share.rank:
+        return None  # it is added once
+    if name == "head":
+        return _sliced(found, "lm_head", "weight", share)
+    if matrix not in MATRICES:
+        return found
+    rows, _ = sizes(share.whole, matrix)
+    parts = zip(found.split(rows), MATRICES[matrix], strict=True)
+    return torch.cat([_sliced(rows, part.name.rpartition(".")[2], kind, share) for rows, part in parts])

@@ -81,8 +81,3 @@ class Adapters:
                     part.index_add_(0, own, more)
                 at += up.shape[1]
         return y
-
-    @staticmethod
-    def grouped(numbers: Tensor) -> RowsByAdapter:
-        """Return the rows of a pass, by their adapters [T] int64."""
-        return RowsByAdapter.of(numbers)

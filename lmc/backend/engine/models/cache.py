@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("lmc.models")
 
-FORMAT = 3  # change it whenever the content's meaning changes
+FORMAT = 4  # change it whenever the content's meaning changes
 _PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
 
 

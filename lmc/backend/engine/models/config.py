@@ -324,7 +324,7 @@ def _hf_context(claims: Claims, rope: Claims) -> int:
     return max(most, int(factor * trained))
 
 
-def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool) -> ModelConfig:
+def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: int, biased: bool, o_biased: bool = False) -> ModelConfig:
     """Build from GGUF metadata. Facts that GGUF only has in its tensors are passed in: a tied head, biases, the
     vocabulary."""
     arch = str(meta.get("general.architecture", "?"))
@@ -349,6 +349,7 @@ def from_gguf(meta: Mapping[str, Any], where: str, *, tied: bool, vocab_size: in
         norm_eps=claims.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
         tie_embeddings=tied,
         qkv_bias=biased,
+        o_bias=o_biased,
         qk_norm=arch == "qwen3",
         sliding_window=claims.whole("attention.sliding_window", CONTEXT) if claims.raw("attention.sliding_window", 0) else None,
         nope_layers=tuple(range(_NOPE_STEP - 1, layers, _NOPE_STEP)) if arch == "smollm3" else (),

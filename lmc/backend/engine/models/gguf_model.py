@@ -18,6 +18,7 @@ from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models.claims import check_finite
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.files import text_or_none
+from lmc.backend.engine.models.layout import PARTS
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
 
@@ -26,19 +27,7 @@ if TYPE_CHECKING:
 
     from lmc.backend.engine.tokenizer import Tokenizer
 
-NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
+NAMES = {part.gguf: part.name for part in PARTS.values()}
 TOP_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}  # fmt: skip
 _ROPE_FACTORS = "rope_freqs.weight"
 _PERMUTED = ("llama", "mistral", "smollm3")  # architectures whose q and k rows GGUF keeps as rotary pairs
@@ -66,6 +55,7 @@ def config_of(file: gguf.GgufFile) -> ModelConfig:
         tied="output.weight" not in tensors,
         vocab_size=tensors["token_embd.weight"].shape[0],
         biased="blk.0.attn_q.bias" in tensors,
+        o_biased="blk.0.attn_output.bias" in tensors,
     )
     _check_tensors(file, config)
     gguf_keys.check_model(file.metadata, config, len(tensors), where)
@@ -90,7 +80,9 @@ def _check_tensors(file: gguf.GgufFile, config: ModelConfig) -> None:
     known = llama_weights.their_shapes(config)
     for source, info in file.tensors.items():
         wanted = (config.head_dim // 2,) if source == _ROPE_FACTORS else known.get(hf_name(source, where))
-        if wanted is not None and info.shape != wanted:
+        if wanted is None:
+            raise ModelLoadError(f"{where}: the tensor {source!r} is none that lmc reads of a {arch}, and would change its answers; take its safetensors")
+        if info.shape != wanted:
             raise ModelLoadError(
                 f"{where}: the tensor {source!r} is {list(info.shape)}, and the metadata say {list(wanted)}; "
                 "do both belong to the same model? download it again"
@@ -109,7 +101,7 @@ def state_of(file: gguf.GgufFile, config: ModelConfig, part: str = "") -> dict[s
             continue
         name, weight = hf_name(source, where), torch.from_numpy(file.tensor(source))
         if config.architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
-            weight = llama_weights.halve_rows(weight, config.num_heads if ".q_proj." in name else config.num_kv_heads)
+            weight = llama_weights.halve_rows(weight, config.head_dim)
         state[name] = weight
     return state
 

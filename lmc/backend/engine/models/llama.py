@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import ForwardBatch, KVStore
+from lmc.backend.engine.attention.base import ForwardBatch
 from lmc.backend.engine.attention.fixed import FixedPlan
 from lmc.backend.engine.attention.torch_ref import LonePlan, Tall, fast
+from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.models.adapters import Adapters, RowsByAdapter
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.linear import Linear, local
@@ -67,7 +68,7 @@ class LlamaModel:
         return self.embed.device
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         plan = self.plan(batch.spans, self.config.sliding_window)
         turn = self.rotations[batch.positions][:, None]  # [T, 1, head_dim / 2] complex
@@ -78,7 +79,7 @@ class LlamaModel:
             x[seen.rows], deeper = seen.features.to(x.dtype), seen.deeper
             if seen.axes is not None:
                 turn[seen.rows, 0] = turned_by_axes(self.rotations, seen.axes, self.config)
-        rows = None if batch.adapters is None or self.adapters is None else self.adapters.grouped(batch.adapters)
+        rows = None if batch.adapters is None or self.adapters is None else RowsByAdapter.of(batch.adapters)
         tall = None if self.lone is None or seen is not None or rows is not None else self._tall(plan)
         if self.lone is not None and tall is not None and (pairs := _pairs(kv, len(self.layers))):
             self.lone.run(residual.whole, residual.root, turn, batch.out_slots, pairs, tall)
@@ -112,7 +113,7 @@ class LlamaModel:
         rows = residual.rows
         return self.head(residual.normed(self.norm)).float() if len(rows) else rows.new_empty(0, self.config.vocab_size, dtype=torch.float32)
 
-    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, kv: KVStore, index: int) -> Tensor:
+    def _store_and_query(self, layer: Layer, qkv: Tensor, turn: Tensor | None, slots: Tensor, kv: KVPool, index: int) -> Tensor:
         """Return rotated q [T, num_heads, head_dim]; k and v go to their slots."""
         c = self.config
         heads, pair = c.num_heads, kv.pair(index)
@@ -151,7 +152,7 @@ class LlamaModel:
         return rms(x, weight, self.eps)
 
 
-def _pairs(kv: KVStore, layers: int) -> list[Tensor]:
+def _pairs(kv: KVPool, layers: int) -> list[Tensor]:
     """Return K and V of each layer as one tensor; nothing if they are not, or not in float32."""
     found = [pair for index in range(layers) if (pair := kv.pair(index)) is not None and pair.dtype == torch.float32]
     return found if len(found) == layers else []

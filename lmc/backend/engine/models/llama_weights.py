@@ -12,19 +12,20 @@ from torch import Tensor
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
+from lmc.backend.engine.models.layout import MATRICES, Part, matrices, norms, size, sizes
 from lmc.backend.engine.models.linear import Dense, Linear, eight_bits, four_bits, half_packed, spread
 from lmc.backend.engine.models.llama import Layer, LlamaModel
 from lmc.errors import ModelLoadError
 
 
-def pair_rows(weight: Tensor, heads: int) -> Tensor:
-    """Reorder rows of q or k from halves (x[i], x[i + d/2]) to pairs (x[2i], x[2i+1]); weight [heads·d, …]."""
-    return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+def pair_rows(weight: Tensor, size: int) -> Tensor:
+    """Reorder rows of q or k from halves (x[i], x[i + d/2]) to pairs (x[2i], x[2i+1]) of heads of that size; weight [heads·d, …]."""
+    return weight.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
 
 
-def halve_rows(weight: Tensor, heads: int) -> Tensor:
+def halve_rows(weight: Tensor, size: int) -> Tensor:
     """Invert `pair_rows`: from GGUF's layout for llama to transformers'."""
-    return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return weight.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -38,41 +39,23 @@ def fuse_ends(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Ten
 
 def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> dict[str, Tensor]:
     """Fuse one layer's weights."""
-    src, dst = f"model.layers.{index}.", f"layers.{index}."
-    attn, mlp = src + "self_attn.", src + "mlp."
-    c, width = config, config.hidden_size
-
-    def paired(name: str, heads: int, *columns: int) -> Tensor:
-        return pair_rows(_get(state, attn + name, heads * c.head_dim, *columns), heads)
-
+    c, src, dst = config, f"model.layers.{index}.", f"layers.{index}."
     fused: dict[str, Tensor] = {}
-    for kind, columns in (("weight", (width,)), ("bias", ())) if c.qkv_bias else (("weight", (width,)),):
-        q = paired(f"q_proj.{kind}", c.num_heads, *columns)
-        k = paired(f"k_proj.{kind}", c.num_kv_heads, *columns)
-        fused[f"{dst}qkv.{kind}"] = _below((q, k, _get(state, f"{attn}v_proj.{kind}", c.kv_size, *columns)), attn)
-    fused[dst + "o.weight"] = _get(state, attn + "o_proj.weight", width, c.q_size)
-    if c.o_bias:
-        fused[dst + "o.bias"] = _get(state, attn + "o_proj.bias", width)
-    if c.qk_norm:
-        fused[dst + "q_norm"] = paired("q_norm.weight", 1)
-        fused[dst + "k_norm"] = paired("k_norm.weight", 1)
+
+    def laid(rows: Tensor, part: Part) -> Tensor:
+        return pair_rows(rows, c.head_dim) if part.paired else rows
+
+    for matrix, biased in matrices(c).items():
+        parts, (rows, columns) = MATRICES[matrix], sizes(c, matrix)
+        for kind, more in (("weight", (columns,)), ("bias", ()))[: 1 + biased]:
+            found = [laid(_get(state, f"{src}{part.name}.{kind}", n, *more), part) for part, n in zip(parts, rows, strict=True)]
+            fused[f"{dst}{matrix}.{kind}"] = _below(found, src + parts[0].name)
+        if (scales := _scales(state, [src + part.name for part in parts])) is not None:
+            every = zip(scales, parts, rows, strict=True)
+            fused[f"{dst}{matrix}.scale"] = torch.cat([laid(row_scales(scale, n, src + part.name), part) for scale, part, n in every])
     if c.num_experts:
         fused |= _fuse_experts(state, c, src, dst)
-    else:
-        gate_up = (_get(state, f"{mlp}{kind}_proj.weight", c.intermediate_size, width) for kind in ("gate", "up"))
-        fused[dst + "gate_up.weight"] = _below(tuple(gate_up), mlp)
-        fused[dst + "down.weight"] = _get(state, mlp + "down_proj.weight", width, c.intermediate_size)
-    for matrix in MATRICES[:2] if c.num_experts else MATRICES:
-        parts = PARTS[matrix]
-        if (scales := _scales(state, [src + part for part in parts])) is not None:
-            rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size, "o_proj": width, "down_proj": width}
-            found = [row_scales(scale, rows.get(part.split(".")[1], c.intermediate_size), src + part) for scale, part in zip(scales, parts, strict=True)]
-            if matrix == "qkv":
-                found[:2] = [pair_rows(found[0], c.num_heads), pair_rows(found[1], c.num_kv_heads)]
-            fused[f"{dst}{matrix}.scale"] = torch.cat(found)
-    fused[dst + "input_norm"] = _get(state, src + "input_layernorm.weight", width)
-    fused[dst + "post_norm"] = _get(state, src + "post_attention_layernorm.weight", width)
-    return fused
+    return fused | {dst + name: laid(_get(state, f"{src}{part.name}.weight", size(c, part.rows)), part) for name, part in norms(c).items()}
 
 
 def _expert_names(config: ModelConfig, src: str) -> tuple[str, str, tuple[str, str, str]]:
@@ -94,13 +77,6 @@ def _fuse_experts(state: Mapping[str, Tensor], c: ModelConfig, src: str, dst: st
     }
 
 
-PARTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "o": ("self_attn.o_proj",),
-    "gate_up": ("mlp.gate_proj", "mlp.up_proj"), "down": ("mlp.down_proj",),
-}  # fmt: skip
-"""The parts of each merged matrix, by transformers' names."""
-
-
 def _scales(state: Mapping[str, Tensor], parts: Sequence[str]) -> list[Tensor] | None:
     """Return scales of a matrix' parts; None if it is not quantized."""
     if not any(state[f"{part}.weight"].dtype == E4M3 for part in parts):
@@ -112,8 +88,8 @@ def _scales(state: Mapping[str, Tensor], parts: Sequence[str]) -> list[Tensor] |
 
 def _below(parts: Sequence[Tensor], name: str) -> Tensor:
     if len({part.dtype == E4M3 for part in parts}) > 1:
-        raise ModelLoadError(f"some of the weights of {name.rstrip('.')!r} are quantized and others are not; take a checkpoint where all are, or none")
-    return cat(parts)
+        raise ModelLoadError(f"some of the weights of {name.rpartition('.')[0]!r} are quantized and others are not; take a checkpoint where all are, or none")
+    return cat(parts) if len(parts) > 1 else parts[0]
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -124,49 +100,38 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         found["head"] = (c.head_rows or c.vocab_size, c.hidden_size)
     for i in range(c.num_layers):
         layer = f"layers.{i}."
-        for kind, rows, columns, biased in (
-            ("qkv", c.q_size + 2 * c.kv_size, c.hidden_size, c.qkv_bias),
-            ("o", c.hidden_size, c.q_size, c.o_bias),
-            *(() if c.num_experts else (("gate_up", 2 * c.intermediate_size, c.hidden_size, False), ("down", c.hidden_size, c.intermediate_size, False))),
-        ):
-            found[f"{layer}{kind}.weight"] = (rows, columns)
+        for matrix, biased in matrices(c).items():
+            rows, columns = sizes(c, matrix)
+            found[f"{layer}{matrix}.weight"] = sum(rows), columns
             if biased:
-                found[f"{layer}{kind}.bias"] = (rows,)
-        found |= {f"{layer}input_norm": (c.hidden_size,), f"{layer}post_norm": (c.hidden_size,)}
+                found[f"{layer}{matrix}.bias"] = (sum(rows),)
         if c.num_experts:
             found[f"{layer}router.weight"] = (c.num_experts, c.hidden_size)
             found[f"{layer}experts_gate_up.weight"] = (c.num_experts, 2 * c.expert_size, c.hidden_size)
             found[f"{layer}experts_down.weight"] = (c.num_experts, c.hidden_size, c.expert_size)
-        if c.qk_norm:
-            found |= {f"{layer}q_norm": (c.head_dim,), f"{layer}k_norm": (c.head_dim,)}
+        found |= {layer + name: (size(c, part.rows),) for name, part in norms(c).items()}
     return found
 
 
 def their_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor that may be read, by transformers' names."""
+    """Return the shape of every tensor that is read, by transformers' names."""
     c, width = config, config.hidden_size
-    found: dict[str, tuple[int, ...]] = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (c.vocab_size, width))
-    found["model.norm.weight"] = (width,)
-    rows = {"q_proj": c.q_size, "k_proj": c.kv_size, "v_proj": c.kv_size}
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, width), "model.norm.weight": (width,)}
+    if not c.tie_embeddings:
+        found["lm_head.weight"] = (c.vocab_size, width)
     for i in range(c.num_layers):
-        attn, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
-        found |= {f"{attn}{name}.weight": (size, width) for name, size in rows.items()} | {f"{attn}{name}.bias": (size,) for name, size in rows.items()}
-        found |= {
-            f"{attn}o_proj.weight": (width, c.q_size),
-            f"{attn}o_proj.bias": (width,),
-            f"{attn}q_norm.weight": (c.head_dim,),
-            f"{attn}k_norm.weight": (c.head_dim,),
-        }
+        layer = f"model.layers.{i}."
+        for matrix, biased in matrices(c).items():
+            rows, columns = sizes(c, matrix)
+            for part, n in zip(MATRICES[matrix], rows, strict=True):
+                found |= {f"{layer}{part.name}.weight": (n, columns)} | ({f"{layer}{part.name}.bias": (n,)} if biased else {})
         if c.num_experts:
-            router, experts, (gate, up, down) = _expert_names(c, f"model.layers.{i}.")
+            router, experts, (gate, up, down) = _expert_names(c, layer)
             found[router] = (c.num_experts, width)
             for e in range(c.num_experts):
-                found |= {f"{experts}{e}.{name}.weight": (c.expert_size, width) for name in (gate, up)} | {
-                    f"{experts}{e}.{down}.weight": (width, c.expert_size)
-                }
-        found |= {f"{mlp}gate_proj.weight": (c.intermediate_size, width), f"{mlp}up_proj.weight": (c.intermediate_size, width)}
-        found |= {f"{mlp}down_proj.weight": (width, c.intermediate_size)}
-        found |= {f"model.layers.{i}.{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+                found |= dict.fromkeys((f"{experts}{e}.{gate}.weight", f"{experts}{e}.{up}.weight"), (c.expert_size, width))
+                found[f"{experts}{e}.{down}.weight"] = (width, c.expert_size)
+        found |= {f"{layer}{part.name}.weight": (size(c, part.rows),) for part in norms(c).values()}
     return found
 
 
@@ -182,9 +147,6 @@ def _get(state: Mapping[str, Tensor], name: str, *shape: int) -> Tensor:
         kind = str(found.dtype).removeprefix("torch.")
         raise ModelLoadError(f"the weights' {name!r} is of {kind}: quantized safetensors are not supported; take a GGUF")
     return found
-
-
-MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 def _matrix(weight: Tensor, scale: Tensor | None, bias: Tensor | None, *, dtype: torch.dtype) -> Linear:
@@ -207,8 +169,7 @@ def build(
     quantized  matrices of layers are converted to FP8 (fp8.py) unless they are already
     wrap       wraps a matrix ("head", "layers.0.o", …) that is sharded
     """
-    kinds = MATRICES[:2] if config.num_experts else MATRICES
-    names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in kinds]
+    names = [f"layers.{i}.{kind}" for i in range(config.num_layers) for kind in matrices(config)]
     table = fused["head"] if "head" in fused else fused["embed"]
     if quantized:
         assert not config.num_experts, "refused where it is loaded"

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.distributed.shares import sliced_factors
+from lmc.backend.engine.distributed.shares import sliced
 from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models.adapters import AdaptedRows, Adapter, Adapters, Factors
 from lmc.backend.engine.models.claims import Claims
 from lmc.backend.engine.models.files import json_of, safetensors_of
+from lmc.backend.engine.models.layout import MATRICES, sizes
 from lmc.backend.engine.models.llama import LlamaModel
-from lmc.backend.engine.models.llama_weights import PARTS, pair_rows
+from lmc.backend.engine.models.llama_weights import pair_rows
 from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _MEANINGLESS = frozenset(
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
 """Beginnings (`init_lora_weights`) that leave the model's own weights as they were."""
 _NAME = re.compile(r"base_model\.model\.model\.layers\.([0-9]{1,5})\.(self_attn|mlp)\.(\w+)\.lora_(A|B)\.weight")
-_OF_MODULE = {part: (matrix, i) for matrix, parts in PARTS.items() for i, part in enumerate(parts)}
+_OF_MODULE = {part.name: (matrix, i) for matrix, parts in MATRICES.items() for i, part in enumerate(parts)}
 
 
 # -- from files -------------------------------------------------------------------------------------------------------
@@ -53,16 +54,14 @@ def load(paths: Mapping[str, str], name: str, model: CausalModel, config: ModelC
     wrong."""
     if not isinstance(model, LlamaModel):
         raise ModelLoadError(f"{name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
-    found = [read(Path(path).expanduser(), config if share is None else share.whole) for path in paths.values()]
-    if share is not None:
-        found = [{key: sliced_factors(factors, key[1], share) for key, factors in adapter.items()} for adapter in found]
+    found = [read(Path(path).expanduser(), config, share) for path in paths.values()]
     model.adapters = Adapters(found, model.dtype, model.device)
     for name, adapter in zip(paths, found, strict=True):
         log.info("adapter %s: %d matrices", name, len(adapter))
 
 
-def read(path: Path, config: ModelConfig) -> Adapter:
-    """Return an adapter's files, in float32 and in the layout of the merged matrices."""
+def read(path: Path, config: ModelConfig, share: RankShard | None = None) -> Adapter:
+    """Return an adapter's files, in float32 and in the layout of the merged matrices; of a shard, whose config is given then, its part of them."""
     if not path.is_dir():
         raise ModelLoadError(f"{path}: no such directory; an adapter is a directory with {_CONFIG} and {_WEIGHTS}, as PEFT's save_pretrained writes it")
     if not (path / _CONFIG).is_file():
@@ -73,8 +72,8 @@ def read(path: Path, config: ModelConfig) -> Adapter:
         other = "; adapter_model.bin is a pickle, which could run code: save it again as safetensors" if (path / "adapter_model.bin").is_file() else ""
         raise ModelLoadError(f"{path}: this directory has no {_WEIGHTS}{other}")
     check_fits(file, file.stat().st_size, "float32", torch.device("cpu"))
-    pairs = _pairs(safetensors_of(file), str(file), config, rank)
-    return {key: _merged(key[1], found, config, scale) for key, found in pairs.items()}
+    pairs = _pairs(safetensors_of(file), str(file), config if share is None else share.whole, rank)
+    return {key: _merged(key[1], found, config, scale, share) for key, found in pairs.items()}
 
 
 def _read_config(path: Path) -> tuple[int, float]:
@@ -118,7 +117,7 @@ def _pairs(state: Mapping[str, Tensor], where: str, config: ModelConfig, rank: i
             raise ModelLoadError(f"{where}: {name!r} is of layer {layer}, and the model has {config.num_layers}; do both belong together?")
         if config.num_experts and matrix in ("gate_up", "down"):
             raise ModelLoadError(f"{where}: {name!r} changes an MLP, and the model's are mixtures of experts; only attention is supported there")
-        rows, columns = _sizes(matrix, config)
+        rows, columns = sizes(config, matrix)
         wanted = (rank, columns) if match[4] == "A" else (rows[part], rank)
         if tuple(tensor.shape) != wanted:
             raise ModelLoadError(f"{where}: {name!r} is {list(tensor.shape)}, and model and {_CONFIG} say {list(wanted)}; do they belong together?")
@@ -128,29 +127,23 @@ def _pairs(state: Mapping[str, Tensor], where: str, config: ModelConfig, rank: i
     for (layer, matrix), parts in found.items():
         for part, pair in parts.items():
             if missing := {"A", "B"} - pair.keys():
-                raise ModelLoadError(f"{where}: lora_{missing.pop()} of {PARTS[matrix][part]} in layer {layer} is missing; is the download complete?")
+                raise ModelLoadError(f"{where}: lora_{missing.pop()} of {MATRICES[matrix][part].name} in layer {layer} is missing; is the download complete?")
     if not found:
         raise ModelLoadError(f"{where}: holds no tensors of an adapter; download it again")
     return found
 
 
-def _sizes(matrix: str, c: ModelConfig) -> tuple[tuple[int, ...], int]:
-    """Rows of each part of a merged matrix, and its columns."""
-    return {
-        "qkv": ((c.q_size, c.kv_size, c.kv_size), c.hidden_size),
-        "o": ((c.hidden_size,), c.q_size),
-        "gate_up": ((c.intermediate_size, c.intermediate_size), c.hidden_size),
-        "down": ((c.hidden_size,), c.intermediate_size),
-    }[matrix]
-
-
-def _merged(matrix: str, pairs: Mapping[int, _Pair], c: ModelConfig, scale: float) -> Factors:
-    """Beside a merged matrix, whose rows of q and k are kept in rotary pairs."""
-    rows, _ = _sizes(matrix, c)
-    parts: list[AdaptedRows] = []
+def _merged(matrix: str, pairs: Mapping[int, _Pair], c: ModelConfig, scale: float, share: RankShard | None) -> Factors:
+    """Beside a merged matrix, whose rows of q and k are kept in rotary pairs. Ranks have the rows of B that belong to their outputs, or the columns of A
+    that belong to their inputs: what B makes of those is summed."""
+    rows, _ = sizes(c, matrix)
+    downs, ups = list[Tensor](), list[AdaptedRows]()
     for part, pair in sorted(pairs.items()):
-        up = pair["B"] * scale
-        if matrix == "qkv" and part < 2:
-            up = pair_rows(up, (c.num_heads, c.num_kv_heads)[part])
-        parts.append(AdaptedRows(sum(rows[:part]), up))
-    return Factors(torch.cat([pairs[part]["A"] for part in sorted(pairs)]), tuple(parts))
+        own, down, up = MATRICES[matrix][part], pair["A"], pair["B"] * scale
+        if own.paired:
+            up = pair_rows(up, c.head_dim)
+        if share is not None:
+            down, up = sliced(down, ("rank", own.columns), share), sliced(up, (own.rows, "rank"), share)
+        downs.append(down)
+        ups.append(AdaptedRows(sum(rows[:part]), up))
+    return Factors(torch.cat(downs), tuple(ups))
