@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import PictureRows
-from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention
+from lmc.backend.engine.attention.flashinfer import AttentionShape, PagedAttention, SplitAttention
 from lmc.backend.engine.attention.sharing import PassGroups, SharedPrefix
-from lmc.backend.engine.attention.split import SplitAttention
 from lmc.backend.engine.attention.tiled import FIXED_PIECE, TiledAttention, put
 from lmc.backend.engine.attention.tiles import BLOCK, HEADER, PIECE, Plan, Shared
 from lmc.backend.engine.eyes import Eyes

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, KVStore, PictureRows, Span
+from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, PictureRows, Span
 from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs, logprobs
 from lmc.backend.engine.prompt_pictures import Laid, positions, within
 from lmc.backend.engine.runner import PassOutput
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class ModelRunner:
     """Runs passes on one device. Not thread-safe."""
 
-    def __init__(self, model: CausalModel, kv: KVStore, sampler: Sampler, device: str = "cpu", eyes: Eyes | None = None) -> None:
+    def __init__(self, model: CausalModel, kv: KVPool, sampler: Sampler, device: str = "cpu", eyes: Eyes | None = None) -> None:
         self._model, self._kv, self._sampler, self._device, self._eyes = model, kv, sampler, device, eyes
 
     @torch.inference_mode()

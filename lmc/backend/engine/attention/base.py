@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from lmc.backend.engine.kv_fp8 import Stored
+    from lmc.backend.engine.kv_pool import KVPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +82,9 @@ class ForwardBatch:
         return ForwardBatch(self.token_ids[rows], self.positions[rows], self.out_slots[rows], moved, logit_rows, seen, adapters), wanted
 
 
-class KVStore(Protocol):
-    """The storage attention reads and writes: per layer [num_slots, num_kv_heads, head_dim]."""
-
-    def key(self, layer: int) -> Stored: ...
-
-    def value(self, layer: int) -> Stored: ...
-
-    def pair(self, layer: int) -> torch.Tensor | None:
-        """Return K and V of a layer as one tensor [num_slots, 2 · num_kv_heads, head_dim], if they are."""
-        ...
-
-
 class CausalModel(Protocol):
     """A decoder-only model over a paged KV store."""
 
-    def forward(self, batch: ForwardBatch, kv: KVStore) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         ...

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.attention.base import Span
-from lmc.backend.engine.attention.torch_ref import Tall, additive, gathered, partial
+from lmc.backend.engine.attention.torch_ref import Tall, additive, gathered, partial, rows_where
 from lmc.backend.engine.kv_fp8 import Stored
 
 _STEPS = ((512, 16), (1024, 128))  # of lengths up to the first; of longer ones half a block
@@ -153,7 +153,7 @@ class FixedAttention:
 def _lone(spans: Sequence[Span], length: int, height: int) -> _Lone:
     seen = torch.tensor([len(span.slots) for span in spans])
     slots = torch.stack([_filled(span.slots, length) for span in spans])
-    return _Lone(_rows([span.start for span in spans]), slots, _mask(seen, length)[:, None, None], height)
+    return _Lone(rows_where([span.start for span in spans]), slots, _mask(seen, length)[:, None, None], height)
 
 
 def _prompt(span: Span, group: int) -> _Prompt:
@@ -166,10 +166,6 @@ def _prompt(span: Span, group: int) -> _Prompt:
         parts.append(_tall_mask(before + filled[-1].view(n, _TALL) + 1, length, group))
     where = slice(span.start, span.start + span.length)
     return _Prompt(where, torch.cat(filled), torch.cat(wanted), _filled(span.slots, length_of(len(span.slots))), tuple(parts))
-
-
-def _rows(rows: list[int]) -> slice | Tensor:
-    return slice(rows[0], rows[-1] + 1) if rows == [*range(rows[0], rows[-1] + 1)] else torch.tensor(rows)
 
 
 def _mask(seen: Tensor, length: int) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmc.backend.engine.attention.tiled import StagedAttention
 from lmc.backend.engine.kv_fp8 import Stored
 
 log = logging.getLogger("lmc.engine")
@@ -163,3 +164,27 @@ class FlashInferAttention:
         assert isinstance(keys, Tensor) and isinstance(values, Tensor), "KV in FP8 is read by our own kernels: its scales are not a tensor's"
         out = torch.empty_like(q) if out is None else out  # its own would be filled with zeros first
         return self.wrapper.run(q, (keys.unsqueeze(1), values.unsqueeze(1)), out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitAttention:
+    """Attention of a large pass in two parts: short spans by our tiles, which read shared prefixes once, and prompts by
+    FlashInfer, which multiplies many rows at the machine's speed but takes a tile of 64 for a row that decodes.
+
+    One after the other: such a pass is launched kernel by kernel, and each event between two streams would release and
+    reacquire the interpreter's lock.
+
+    q [T, num_heads, head_dim] over keys and values [num_slots, num_kv_heads, head_dim] → like q.
+
+    rows      number of first rows, computed by `short`; `long` computes the others
+    """
+
+    rows: int
+    short: StagedAttention
+    long: FlashInferAttention
+
+    def __call__(self, q: Tensor, keys: Stored, values: Stored) -> Tensor:
+        out = torch.empty_like(q)
+        self.short(q[: self.rows], keys, values, out[: self.rows])
+        self.long(q[self.rows :], keys, values, out[self.rows :])
+        return out

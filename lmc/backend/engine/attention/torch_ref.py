@@ -29,15 +29,26 @@ class ReferencePlan:
         out = torch.empty_like(q)
         for span in self.spans:
             rows = slice(span.start, span.start + span.length)
-            out[rows] = self._span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), span_mask(span, self.window))
+            seen = keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype)
+            out[rows] = attend_span(q[rows], *seen, span_mask(span, self.window), q.shape[-1] ** -0.5)
         return out
 
-    def _span(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        scores = torch.einsum("thd,shd->hts", q, k) / math.sqrt(q.shape[-1])
-        scores.masked_fill_(~mask, -math.inf)
-        return torch.einsum("hts,shd->thd", scores.softmax(-1), v)
+
+def attend_span(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+    """Return softmax(softcap · tanh(scaling · q·k / softcap)) · v: q [T, heads, key_dim], k and v [S, kv_heads, dim], mask [T, S] → [T, heads, value_dim].
+
+    sinks  [heads], a logit per head beside the scores that takes its share and gives nothing
+    """
+    groups = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = torch.einsum("thd,shd->hts", q, k)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * scaling
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores.masked_fill_(~mask, -math.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), -1)
+    return torch.einsum("hts,shd->thd", scores.softmax(-1)[..., : len(k)].to(v.dtype), v)
 
 
 def causal_mask(length: int, context: int, window: int | None, device: torch.device) -> Tensor:
@@ -296,7 +307,7 @@ def _share(rows: list[_Row], start: int) -> tuple[list[_Part], list[_Row]]:
         if len(family) == 1 or (end - start) * (len(family) - 1) < _SHARE:
             rest += [(row, slots[start:]) for row, slots in family]
             continue
-        parts.append(_Shared(_rows([row for row, _ in family]), _where(family[0][1][start:end])))
+        parts.append(_Shared(rows_where([row for row, _ in family]), _where(family[0][1][start:end])))
         deeper, left = _share(family, end)
         parts += deeper
         rest += left
@@ -326,7 +337,7 @@ def _own(rows: list[_Row]) -> list[_Part]:
 
 def _padded(rows: list[_Row]) -> _Part:
     longest = max(len(slots) for _, slots in rows)
-    where = _rows([row for row, _ in rows])
+    where = rows_where([row for row, _ in rows])
     if len(rows) == 1 and isinstance(run := _where(rows[0][1]), slice):
         return _Shared(where, run)
     lengths = torch.tensor([len(slots) for _, slots in rows])
@@ -338,7 +349,7 @@ def _padded(rows: list[_Row]) -> _Part:
     return _Own(where, torch.where(seen, padded, last[:, None]).flatten(), additive(seen)[:, None, None])
 
 
-def _rows(rows: list[int]) -> Where:
+def rows_where(rows: list[int]) -> Where:
     if rows[-1] - rows[0] == len(rows) - 1 and rows == sorted(rows):
         return slice(rows[0], rows[-1] + 1)
     return torch.tensor(rows)

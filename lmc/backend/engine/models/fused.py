@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import KVStore, PictureRows
+from lmc.backend.engine.attention.base import PictureRows
 from lmc.backend.engine.attention.tiled import StagedAttention
 from lmc.backend.engine.distributed.group import Summed
 from lmc.backend.engine.distributed.peer_memory import PartialSum
@@ -24,6 +24,7 @@ from lmc.backend.engine.kernels.low_rank import Stack, add, group, stack
 from lmc.backend.engine.kernels.norm import add_rms_norm, add_rms_norm_quantized
 from lmc.backend.engine.kernels.rope import rope_append
 from lmc.backend.engine.kv_fp8 import Stored
+from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.models.experts import GroupedExperts
 from lmc.backend.engine.models.fp8 import Fp8, Quantized
 from lmc.backend.engine.models.linear import Linear, local
@@ -70,7 +71,7 @@ class FusedLlama:
         return [local(matrix) for matrix in every if matrix is not None]
 
     def hidden(
-        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, wanted: Tensor | None = None, seen: PictureRows | None = None,
+        self, rows: Inputs, sampled: Tensor, kv: KVPool, attend: Attention, wanted: Tensor | None = None, seen: PictureRows | None = None,
         adapters: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return final hidden states [T, hidden_size], normed; K and V of the rows go to their slots. `sampled`: see
@@ -83,7 +84,7 @@ class FusedLlama:
         return self.finished(self.attended(rows, sampled, kv, attend, seen, adapters), wanted)
 
     def attended(
-        self, rows: Inputs, sampled: Tensor, kv: KVStore, attend: Attention, seen: PictureRows | None = None, adapters: Tensor | None = None,
+        self, rows: Inputs, sampled: Tensor, kv: KVPool, attend: Attention, seen: PictureRows | None = None, adapters: Tensor | None = None,
     ) -> Attended:  # fmt: skip
         """Run the same up to the attention of the last layer, behind which only some of the rows are read."""
         ids, positions, slots = rows

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lmc.backend.engine.attention.base import ForwardBatch, KVStore, PictureRows, Span
-from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, fast, span_mask
+from lmc.backend.engine.attention.base import ForwardBatch, PictureRows, Span
+from lmc.backend.engine.attention.torch_ref import FastPlan, LonePlan, attend_span, fast, span_mask
 from lmc.backend.engine.kv_pool import KVPool, LayerShape
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.transformers_config import SUPPORTED
@@ -41,7 +41,7 @@ class _Pass:
     """Data of the current pass for attention layers."""
 
     batch: ForwardBatch
-    kv: KVStore
+    kv: KVPool
     windows: Mapping[int, int | None]  # of each layer
     plans: dict[int | None, FastPlan | LonePlan] = field(default_factory=dict)
 
@@ -63,18 +63,16 @@ class _Pass:
         out = q.new_empty(*q.shape[:2], v.shape[-1])
         for span in self.batch.spans:
             rows = slice(span.start, span.start + span.length)
-            out[rows] = _attend_span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), span_mask(span, window), how)
+            out[rows] = attend_span(q[rows], keys[span.slots].to(q.dtype), values[span.slots].to(q.dtype), span_mask(span, window), *how)
         return out
 
 
-@dataclass(frozen=True, slots=True)
-class _How:
-    """softmax(softcap · tanh(scaling · q·k / softcap)), with a logit per head beside the scores that takes its share
-    and gives nothing (attention sinks)."""
+class _How(NamedTuple):
+    """See `attend_span`."""
 
     scaling: float
     softcap: float | None
-    sinks: Tensor | None  # [heads]
+    sinks: Tensor | None
 
     @property
     def is_plain(self) -> bool:
@@ -92,21 +90,6 @@ class _Current:
 
 
 _CURRENT = "_lmc_current"  # the attribute of modules
-
-
-def _attend_span(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    scores = torch.einsum("thd,shd->hts", q, k).float() * how.scaling
-    if how.softcap is not None:
-        scores = how.softcap * torch.tanh(scores / how.softcap)
-    scores.masked_fill_(~mask, -math.inf)
-    if how.sinks is not None:
-        sinks = how.sinks.float()[:, None, None].expand(-1, len(q), 1)
-        scores = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
-    else:
-        scores = scores.softmax(-1)
-    return torch.einsum("hts,shd->thd", scores.to(v.dtype), v)
 
 
 def _attend(
@@ -289,7 +272,7 @@ class TransformersModel:
         ids = torch.randint(0, self._vocab_size, (_TRIED,), generator=generator)
         return run(ids.to(self._model.device)).float()
 
-    def _in_chunks(self, ids: Tensor, kv: KVStore, windows: Mapping[int, int | None]) -> Tensor:
+    def _in_chunks(self, ids: Tensor, kv: KVPool, windows: Mapping[int, int | None]) -> Tensor:
         """Return logits [n, vocab] computed in two passes."""
         every = torch.arange(len(ids), device=ids.device)
         found: list[Tensor] = []
@@ -326,7 +309,7 @@ class TransformersModel:
         return found
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         """Write the rows' K and V to their slots; return logits [R, vocab_size] float32."""
         if self._rope.near is None:
             return self._logits(batch, kv)
@@ -337,7 +320,7 @@ class TransformersModel:
             logits[wanted] = self._logits(part, kv)
         return logits
 
-    def _logits(self, batch: ForwardBatch, kv: KVStore) -> Tensor:
+    def _logits(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
         work = _Pass(batch, kv, self._windows)
         if self._slices:
             return self._call(batch.token_ids, batch.positions, work, logits_to_keep=batch.logit_rows).float()
