@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from lmc.backend.engine.drafts import Guesses, Setting, check_setting
+from lmc.backend.engine.drafts import Setting, check_setting
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import Begin, Cache, Eviction, Policy, Schedule, host_size
@@ -18,6 +18,7 @@ from lmc.errors import ParameterError
 if TYPE_CHECKING:
     import torch
 
+    from lmc.backend.engine.draft_model import DraftModel
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
 
@@ -249,15 +250,13 @@ def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | Non
     from lmc.backend.engine.sampler import Sampler
 
     if loaded.device.type == "cuda" and loaded.dtype.itemsize == 2 and isinstance(loaded.model, LlamaModel):
-        from lmc.backend.engine.cuda_runner import CudaRunner, buckets_of
-        from lmc.backend.engine.device_automata import Kernels
-        from lmc.backend.engine.kernels import automata, mask
-
-        kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
         import torch
 
+        from lmc.backend.engine.cuda_runner import CudaRunner, buckets_of
+        from lmc.backend.engine.device_automata import kernels
+
         with torch.cuda.device(loaded.device):  # kernels are launched, and graphs captured, on the current one
-            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels), eyes, buckets=buckets_of(loaded.model, pool, chunk))
+            runner = CudaRunner(loaded.model, pool, Sampler(vocab_size, kernels()), eyes, buckets=buckets_of(loaded.model, pool, chunk))
             runner.capture()
         return runner
     return ModelRunner(loaded.model, pool, Sampler(vocab_size), str(loaded.device), eyes)
@@ -277,7 +276,7 @@ def _load_small(source: str, device: str, options: Mapping[str, Any], tp: int) -
     return found
 
 
-def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> Guesses:
+def _guesses(small: LoadedModel, loaded: LoadedModel, slots: int, chunk: int) -> DraftModel:
     from lmc.backend.engine.draft_model import DraftModel, check_vocabulary, slots_for
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.memory import check_pool

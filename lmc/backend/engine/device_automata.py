@@ -40,6 +40,13 @@ class Kernels(NamedTuple):
     close_bits: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
+def kernels() -> Kernels:
+    """Return those of a GPU."""
+    from lmc.backend.engine.kernels import automata, mask
+
+    return Kernels(automata.close, automata.fill, automata.advance, mask.close)
+
+
 class DeviceAutomata:
     """Device automata of one engine, whose constraints have one vocabulary. Not thread-safe."""
 

@@ -7,15 +7,14 @@ same spans, all graphs are captured before the first pass, and rank 0's draws ar
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from lmc.backend.engine.attention.sharing import SharedPrefix as Sharing
 from lmc.backend.engine.cuda_runner import BUCKETS, CudaFlight, CudaRunner
-from lmc.backend.engine.device_automata import Kernels
 from lmc.backend.engine.distributed.peer_memory import most_rows
-from lmc.backend.engine.kernels import automata, mask
 from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.sampler import Sampler
 
@@ -79,7 +78,7 @@ class LeadingCuda(_Ranked):
                 self._group.from_root(self._sampled[: self._samples])
         finally:
             self._samples = 0
-        return WatchedPass(flight, self._crew)
+        return WatchedPass(flight.drawn, flight.scores, flight.begun, flight.ended, self._crew)
 
     def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor:
         self._sharing = CudaRunner._groups(self, work)
@@ -104,28 +103,19 @@ class LeadingCuda(_Ranked):
         self._crew.close()
 
 
-class WatchedPass:
+@dataclass(frozen=True, slots=True)
+class WatchedPass(CudaFlight):
     """A pass in flight that others compute, too: it is polled, since one that hangs in a graph would never report."""
 
-    def __init__(self, flight: CudaFlight, crew: Crew) -> None:
-        self._flight, self._crew = flight, crew
-        self.begun, self.ended = flight.begun, flight.ended
-
-    @property
-    def over(self) -> bool:
-        return self._flight.over
-
-    @property
-    def seconds(self) -> float:
-        return self._flight.seconds
+    crew: Crew
 
     def result(self) -> PassOutput:
-        self._crew.waits()
+        self.crew.waits()
         while not self.ended.query():
-            self._crew.check()
+            self.crew.check()
             time.sleep(_LOOK)
-        self._crew.over()
-        return self._flight.result()
+        self.crew.over()
+        return CudaFlight.result(self)
 
 
 class FollowingCuda(_Ranked):
@@ -137,17 +127,3 @@ class FollowingCuda(_Ranked):
         self.logits(written.work, written.wanted)
         if written.samples:
             self._group.from_root(self._sampled[: written.samples])
-
-
-def leading(crew: Crew, model: LlamaModel, pool: KVPool, vocab_size: int) -> LeadingCuda:
-    kernels = Kernels(automata.close, automata.fill, automata.advance, mask.close)
-    with torch.cuda.device(model.device):
-        runner = LeadingCuda(crew, model, pool, Sampler(vocab_size, kernels))
-        runner.capture()
-    return runner
-
-
-def following(group: RankGroup, model: LlamaModel, pool: KVPool, sampler: Sampler) -> FollowingCuda:
-    runner = FollowingCuda(group, model, pool, sampler)
-    runner.capture()
-    return runner

@@ -8,7 +8,6 @@ registry: a program may have its own, and several engines.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, MutableSequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -151,21 +150,6 @@ class RankGroup:
         peers, self.peers, self._group, self._store, self._aborts = self.peers, None, None, None, False
         if peers is not None:
             peers.close()
-
-    def measure(self, device: torch.device, sizes: tuple[int, ...] = (8 << 10, 512 << 10, 16 << 20), rounds: int = 20) -> dict[int, float]:
-        """Return the seconds of a sum of so many bytes, float16, the median of several; all ranks must do this at
-        once."""
-        found = dict[int, float]()
-        for size in sizes:
-            x, times = torch.zeros(size // 2, dtype=torch.float16, device=device), list[float]()
-            for _ in range(rounds):
-                began = time.perf_counter()
-                self.sum(x)
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                times.append(time.perf_counter() - began)
-            found[size] = sorted(times)[rounds // 2]
-        return found
 
 
 class Summed:

@@ -40,7 +40,14 @@ class Written(NamedTuple):
 
 
 class Memory:
-    """Shared memory. The file behind it has no name; it grows when a pass needs more."""
+    """Shared memory. The file behind it has no name; it grows when a pass needs more. By rank, [MOST_RANKS] int64:
+
+    taken     the number of the last pass that it has copied out
+    beats     the number of heartbeats
+    worked    the processor time of its computing thread, in ns, as of the last heartbeat
+    waiting   whether it waits in a collective for others
+    compiled  whether the kernels that it compiles beside its work are there
+    """
 
     def __init__(self, handle: int | None = None) -> None:
         self.handle = unnamed("lmc-passes") if handle is None else handle
@@ -51,33 +58,8 @@ class Memory:
     def _map(self) -> None:
         size = os.fstat(self.handle).st_size
         self._memory = mmap.mmap(self.handle, size)
-        self._numbers = np.frombuffer(self._memory, np.int64, 5 * MOST_RANKS).reshape(5, MOST_RANKS)
+        self.taken, self.beats, self.worked, self.waiting, self.compiled = np.frombuffer(self._memory, np.int64, 5 * MOST_RANKS).reshape(5, MOST_RANKS)
         self._part = (size - _HEAD) // _PARTS
-
-    @property
-    def taken(self) -> np.ndarray:
-        """Return, by rank, the number of the last pass that it has copied out, [MOST_RANKS] int64."""
-        return self._numbers[0]
-
-    @property
-    def beats(self) -> np.ndarray:
-        """Return, by rank, the number of heartbeats."""
-        return self._numbers[1]
-
-    @property
-    def worked(self) -> np.ndarray:
-        """Return, by rank, the processor time of its computing thread, in ns, as of the last heartbeat."""
-        return self._numbers[2]
-
-    @property
-    def waiting(self) -> np.ndarray:
-        """Return, by rank, whether it waits in a collective for others."""
-        return self._numbers[3]
-
-    @property
-    def compiled(self) -> np.ndarray:
-        """Return, by rank, whether the kernels that it compiles beside its work are there."""
-        return self._numbers[4]
 
     def room(self, number: int, ints: int) -> np.ndarray:
         """Return the place of pass `number`, at least so many int32. The writer enlarges it while no rank reads."""

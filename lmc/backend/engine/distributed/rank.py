@@ -22,7 +22,8 @@ from lmc.backend.engine.distributed.group import PeerLost, RankGroup, met_at, wi
 from lmc.backend.engine.distributed.passes import Memory, processor_clock, read
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.distributed.runner import Follower
+    from lmc.backend.engine.distributed.cuda import FollowingCuda
+    from lmc.backend.engine.distributed.runner import FollowerRunner
 
 _BEAT = 0.25  # seconds
 _IDLE = 0.5  # idle seconds between looks at whether kernels have been compiled
@@ -101,7 +102,7 @@ def _run(told: Mapping[str, Any], line: Connection, memory: Memory) -> None:
     _follow(told["rank"], line, memory, runner)
 
 
-def _follow(rank: int, line: Connection, memory: Memory, runner: Follower) -> None:
+def _follow(rank: int, line: Connection, memory: Memory, runner: FollowerRunner | FollowingCuda) -> None:
     while True:
         there = line.poll(_IDLE)
         memory.compiled[rank] = runner.compiled

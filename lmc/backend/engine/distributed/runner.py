@@ -3,10 +3,11 @@ passes they receive."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
+from lmc.backend.engine.device_automata import kernels
 from lmc.backend.engine.distributed.passes import Written
 from lmc.backend.engine.model_runner import ModelRunner
 from lmc.backend.engine.models.llama import LlamaModel
@@ -14,26 +15,12 @@ from lmc.backend.engine.sampler import Sampler
 
 if TYPE_CHECKING:
     from lmc.backend.engine.distributed.crew import Crew
+    from lmc.backend.engine.distributed.cuda import FollowingCuda
     from lmc.backend.engine.distributed.group import RankGroup
     from lmc.backend.engine.forward_batch import ModelPass
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
     from lmc.backend.engine.runner import Runner
-
-
-class Follower(Protocol):
-    """Computes passes on a rank."""
-
-    @property
-    def compiled(self) -> bool:
-        """Return whether all that `settle` will adopt is compiled."""
-        ...
-
-    def follow(self, written: Written) -> None: ...
-
-    def settle(self) -> None:
-        """Adopt kernels compiled meanwhile, as all ranks do before the same pass."""
-        ...
 
 
 class Leading(ModelRunner):
@@ -73,21 +60,26 @@ class FollowerRunner(ModelRunner):
 
 def leader(loaded: LoadedModel, pool: KVPool, vocab_size: int, crew: Crew) -> Runner:
     assert isinstance(loaded.model, LlamaModel)
-    if _by_graphs(loaded):
-        from lmc.backend.engine.distributed.cuda import leading
+    if not _by_graphs(loaded):
+        return Leading(crew, loaded.model, pool, Sampler(vocab_size), str(loaded.device))
+    from lmc.backend.engine.distributed.cuda import LeadingCuda
 
-        return leading(crew, loaded.model, pool, vocab_size)
-    return Leading(crew, loaded.model, pool, Sampler(vocab_size), str(loaded.device))
+    with torch.cuda.device(loaded.device):
+        runner = LeadingCuda(crew, loaded.model, pool, Sampler(vocab_size, kernels()))
+        runner.capture()
+    return runner
 
 
-def follower(loaded: LoadedModel, pool: KVPool, group: RankGroup) -> Follower:
+def follower(loaded: LoadedModel, pool: KVPool, group: RankGroup) -> FollowerRunner | FollowingCuda:
     assert isinstance(loaded.model, LlamaModel)
     sampler = Sampler(loaded.config.vocab_size)  # never used
-    if _by_graphs(loaded):
-        from lmc.backend.engine.distributed.cuda import following
+    if not _by_graphs(loaded):
+        return FollowerRunner(loaded.model, pool, sampler, str(loaded.device))
+    from lmc.backend.engine.distributed.cuda import FollowingCuda
 
-        return following(group, loaded.model, pool, sampler)
-    return FollowerRunner(loaded.model, pool, sampler, str(loaded.device))
+    runner = FollowingCuda(group, loaded.model, pool, sampler)
+    runner.capture()
+    return runner
 
 
 def _by_graphs(loaded: LoadedModel) -> bool:
