@@ -40,7 +40,7 @@ class SteppedCore(EngineCore):
         while not super().turn():
             if not self._pause:
                 return False
-            self.scheduler.give_up_leases()  # of runs that are away: all programs wait, so none comes back
+            self.scheduler.held.give_up_leases()  # of runs that are away: all programs wait, so none comes back
         return True
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from lmc.backend.base import Capabilities, Handle, Health, Hints, SharedBackend, check_adapter, check_supported
 from lmc.backend.conversing import Trail, spoken
-from lmc.backend.engine.constraint import KINDS, Compiler
+from lmc.backend.engine.automaton import KINDS, ConstraintCompiler
 from lmc.backend.engine.draft_costs import Costs
-from lmc.backend.engine.drafts import Drafts, Guesses, Setting, check_setting
+from lmc.backend.engine.drafts import Drafts, Setting, check_setting
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.eyes import Eyes, Preparing
@@ -43,6 +43,7 @@ from lmc.segments import Gen, Given, Part, SamplingParams, Segment, Select, Text
 from lmc.waiting import idle
 
 if TYPE_CHECKING:
+    from lmc.backend.engine.draft_model import DraftModel
     from lmc.backend.engine.kv_copy import KVMover
     from lmc.backend.engine.whole_template import WholeTemplate
 
@@ -61,7 +62,7 @@ class LocalBackend(SharedBackend):
         vocabulary: TokenizerProtocol,
         chat_template: ChatTemplate,
         runner: Runner,
-        compiler: Compiler | None,
+        compiler: ConstraintCompiler | None,
         max_tokens: int,
         max_context: int,
         near_context: int | None = None,
@@ -78,7 +79,7 @@ class LocalBackend(SharedBackend):
         mover: KVMover | None = None,
         drafts: Setting = "off",
         draft_row: float = 0.0,
-        draft_model: Guesses | None = None,
+        draft_model: DraftModel | None = None,
         adapters: Sequence[str] = (),
     ) -> None:
         check_numbers(max_tokens=max_tokens, max_batch=max_batch, chunk=chunk, seed=seed)
@@ -560,7 +561,7 @@ class LocalBackend(SharedBackend):
         core, scheduler = self._core, self._scheduler
         core.cancel(req)
         if req.kind is RequestKind.PREFILL:
-            core.post(lambda: scheduler.unpin(req))
+            core.post(lambda: scheduler.held.unpin(req))
 
 
 def check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int | None, seed: int) -> None:
@@ -575,7 +576,7 @@ def check_numbers(*, max_tokens: int | None, max_batch: int | None, chunk: int |
 
 
 _OPEN: weakref.WeakSet[EngineCore] = weakref.WeakSet()
-_COMPILERS: weakref.WeakSet[Compiler] = weakref.WeakSet()
+_COMPILERS: weakref.WeakSet[ConstraintCompiler] = weakref.WeakSet()
 _AT_EXIT = 5.0  # seconds that an engine may take besides its pass, for listeners that do not return
 
 

@@ -14,8 +14,7 @@ from unittest import mock
 import numpy as np
 
 from lmc.backend.base import Hints
-from lmc.backend.engine.automaton import ConstraintCompiler
-from lmc.backend.engine.constraint import Compiler, ConstraintInfo
+from lmc.backend.engine.automaton import ConstraintCompiler, ConstraintInfo
 from lmc.backend.engine.encoding import TokenizerProtocol
 from lmc.backend.engine.engine import EngineCore
 from lmc.backend.engine.forward_batch import ModelPass
@@ -202,7 +201,7 @@ class FakeRunner:
                 token = STUCK
             else:
                 token = scripted[0] if scripted else self.next(contexts[row], noise & (2**63 - 1), allowed)
-            tokens.append(BROKEN if req.order in self.broken else token)
+            tokens.append(BROKEN if getattr(req, "request", req).order in self.broken else token)
             logprobs.append(self._logprob(req, contexts[row], token))
         scores = [logprob(contexts[s.row], s.token) for s in work.scores]
         tops = [top(contexts[s.row], s.top) for s in work.scores]
@@ -292,7 +291,7 @@ class FakeAheadRunner(FakeRunner):
         return (place[0], self._behind[req]) if req.awaited else place
 
     def allowed(self, req: Request) -> list[int] | None:
-        if not (req.awaited and req.answer is not None and req.answer.matcher is not None):
+        if not (isinstance(req, Request) and req.awaited and req.answer is not None and req.answer.matcher is not None):
             return super().allowed(req)
         automaton, state = self.place(req)
         return ids_of(automaton.mask(state)) if state >= 0 else []
@@ -491,7 +490,7 @@ def backend(
     max_batch: int = 32,
     chunk: int = 64,
     words: TokenizerProtocol | None = None,
-    compiler: Compiler | None = None,
+    compiler: ConstraintCompiler | None = None,
     runs: type[FakeRunner] = FakeRunner,
     host: int = 0,
     **options,
@@ -571,8 +570,8 @@ def reserving_little(short: int = 1) -> Iterator[None]:
         mock.patch(f"{engine}.request.SHORT", short),
         mock.patch(f"{engine}.reservations._LEAST", 1),
         mock.patch(f"{engine}.reservations._AHEAD", 2),
-        mock.patch(f"{engine}.lengths._UNKNOWN", 1.0),
-        mock.patch(f"{engine}.lengths.AnswerLengths.learn", lambda *_: None),
+        mock.patch(f"{engine}.reservations._UNKNOWN", 1.0),
+        mock.patch(f"{engine}.reservations.AnswerLengths.learn", lambda *_: None),
     ):
         yield
 

@@ -258,7 +258,7 @@ def test_a_process_ends_without_pictures_that_are_not_read():
 
 
 def test_threads_end_when_there_is_nothing_to_prepare(engine, sight, monkeypatch):
-    monkeypatch.setattr("lmc.backend.engine.preparing._LINGERS", 0.001)
+    monkeypatch.setattr("lmc.backend.engine.eyes._LINGERS", 0.001)
     sight.gate.set()
     for seed in range(3):
         assert tokens(engine.submit(None, [look(picture(Random(seed), 28, 14)), endless()])) == 4

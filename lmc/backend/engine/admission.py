@@ -15,7 +15,7 @@ from time import perf_counter
 from lmc import config
 from lmc.backend.engine.batch_builder import BatchBuilder, Start
 from lmc.backend.engine.forward_batch import PassCounts
-from lmc.backend.engine.radix_cache import common_prefix
+from lmc.backend.engine.radix_cache import Node, common_prefix
 from lmc.backend.engine.request import Request, RequestKind
 from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.waiting import WaitingQueue
@@ -154,10 +154,7 @@ class Admission:
             if refusal is _Verdict.NO_ROOM and held.running and not req.guess:
                 self._too_much = min(self._too_much, takes)
             return refusal
-        self._waiting.admitted(req, need)
-        held.reservations.reserve(req, need)
-        self._runs.admitted(req, need, at, node)
-        req.admitted_at = req.admitted_at or perf_counter()
+        self._take(req, need, at, node)
         req.node, req.cached_len, req.device_len = node, node.end, at
         req.found = req.behind = None
         held.start(req)
@@ -188,18 +185,21 @@ class Admission:
 
     def _join(self, req: Request, leader: Request) -> _Verdict:
         """Make it a twin: it runs from the moment its leader's head is computed, which is the end of this pass."""
-        reservations = self._held.reservations
-        need = reservations.at_first(req) - req.head_len
+        need = self._held.reservations.at_first(req) - req.head_len
         if (refusal := self._refusal(req, need, req.head_len)) is not None:
             return refusal
-        self._waiting.admitted(req, need)
-        reservations.reserve(req, need)
-        self._runs.admitted(req, need, req.head_len, leader.node or self._held.tree.root)
-        req.admitted_at = req.admitted_at or perf_counter()
+        self._take(req, need, req.head_len, leader.node or self._held.tree.root)
         leader.twins.append(req)
         self._tally.twins += 1
         self._count_prompt(req, req.prompt_len)
         return _Verdict.ADMITTED
+
+    def _take(self, req: Request, need: int, at: int, node: Node) -> None:
+        """Take it out of the queue, and reserve what it needs after `at` tokens that are present, cached up to `node`."""
+        self._waiting.admitted(req, need)
+        self._held.reservations.reserve(req, need)
+        self._runs.admitted(req, need, at, node)
+        req.admitted_at = req.admitted_at or perf_counter()
 
     def _count_prompt(self, req: Request, cached: int) -> None:
         if req.preempted:

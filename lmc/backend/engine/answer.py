@@ -13,29 +13,19 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmc.errors import ConstraintError, Loc, UnmetConstraint, shown
 from lmc.fsm.search import finder
-from lmc.segments import Constraint, Part, SamplingParams
+from lmc.segments import Constraint, SamplingParams
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.constraint import Matcher
-    from lmc.backend.engine.detokenizer import Detokenizer
+    from lmc.backend.engine.constraint import AutomatonMatcher
+    from lmc.backend.engine.encoding import TokenizerProtocol
     from lmc.backend.engine.token_ids import TokenLogprob
 
 
 OnText = Callable[[str, "Sequence[TokenLogprob]"], None]
-
-
-class Words(Protocol):
-    """The part of a tokenizer's interface that an answer needs."""
-
-    def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]: ...
-
-    def detokenizer(self) -> Detokenizer: ...
-
-    def token_bytes(self, token: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +57,12 @@ class Answer:
 
     def __init__(
         self,
-        words: Words,
+        words: TokenizerProtocol,
         params: SamplingParams,
         stop_ids: frozenset[int],
         *,
         stop_strings: Sequence[str] = (),
-        matcher: Matcher | None = None,
+        matcher: AutomatonMatcher | None = None,
         constraint: Constraint | None = None,
         loc: Loc | None = None,
         on_text: OnText | None = None,

@@ -8,36 +8,44 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
-import numpy as np
-
-from lmc.backend.engine.constraint import ConstraintInfo, Matcher
+from lmc.backend.engine.constraint import AutomatonMatcher, ForcedChances
 from lmc.backend.engine.mask_prefetcher import MaskPrefetcher, Prefetched
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.steering import KINDS as STEERED
 from lmc.backend.engine.steering import Steering
-from lmc.errors import ConstraintError, Loc, UnmetConstraint, shown
-from lmc.fsm.arrays import ArrayDFA, LazyArrays
+from lmc.errors import ConstraintError, Loc
+from lmc.fsm.arrays import LazyArrays
 from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.canonical import Canonical
 from lmc.fsm.canonical_rows import CanonicalRows
-from lmc.fsm.dfa import DEAD
-from lmc.fsm.forced import Encode, ForcedTokens, no_tokens
+from lmc.fsm.forced import Encode, ForcedTokens
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.sources import Check, begun, check_of, machine_of
 from lmc.fsm.store import Store
-from lmc.fsm.tokens import TokenAutomaton, TokenRow
+from lmc.fsm.tokens import TokenAutomaton
 from lmc.fsm.vocabulary import Vocabulary
 from lmc.segments import Constraint
 
 _LIMIT = 512 << 20  # bytes of cached automata, rows not counted; the least recently used are evicted
 _MOST_LAZY = 8 << 20  # assumed bytes of one built on demand: few become larger
-_MOST_ON_DEVICE = 16 << 20  # largest automaton in bytes that a device follows
+
+KINDS = frozenset({"regex", "json_schema", "ebnf", "lark", "structural_tag"})
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintInfo:
+    """Statistics of a compiler: automata, how many of them are built on demand, mask rows built so far, and the memory of it all."""
+
+    automata: int = 0
+    rows_built: int = 0
+    lazy: int = 0
+    bytes: int = 0
 
 
 class ConstraintCompiler:
@@ -72,6 +80,7 @@ class ConstraintCompiler:
         self._lock = threading.Lock()
 
     def check(self, constraint: Constraint, loc: Loc | None) -> None:
+        """Compile; raise ConstraintError with the location if the source is invalid or not supported."""
         try:
             self._grown(constraint, self._automata.get(constraint))
         except ConstraintError as error:
@@ -80,13 +89,14 @@ class ConstraintCompiler:
     def _grown(self, constraint: Constraint, compiled: _Compiled) -> None:
         """Replace the first request's machine by the whole automaton, at the second one. Answers that follow the first
         continue with it."""
-        if not compiled.growth.is_due():
+        if compiled.requests is None or next(compiled.requests) != 1:
             return
         dfa = machine_of(constraint.kind, constraint.source)
         if isinstance(dfa, ByteDFA):
             self._automata.replace(constraint, self._shared(constraint, self._saved(constraint, TokenAutomaton(dfa, self.vocabulary))))
 
-    def matcher(self, constraint: Constraint, *, longer: bool = False) -> Matcher:
+    def matcher(self, constraint: Constraint, *, longer: bool = False) -> AutomatonMatcher:
+        """Return the matcher of a new answer. `longer`: it may be kept from ending where its text is complete, so any legal continuation is allowed then."""
         compiled = self._automata.get(constraint)
         if isinstance(compiled.automaton.dfa, LazyArrays) and compiled.automaton.dfa.is_worn:
             self._automata.forget(constraint)  # its current followers keep it
@@ -107,8 +117,9 @@ class ConstraintCompiler:
         canonical = None if self._canonical is None else CanonicalRows(automaton, self._canonical)
         check = None if constraint in self._stored else check_of(constraint.kind, constraint.source)
         steering = Steering(automaton, self._encode, self._ids) if constraint.kind in STEERED else None
-        growth = Growth(isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex")
-        compiled = _Compiled(automaton, forced, canonical, Prefetched(automaton, forced, canonical), ForcedChances(), check, steering, growth)
+        may_grow = isinstance(automaton.dfa, LazyArrays) and self._first is begun and constraint.kind != "regex"
+        requests = itertools.count() if may_grow else None
+        compiled = _Compiled(automaton, forced, canonical, Prefetched(automaton, forced, canonical), ForcedChances(), check, steering, requests)
         if (want := self._want(compiled)) is not None:
             want(start)
         return compiled
@@ -207,183 +218,9 @@ class _Compiled(NamedTuple):
     forced_chances: ForcedChances
     check: Check | None
     steering: Steering | None
-    growth: Growth
-
-
-class Growth:
-    """Tracks whether a whole automaton of an on-demand constraint remains to be tried. Thread-safe."""
-
-    def __init__(self, may_grow: bool) -> None:
-        self._requests = itertools.count() if may_grow else None
-
-    def is_due(self) -> bool:
-        """Return True at the second request; called at each."""
-        return self._requests is not None and next(self._requests) == 1
+    requests: Iterator[int] | None  # counts them while the whole automaton remains to be tried; thread-safe
 
 
 def _weight(compiled: _Compiled) -> int:
     """Return the memory of a growing automaton, by an estimate of its final size."""
     return compiled.automaton.nbytes + (_MOST_LAZY if isinstance(compiled.automaton.dfa, LazyArrays) else 1024)
-
-
-class ForcedChances:
-    """Frequency of forced tokens after a sampled one, by the window of the state it was sampled in. An estimate: being
-    wrong costs time, never text."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[float, int]] = {}  # mean, samples that it is over and one
-
-    def expected(self, window: int) -> float:
-        """Return the expected share of samples there with forced tokens after them."""
-        return self._seen.get(window, _UNKNOWN)[0]
-
-    def learn(self, window: int, was_forced: bool) -> None:
-        mean, count = self._seen.get(window, _UNKNOWN)
-        count = min(count + 1, _RECENT)
-        self._seen[window] = mean + (was_forced - mean) / count, count
-
-
-_UNKNOWN = (0.25, 1)
-_RECENT = 32  # window of the running mean, in samples
-_NO_MOVE = (-1, -1, DEAD)  # a state, a token, and the state behind it
-
-
-class AutomatonMatcher:
-    """One answer's state in a token automaton. Without `forced` every token is sampled. Where what may follow cannot be found, nothing may:
-    `bits` raises the error, then and from there on, and nothing else that the sampler asks does, since others' tokens are in its batch.
-
-    want        called with each state, after all forced tokens, in which the answer waits for a token
-    forced_chances   of all answers to this constraint
-    check       check of complete texts, if the automaton allows more than the constraint
-    steering    shortest ends, if answers are steered to one as their limit nears
-    canonical   restricts legal tokens to those of canonical answers
-    """
-
-    def __init__(
-        self,
-        automaton: TokenAutomaton,
-        forced: ForcedTokens | None = None,
-        want: Callable[[int], None] | None = None,
-        forced_chances: ForcedChances | None = None,
-        check: Check | None = None,
-        steering: Steering | None = None,
-        canonical: CanonicalRows | None = None,
-    ) -> None:
-        self._check, self._steering, self._canonical = check, steering, canonical
-        self._narrowed: tuple[tuple[int, int | None], TokenRow] | None = None
-        self._automaton, self._forced, self._want = automaton, forced, want
-        self._forced_chances = forced_chances or ForcedChances()
-        self._is_small = isinstance(automaton.dfa, ArrayDFA) and automaton.dfa.nbytes <= _MOST_ON_DEVICE
-        self.state = self._sampled_in = automaton.start
-        self._recent, self.refused = no_tokens(), 0
-        self._known = _NO_MOVE  # the move probably accepted next
-        self._failure: ConstraintError | None = None
-
-    @property
-    def bits(self) -> np.ndarray:
-        if self._failure is not None:
-            raise ConstraintError(self._failure.message)
-        try:
-            return self._narrow(self._automaton.row(self.state)).bits
-        except ConstraintError as error:
-            self._failure = error
-            raise
-
-    @property
-    def row(self) -> TokenRow | None:
-        row = self._automaton.known.get(self.state)
-        try:
-            return None if row is None or self._failure is not None else self._narrow(row)
-        except ConstraintError as error:
-            self._failure = error
-            return None
-
-    def _narrow(self, row: TokenRow) -> TokenRow:
-        """Return the row without non-canonical tokens after the last one."""
-        if self._canonical is None:
-            return row
-        place = self.state, self._recent[-1] if self._recent else None
-        if self._narrowed is None or self._narrowed[0] != place:
-            self._narrowed = place, self._canonical.narrowed(row, *place)
-        return self._narrowed[1]
-
-    @property
-    def place(self) -> tuple[TokenAutomaton, int] | None:
-        return (self._automaton, self.state) if self._is_small and self._canonical is None else None
-
-    @property
-    def forced_chance(self) -> float:
-        return self._forced_chances.expected(self._window(self.state)) if self._forced is not None else 0.0
-
-    def _window(self, state: int) -> int:
-        return self._automaton.dfa.window_of(state)
-
-    def allows(self, token: int) -> bool:
-        try:
-            return self._failure is None and self._allows(token)
-        except ConstraintError as error:
-            self._failure = error
-            return False
-
-    def _allows(self, token: int) -> bool:
-        following = self._automaton.next(self.state, token)
-        self._known = self.state, token, following  # a token that was checked is accepted next
-        before = self._recent[-1] if self._recent else None
-        if following == DEAD or self._canonical is None or not self._canonical.may_narrow(self.state, before, token, following):
-            return following != DEAD
-        return bool(self.bits[token >> 5] >> (token & 31) & 1)
-
-    def accept(self, token: int) -> None:
-        before, known, following = self._known
-        if before != self.state or known != token:
-            following = self._automaton.next(self.state, token)
-        if following == DEAD:
-            raise RuntimeError(f"token {token} is outside the constraint although its mask allowed it")
-        self._sampled_in, self.state = self.state, following
-        self._recent.append(token)
-
-    def fork(self) -> AutomatonMatcher:
-        found = copy(self)
-        found._recent = self._recent.copy()
-        return found
-
-    @property
-    def horizon(self) -> int:
-        return 0 if self._steering is None else self._steering.horizon
-
-    def end_before(self, token: int, left: int) -> Sequence[int] | None:
-        if self._steering is None or self._steering.fits(self._automaton.next(self.state, token), left - 1):
-            return None
-        return self._steering.end_within(self.state, left)
-
-    def forced(self) -> Sequence[int]:
-        state, tokens = self.state, ()
-        if self._forced is not None and (run := self._forced.run(state)).tokens:
-            tokens = self._forced.behind(self._recent, state)
-            state = run.path[len(tokens) - 1] if tokens else state
-        if self._forced is not None and self._recent:  # a token was sampled
-            self._forced_chances.learn(self._window(self._sampled_in), bool(tokens))
-        if self._want is not None:
-            self._want(state)
-        return tokens
-
-    def accept_forced(self, tokens: Sequence[int]) -> None:
-        assert self._forced is not None
-        self.state = self._forced.run(self.state).path[len(tokens) - 1]
-        self._recent.extend(tokens)
-
-    @property
-    def complete(self) -> bool:
-        return self._automaton.is_final(self.state)
-
-    def check(self, text: str) -> None:
-        if self._check is not None and (why := self._check(text)) is not None:
-            raise UnmetConstraint(f"the answer {shown(text)} is not valid: {why}; ask again, or change what could not be enforced (a warning named it)")
-
-    @property
-    def done(self) -> bool:
-        try:
-            return self._automaton.is_done(self.state)
-        except ConstraintError as error:
-            self._failure = error
-            return False

@@ -39,11 +39,10 @@ class Delivery:
     """
 
     def __init__(self, scheduler: Scheduler, *, at_once: bool) -> None:
-        self.scheduler, self.at_once = scheduler, at_once
+        self.scheduler, self.tally, self.at_once = scheduler, scheduler.tally, at_once
         self.live: dict[Request, None] = {}
         self.unreported: deque[Request] = deque()  # requests that have ended; what follows their answers is submitted when their listeners are called
         self._pending_deltas: list[Request] = []  # requests that are read while they grow, and may have unreported text
-        self.generated = self.forced = self.drafted = self.accepted = 0
 
     def deliver(self, work: ModelPass, output: PassOutput) -> None:
         """Deliver the output of a pass."""
@@ -58,7 +57,7 @@ class Delivery:
             answer = req.answer
             assert answer is not None
             if req.is_plain and token >= 0 and req not in drafts and answer.advance(token):
-                self.generated += 1
+                self.tally.generated_tokens += 1
                 req.passes += 1
                 req.first_at = req.first_at or now
                 req.learn(place, token)
@@ -72,7 +71,7 @@ class Delivery:
             self.scheduler.riders.settle(req)
         for req in drafts:
             if not req.done:
-                self.scheduler.drop_draft(req)
+                self.scheduler.held.drop_draft(req)
         self.finish_ready(work.unsampled)
 
     def _sample(
@@ -107,7 +106,7 @@ class Delivery:
     def _verify(self, req: Request, place: int, ids: Sequence[int], drawn: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> None:
         """Continue by the tokens drawn after those of a draft, as far as the answer has these from `place` on."""
         req.drafted += len(ids)
-        self.drafted += len(ids)
+        self.tally.drafted_tokens += len(ids)
         at = self._verify_plain(req, place, ids, drawn) if req.is_plain and not req.done else 0
         for i, token in enumerate(ids[at:], at):
             if req.done or req.ending is not None or req.ids[place + i] != token:
@@ -117,7 +116,7 @@ class Delivery:
                 return  # it is forced, and its row gives its score again
             self.scheduler.accept(req)
             req.accepted += 1
-            self.accepted += 1
+            self.tally.accepted_tokens += 1
             if behind == req.length:
                 assert req.expect() == behind
                 self._push(req, behind, drawn[i], logprobs[i])
@@ -131,8 +130,8 @@ class Delivery:
         req.extend(drawn[:n])
         self.scheduler.accept(req, n)
         req.accepted += n
-        self.accepted += n
-        self.generated += n
+        self.tally.accepted_tokens += n
+        self.tally.generated_tokens += n
         return n
 
     def emit_deltas(self) -> None:
@@ -151,7 +150,7 @@ class Delivery:
             raise BackendError(_BROKEN)
         req.first_at = req.first_at or time.perf_counter()
         if req.is_plain and answer.advance(token):
-            self.generated += 1
+            self.tally.generated_tokens += 1
             return req.learn(place, token)
         if place == req.length - 1:  # nothing in flight extends it
             sampled, token = token, answer.steered(token)
@@ -160,7 +159,7 @@ class Delivery:
         req.learn(place, token)
         if logprob is not None:
             req.logprobs.append(logprob)
-        self.generated += 1
+        self.tally.generated_tokens += 1
         req.ending = answer.push(token)
         if req.ending is not None:
             return self.end(req)
@@ -179,8 +178,8 @@ class Delivery:
         if tokens:
             req.withdraw()
             req.forced += len(tokens)
-            self.forced += len(tokens)
-            self.generated += len(tokens)
+            self.tally.forced_tokens += len(tokens)
+            self.tally.generated_tokens += len(tokens)
             req.extend(tokens)
         return ending
 
@@ -201,13 +200,13 @@ class Delivery:
             elif req.kind is RequestKind.SCORE and req.next_row == len(req.trie.ids):
                 self.guarded(req, lambda r=req: self._conclude(r))
             elif req.kind is RequestKind.SCORE:
-                self.scheduler.drop_choices(req)
+                self.scheduler.held.drop_choices(req)
 
     def _conclude(self, req: Request) -> None:
         assert req.choose is not None
         if any(map(math.isnan, req.node_logprobs)):
             raise BackendError(_BROKEN)
-        self.scheduler.keep_branch(req, req.choose(req))
+        self.scheduler.held.keep_branch(req, req.choose(req))
         self.end(req)
 
     def guarded(self, req: Request, action: Callable[[], None]) -> None:
@@ -226,7 +225,7 @@ class Delivery:
         if req.kind is RequestKind.GENERATE:
             self.scheduler.drafts.ended(req)
         keep = req.prompt_len + req.ending.keep if req.ending is not None else req.device_len
-        self.scheduler.finish(req, min(keep, req.device_len))
+        self.scheduler.held.finish(req, min(keep, req.device_len))
         self.scheduler.riders.settle(req)
         self.done(req)
 

@@ -15,13 +15,13 @@ Its KV is in a pool and a radix tree of its own, whose namespaces are those of r
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from lmc.backend.engine.drafted import Drafted, DraftedAnswer, Sampled
+from lmc.backend.engine.drafted import Drafted, DraftedAnswer
 from lmc.backend.engine.forward_batch import ModelPass, Rows
 from lmc.backend.engine.kv_pool import SlotAllocator
 from lmc.backend.engine.radix_cache import Node, RadixCache, common_prefix
@@ -30,40 +30,12 @@ from lmc.errors import ConstraintError, ModelLoadError
 
 if TYPE_CHECKING:
     from lmc.backend.engine.encoding import TokenizerProtocol
+    from lmc.backend.engine.model_runner import ModelRunner
     from lmc.backend.engine.models.loader import LoadedModel
-    from lmc.segments import SamplingParams
+    from lmc.backend.engine.sampler import Sampler
 
 _CONTEXTS = 8  # of which the pool holds the tokens, if it may be so large
 _MOST_SLOTS = 1 << 14
-
-
-class Computes(Protocol):
-    """The interface that computes the small model's passes: a ModelRunner."""
-
-    def logits(self, work: ModelPass, wanted: list[int]) -> torch.Tensor: ...
-
-
-class Samples(Protocol):
-    """The sampler of answers."""
-
-    def sample(self, logits: torch.Tensor, rows: Sequence[int], requests: Sequence[Sampled]) -> tuple[list[int], object]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Guessed(Drafted):
-    """An answer as it will be if the guesses are right, as the small model's rows are sampled for it."""
-
-    asked: SamplingParams | None = None
-
-    @property
-    def params(self) -> SamplingParams:
-        assert self.asked is not None
-        return self.asked
-
-    @property
-    def script(self) -> None:
-        """None: a model cannot draft by a recorded answer."""
-        return None
 
 
 class _Sequence:
@@ -91,7 +63,7 @@ class DraftModel:
     rows         that it has run in all; passes: in so many
     """
 
-    def __init__(self, runner: Computes, sampler: Samples, slots: int, max_context: int, chunk: int = 512) -> None:
+    def __init__(self, runner: ModelRunner, sampler: Sampler, slots: int, max_context: int, chunk: int = 512) -> None:
         self._runner, self._sampler, self._slots = runner, sampler, slots
         self.max_context, self._chunk = max_context, chunk
         self.rows = self.passes = 0
@@ -122,11 +94,11 @@ class DraftModel:
         while left:
             logits = self._run(left, {req: req.length + len(found[req]) for req in left})
             asked = [
-                Guessed(
+                Drafted(
                     req,
                     req.length + len(found[req]),
                     DraftedAnswer(views[req], req.answer.stop_ids if req.answer is not None else frozenset()),
-                    asked=self._known[req].params,
+                    self._known[req].params,
                 )
                 for req in left
             ]

@@ -11,13 +11,13 @@ from lmc.backend.engine.request import Request
 from lmc.segments import SamplingParams
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.constraint import Matcher
+    from lmc.backend.engine.constraint import AutomatonMatcher
 
 
 class DraftedAnswer(NamedTuple):
     """The part of an answer that a sampler needs."""
 
-    matcher: Matcher | None
+    matcher: AutomatonMatcher | None
     stop_ids: frozenset[int]
 
 
@@ -28,12 +28,8 @@ class Drafted:
     request: Request
     length: int
     answer: DraftedAnswer
-    runs_free: bool = False
-    awaited: bool = False
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
+    params: SamplingParams
+    script: np.ndarray | None = None  # a model cannot draft by a recorded answer
 
     @property
     def seed(self) -> int:
@@ -46,18 +42,6 @@ class Drafted:
     @property
     def ids(self) -> np.ndarray:
         return self.request.ids
-
-    @property
-    def order(self) -> int:
-        return self.request.order
-
-    @property
-    def script(self) -> np.ndarray | None:
-        return self.request.script
-
-    @property
-    def done(self) -> bool:
-        return self.request.done
 
 
 Sampled = Request | Drafted
@@ -74,5 +58,5 @@ def drafted(req: Request, draft: np.ndarray, length: int) -> list[Drafted]:
         if matcher is not None:
             matcher = matcher.fork()
             matcher.accept(token)
-        found.append(Drafted(req, length + i + 1, DraftedAnswer(matcher, answer.stop_ids)))
+        found.append(Drafted(req, length + i + 1, DraftedAnswer(matcher, answer.stop_ids), req.params, req.script))
     return found

@@ -29,15 +29,17 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 from time import perf_counter
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from lmc.backend.engine.draft_costs import Costs, DraftBudget
-from lmc.backend.engine.draft_odds import GUESSED, PRIOR, SELDOM, Odds
-from lmc.backend.engine.draft_sources import LEAST, PLACES, REPLACED, RESUMED, Match, ModelGuess, occurrence, resumed
+from lmc.backend.engine.draft_sources import GUESSED, LEAST, PLACES, PRIOR, REPLACED, RESUMED, SELDOM, Match, ModelGuess, Odds, occurrence, resumed
 from lmc.backend.engine.request import Request
 from lmc.errors import ParameterError
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.draft_model import DraftModel
 
 Setting = int | Literal["auto", "off"]
 
@@ -77,20 +79,6 @@ class _GenStatistics:
 # -- drafts ---------------------------------------------------------------------------------------------------------
 
 
-class Guesses(Protocol):
-    """A smaller model (draft_model.py)."""
-
-    def room(self, req: Request) -> int: ...
-
-    def guess(self, wanted: Mapping[Request, int]) -> dict[Request, np.ndarray]: ...
-
-    def flush(self) -> None: ...
-
-    def reset(self) -> None: ...
-
-    def check(self) -> None: ...
-
-
 class _Offer(NamedTuple):
     """So many tokens that an answer may have as a draft, behind `before` others that come first; expected: all of these, as far as they are known, of the
     occurrence at `place`, which may not be found yet; None: the smaller model guesses."""
@@ -118,7 +106,7 @@ class Drafts:
     encode   tokens of a text within a prompt; None: texts of programs are no source
     """
 
-    def __init__(self, setting: Setting, costs: Costs, model: Guesses | None = None, encode: Callable[[str], Sequence[int]] | None = None) -> None:
+    def __init__(self, setting: Setting, costs: Costs, model: DraftModel | None = None, encode: Callable[[str], Sequence[int]] | None = None) -> None:
         self.costs, self.model, self._encode = costs, model, encode
         self.use(setting)
         self.forget()

@@ -5,22 +5,24 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from lmc.backend.engine.answer import Words
 from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, written
 from lmc.chat import ChatTemplate
 from lmc.errors import ParameterError
 from lmc.segments import Mark, Part, Special
+
+if TYPE_CHECKING:
+    from lmc.backend.engine.detokenizer import Detokenizer
 
 NO_IDS = np.empty(0, np.int32)
 _WHOLE = 192  # characters: a shorter piece is not worth a cut
 _MOST_BEGUN = 1 << 16
 
 
-class TokenizerProtocol(Words, Protocol):
+class TokenizerProtocol(Protocol):
     """The tokenizer interface that the local backend needs (engine/tokenizer.py implements it)."""
 
     eos_token_ids: tuple[int, ...]
@@ -31,6 +33,10 @@ class TokenizerProtocol(Words, Protocol):
     prefixes_behind_specials: bool  # the vocabulary's leading space before a text also follows special tokens
 
     def least(self, texts: Iterable[str]) -> int: ...
+
+    def encode(self, parts: Sequence[Part], *, at_start: bool = True) -> list[int]: ...
+
+    def detokenizer(self) -> Detokenizer: ...
 
     def decode(self, ids: Sequence[int], *, with_specials: bool = False, at_start: bool = True) -> str: ...
 

@@ -24,6 +24,9 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_future
+from dataclasses import asdict, fields
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
@@ -101,7 +104,6 @@ class EngineCore:
         self.failure = ""  # of the last pass; "" once one went through
         self.broken: LmcError | None = None  # the device can no longer be used, and the loop has ended with that
         self._closed = self._ended = False
-        self._calls = 0
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
@@ -174,9 +176,7 @@ class EngineCore:
     def warm_up(self) -> None:
         """Wait until everything that passes will use is compiled and, if nothing runs, loaded. Raises the error that
         ended the loop."""
-        wait: Callable[[], None] | None = getattr(self._runner, "wait_compiled", None)
-        if wait is not None:
-            wait()
+        _call(self._runner, "wait_compiled")
         self.call(self._take_kernels)
 
     def cancel(self, req: Request) -> None:
@@ -204,24 +204,19 @@ class EngineCore:
             raise self.broken
         if self.on_thread or not self._thread.is_alive():
             return action()
-        done = threading.Event()
-        outcome: list[Any] = [None, None]
+        outcome = Future[Any]()
 
         def act() -> None:
             try:
-                outcome[0] = action()
+                outcome.set_result(action())
             except BaseException as error:  # raised in the caller
-                outcome[1] = error
-            finally:
-                done.set()
+                outcome.set_exception(error)
 
         self.post(act)
-        while not done.wait(0.2):
-            if not self._thread.is_alive() and not done.is_set():
+        while not wait_future([outcome], 0.2).done:
+            if not self._thread.is_alive() and not outcome.done():
                 return action()
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+        return outcome.result()
 
     @property
     def on_thread(self) -> bool:
@@ -259,24 +254,8 @@ class EngineCore:
         return earlier if completed is None else earlier + completed[1].seconds
 
     def counters(self) -> Counters:
-        t = self.scheduler.tally
-        return Counters(
-            calls=self._calls,
-            prompt_tokens=t.prompt_tokens,
-            cached_tokens=t.cached_tokens,
-            prefilled_tokens=t.prefilled_tokens,
-            unique_tokens=t.unique_tokens,
-            generated_tokens=self.delivery.generated,
-            forced_tokens=self.delivery.forced,
-            passes=t.passes,
-            rows=t.rows,
-            device_seconds=self._device_seconds,
-            groups=t.groups,
-            twins=t.twins,
-            preemptions=t.preemptions,
-            drafted_tokens=self.delivery.drafted,
-            accepted_tokens=self.delivery.accepted,
-        )
+        counted = asdict(self.scheduler.tally)
+        return Counters(device_seconds=self._device_seconds, **{f.name: counted[f.name] for f in fields(Counters) if f.name in counted})
 
     def stats(self) -> dict[str, Any]:
         s, waiting = self.scheduler, list(self.scheduler.waiting)
@@ -315,9 +294,7 @@ class EngineCore:
         with few_full_collections(_COLLECTIONS):
             if self._launch is None:
                 return self._work()
-            attach: Callable[[], None] | None = getattr(self._runner, "attach", None)
-            if attach is not None:
-                attach()
+            _call(self._runner, "attach")
             with short_turns:
                 self._work()
 
@@ -347,34 +324,31 @@ class EngineCore:
 
     def _release(self) -> None:
         """Free weights, KV and graphs even while the engine object is still referenced, for other processes, too."""
-        end: Callable[[], None] | None = getattr(self._runner, "close", None)
-        freed: Callable[[], None] | None = getattr(self._runner, "freed", None)
+        runner, freed = self._runner, getattr(self._runner, "freed", None)
         self._runner, self._flying, self.delivery.at_once = _Released(), None, True
         if self.broken is None:  # else the device answers nothing
             self.scheduler.close()
-        if end is not None:
-            end()
-        del end  # it holds the runner
+        _call(runner, "close")
+        del runner
         if freed is not None:
             freed()
 
     def _take_kernels(self) -> None:
         """Adopt kernels compiled meanwhile, if nothing runs. Running requests keep those they began with."""
-        settle: Callable[[], None] | None = getattr(self._runner, "settle", None)
-        if settle is not None and self._idle:
-            settle()
+        if self._idle:
+            _call(self._runner, "settle")
 
     def _gather(self) -> bool:
         """Give requests on their way a moment to arrive: those that a prefill is for, so that it shares their pass, and
         the rest of a group or of a batch. Return False when it is time to end."""
-        s, arrived, began = self.scheduler, self._calls, time.perf_counter()
+        s, arrived, began = self.scheduler, self.scheduler.tally.calls, time.perf_counter()
         until, last = began + _MOMENT, began + _MOMENTS * _MOMENT
         if self._flying is not None:
             until = last = self._busy_until - _MOMENT
-        while self._has_time and (self.has_more or s.expects_more):
+        while self._has_time and (self.has_more or s.waiting.expects_more):
             now = time.perf_counter()
-            if self._calls != arrived:
-                arrived, until = self._calls, max(until, min(now + _MOMENT, last))
+            if s.tally.calls != arrived:
+                arrived, until = s.tally.calls, max(until, min(now + _MOMENT, last))
             if now >= until or s.has_prompts(self._full):
                 break
             if not self._take(wait=until - now):
@@ -540,43 +514,33 @@ class EngineCore:
         """Return the runner, if the next pass can be begun before it is planned."""
         return cast(EagerRunner, self._runner) if getattr(self._runner, "prepare", None) is not None and not self.scheduler.may_preempt else None
 
-    def _foresee(self, flying: ModelPass) -> Foreseen | None:
-        """Prepare the pass that follows the one in flight if its drafts are right; return it if that is likely."""
+    def _prepared(self, foresee: Callable[[], Foreseen | None]) -> Foreseen | None:
+        """Return the next pass, prepared to be begun before it is planned, if it can be foreseen."""
         runner = self._eager
-        foreseen = None if runner is None else self.scheduler.foresee(flying)
-        return foreseen if runner is not None and foreseen is not None and runner.prepare(foreseen.work) else None
-
-    def _begin_foreseen(self, foreseen: Foreseen) -> None:
-        """Begin the pass that is planned next: its tokens are known, and the device waits while those are delivered."""
-        cast(EagerRunner, self._runner).begin()
-        for req, draft in foreseen.work.drafts.items():
-            self.scheduler.drafts.expect(req, draft.ids, is_proposed=False)
-
-    def _begin_following(self) -> None:
-        """Begin the pass that is planned next, if it is of a lone answer alone: the device waits while the rest is planned."""
-        runner = None if self.delivery.unreported else self._eager
-        following = None if runner is None else self.scheduler.following()
-        if runner is not None and following is not None and runner.prepare(following):
-            runner.begin()
+        found = None if runner is None else foresee()
+        return found if runner is not None and found is not None and runner.prepare(found.work) else None
 
     def _complete_pass(self, *, waits: bool = False) -> None:
-        """Deliver the pass in flight, if there is one. waits: the device has nothing to do behind it, so that the next one begins as soon as it can."""
+        """Deliver the pass in flight, if there is one. waits: the device has nothing to do behind it, so that the next one begins as soon as it can: once
+        the tokens in flight are known, if these are what was foreseen, or if the next pass is of a lone answer alone, once they are delivered."""
         if self._flying is None:
             return
         (work, flight), self._flying = self._flying, None
         began = time.perf_counter()
-        foreseen = self._foresee(work) if waits else None
+        foreseen = self._prepared(lambda: self.scheduler.foresee(work)) if waits else None
         output = self._rest(lambda: self._compute(flight.result))
         right = foreseen is not None and output.tokens == foreseen.tokens
         if foreseen is not None and right:
-            self._begin_foreseen(foreseen)
+            cast(EagerRunner, self._runner).begin()
+            for req, draft in foreseen.work.drafts.items():
+                self.scheduler.drafts.expect(req, draft.ids, is_proposed=False)
         ended = time.perf_counter()
         self._blocked += ended - began
         self._timed = self._timed[0], (work, flight, ended)
         self.failure = ""
         self.delivery.deliver(work, output)
-        if waits and not right:
-            self._begin_following()
+        if waits and not right and not self.delivery.unreported and self._prepared(self.scheduler.following) is not None:
+            cast(EagerRunner, self._runner).begin()
 
     def _record(self, work: ModelPass, seconds: float, ended: float) -> None:
         """Record the last pass, which has ended on the device, for the pace of the next ones, and for a trace if one is
@@ -611,7 +575,7 @@ class EngineCore:
             return self.delivery.drop(req, BackendError("the engine was closed"))
         if req.cancelled:
             return self._cancel(req)
-        self._calls += req.kind is not RequestKind.PREFILL
+        self.scheduler.tally.calls += req.kind is not RequestKind.PREFILL
         if req.max_new > 0:
             self.delivery.guarded(req, lambda: self._open(req))
         if req.done:
@@ -652,8 +616,15 @@ class EngineCore:
         self.delivery.fail(error)
 
 
+def _call(runner: Runner, name: str) -> None:
+    """Call a method that not every runner has."""
+    method: Callable[[], None] | None = getattr(runner, name, None)
+    if method is not None:
+        method()
+
+
 def _run_ended(core: weakref.ref[EngineCore], number: int) -> None:
     """Record a run's end. From any thread, at any moment."""
     found = core()
     if found is not None:
-        found.post(lambda: found.scheduler.end_run(number))
+        found.post(lambda: found.scheduler.runs.end(number))

@@ -17,7 +17,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lmc.backend.engine.preparing import PreparingThreads
 from lmc.backend.engine.prompt_pictures import Placed, PromptPicture, Shown, Surroundings
 from lmc.backend.engine.single_flight import SingleFlightCache
 from lmc.backend.engine.token_ids import PICTURE
@@ -46,8 +45,60 @@ if TYPE_CHECKING:
 _REMEMBERED = 1 << 17  # numbered hashes of unreferenced pictures, whose KV may still be cached
 _THREADS = 8  # most threads that prepare pictures; half of the processors, where these are fewer
 _PREPARED = 1 << 28  # bytes of files and of the tower's inputs that are kept for pictures that recur
+_LINGERS = 1.0  # seconds that a thread waits for more
 _SLIMMEST = 200  # times its short side is the long side of a picture at most; also Qwen-VL's limit
 _POOL = 1 << 29  # bytes of features that are kept for pictures whose KV is gone or was never complete
+
+
+class PreparingThreads:
+    """Up to `most` threads that prepare pictures, in order of request. Thread-safe. They end when there is nothing to do, and do not keep a process alive: at
+    its end, what has not begun is dropped, as requests of texts are."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._work: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._threads: set[threading.Thread] = set()
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Have `work` done, which raises nothing."""
+        with self._changed:
+            self._work.append(work)
+            if len(self._work) > self._idle and len(self._threads) < self._most:
+                thread = threading.Thread(target=self._run, name="lmc-eyes", daemon=True)
+                self._threads.add(thread)
+                thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Let the threads end as soon as they have done what was submitted."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until no thread is left; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._threads, timeout)
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+            del work  # an idle thread keeps nothing alive
+
+    def _next(self) -> Callable[[], None] | None:
+        """Return the next work; None when it is time to end."""
+        with self._changed:
+            self._idle += 1
+            there = self._changed.wait_for(lambda: self._work or self._closed, _LINGERS)
+            self._idle -= 1
+            if there and self._work:
+                return self._work.popleft()
+            self._threads.discard(threading.current_thread())
+            self._changed.notify_all()
+            return None
 
 
 class Preparing:
@@ -87,7 +138,7 @@ class Eyes:
 
     def __init__(self, sight: Vision, pool: int = _POOL, prepared: int = _PREPARED, threads: int | None = None) -> None:
         self.sight, self._room = sight, pool
-        self._workers = PreparingThreads(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)), "lmc-eyes")
+        self._workers = PreparingThreads(threads or max(1, min(_THREADS, (os.cpu_count() or 1) // 2)))
         self._prepared = SingleFlightCache[_Key, Placed](lambda key: self.placed(key[0], key[2]), attrgetter("nbytes"), prepared)
         self._preparing: weakref.WeakValueDictionary[_Key, Preparing] = weakref.WeakValueDictionary()
         self._closed = False
@@ -131,7 +182,7 @@ class Eyes:
     def forked(self, error: LmcError) -> None:
         """Fail what waits for pictures in a child of fork(), which has no threads that prepare them."""
         _OPEN.discard(self)
-        self._lock, self._workers = threading.Lock(), PreparingThreads(1, "lmc-eyes")  # a thread of the parent may have had their locks
+        self._lock, self._workers = threading.Lock(), PreparingThreads(1)  # a thread of the parent may have had their locks
         for each in list(self._preparing.values()):
             if not each.placed.done():
                 each.placed.set_exception(error)

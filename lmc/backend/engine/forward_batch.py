@@ -28,12 +28,17 @@ class Rows(NamedTuple):
 
 @dataclass(slots=True)
 class PassCounts:
-    """Counts since the start (backend/base.py, Counters)."""
+    """Counts since the start (backend/usage.py, Counters)."""
 
+    calls: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     unique_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     passes: int = 0
     rows: int = 0
     groups: int = 0  # admitted in one pass
@@ -141,7 +146,7 @@ class ModelPass:
 
 
 class Foreseen(NamedTuple):
-    """The pass that follows one that gives these tokens, as it will probably be planned."""
+    """The pass that follows one that gives these tokens, as it will probably be planned; none: all are known."""
 
     tokens: list[int]
     work: ModelPass

@@ -22,13 +22,13 @@ import numpy as np
 
 from lmc.backend.engine.device_errors import is_device_error
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.mover import Copy, CopyRates
+from lmc.backend.engine.load import CopyRates
 from lmc.backend.engine.radix_cache import Node, RadixCache
 from lmc.backend.engine.request import Request
 from lmc.backend.engine.reservations import Reservations
 
 if TYPE_CHECKING:
-    from lmc.backend.engine.kv_copy import KVMover
+    from lmc.backend.engine.kv_copy import Copied, KVMover
 
 log = logging.getLogger("lmc.engine")
 
@@ -44,7 +44,7 @@ _REMEMBERED = 4096  # remembered prefix ends, saved once the pool fills up
 class Save:
     """A copy out: `ids` end at `node`, which is locked; the last of them are new, and go after `found`."""
 
-    copy: Copy
+    copy: Copied
     node: Node
     found: Node
     ids: np.ndarray
@@ -60,7 +60,7 @@ class Fetch:
     on_done called with its end in the tree, if it was made for no request
     """
 
-    copy: Copy
+    copy: Copied
     parent: Node
     found: Node  # of the host's tree, locked
     ids: np.ndarray
@@ -208,7 +208,7 @@ class HostTier:
             self._slots.free(self._host.evict(n - self._slots.free_count))
         return self._slots.alloc(n)
 
-    def _begun(self, copy: object, source: np.ndarray, target: np.ndarray) -> Copy | None:
+    def _begun(self, copy: object, source: np.ndarray, target: np.ndarray) -> Copied | None:
         try:
             return copy(source, target)  # pyright: ignore
         except (RuntimeError, MemoryError) as error:
@@ -269,34 +269,35 @@ class HostTier:
         at = req.device_len
         assert req.node is not None and req.node.end == at
         found = self._host.match(req.ids, upto, req.space)
-        slots = req.slots[at:upto].copy()
-        self._host.lock(found)
-        copy = self._begun(self._mover.back, self._host.slots_to(found)[at:upto], slots)
-        if copy is None:
-            self.failed += 1
-            self._host.unlock(found)
+        req.arriving = self._fetch(found, req.node, req.ids[at:upto].copy(), req.slots[at:upto].copy(), req)
+        if req.arriving is None:
             return False
-        self._tree.lock(req.node)
         req.away = req.away or 1  # it goes on from what has left the device
-        req.arriving = Fetch(copy, req.node, found, req.ids[at:upto].copy(), slots, req)
-        self._fetches.append(req.arriving)
-        self.fetches += 1
-        self.fetched += upto - at
         return True
 
     def fetch_ahead(self, copy: Node, parent: Node, slots: np.ndarray, on_done: Callable[[Node], None]) -> None:
         """Begin to copy the prefix up to `copy`, of which the device has what ends at `parent`, to slots that are the
         tier's from now on."""
-        begun = self._begun(self._mover.back, self._host.slots_to(copy)[parent.end :], slots)
-        if begun is None:
-            self.failed += 1
+        if self._fetch(copy, parent, self._host.ids_to(copy)[parent.end :], slots, None, on_done) is None:
             return self._pool.free(slots)
-        self._host.lock(copy)
+        self.ahead += 1
+
+    def _fetch(
+        self, found: Node, parent: Node, ids: np.ndarray, slots: np.ndarray, request: Request | None, on_done: Callable[[Node], None] | None = None
+    ) -> Fetch | None:
+        """Begin a fetch of the prefix that ends at `found`; None if it cannot begin."""
+        self._host.lock(found)
+        copy = self._begun(self._mover.back, self._host.slots_to(found)[parent.end :], slots)
+        if copy is None:
+            self.failed += 1
+            self._host.unlock(found)
+            return None
         self._tree.lock(parent)
-        self._fetches.append(Fetch(begun, parent, copy, self._host.ids_to(copy)[parent.end :], slots, None, on_done))
+        fetch = Fetch(copy, parent, found, ids, slots, request, on_done)
+        self._fetches.append(fetch)
         self.fetches += 1
         self.fetched += len(slots)
-        self.ahead += 1
+        return fetch
 
     def ids_to(self, copy: Node) -> np.ndarray:
         """Return the tokens of a prefix locked by `keep`."""

@@ -3,77 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 
-from lmc.backend.base import ProgramRun
 from lmc.backend.engine.forecast import Peaks
 from lmc.backend.engine.radix_cache import Node
 
 
+@dataclass(eq=False, slots=True)
 class Lease:
-    """KV that a run will use again, up to and including `node`, which it locks.
+    """KV that a run will use again, up to and including `node`, which it locks."""
 
-    own     tokens of it that the run added
-    until   when its time is well over
-    wanted  requests of the run that wait to extend it
-    copy    while parked: its end on the host, locked there;  coming: it is being copied back
-    space   of the radix tree
-    """
-
-    __slots__ = ("coming", "copy", "node", "own", "place", "run", "since", "space", "until", "wanted")
-
-    def __init__(self, run: OpenRun, node: Node, own: int, place: Hashable, space: str, since: float, until: float) -> None:
-        self.run, self.node, self.own, self.place, self.space = run, node, own, place, space
-        self.copy: Node | None = None
-        self.coming = False
-        self.since, self.until, self.wanted = since, until, 0
+    run: OpenRun
+    node: Node
+    own: int  # tokens of it that the run added
+    place: Hashable
+    space: str  # of the radix tree
+    since: float
+    until: float  # when its time is well over
+    wanted: int = 0  # requests of the run that wait to extend it
+    copy: Node | None = None  # while parked: its end on the host, locked there
+    coming: bool = False  # it is being copied back
 
 
+@dataclass(eq=False, slots=True)
 class OpenRun:
-    """A run that has requests here, or leases.
+    """A run that has requests here, or leases."""
 
-    seniority  of its first request
-    requests   that wait or run; `running`: those with slots
-    lapsed     its last expired lease, until it returns after all
-    parked     leases that lock nothing: the host tier has their prefixes; `away`: tokens of these that the run added
-    held       its leased slots, and those held or reserved by its running requests; `peak`: the most so far
-    places     places of its requests
-    first      slots that its first request needed
-    expected   its expected peak; `growth`: the part of that it does not hold yet, while it is open
-    peaks      of earlier runs, the basis of the estimate; None: there are none
-    """
-
-    __slots__ = (
-        "away",
-        "batch",
-        "ended",
-        "expected",
-        "first",
-        "growth",
-        "held",
-        "lapsed",
-        "leases",
-        "number",
-        "parked",
-        "peak",
-        "peaks",
-        "places",
-        "program",
-        "requests",
-        "running",
-        "seniority",
-        "was_open",
-    )
-
-    def __init__(self, source: ProgramRun, seniority: tuple[bool, tuple[int, ...], int]) -> None:
-        self.number, self.program, self.batch = source.number, source.program, source.batch
-        self.seniority = seniority
-        self.requests = self.running = self.held = self.peak = self.expected = self.growth = self.away = self.first = 0
-        self.leases: dict[Node, Lease] = {}
-        self.parked: dict[Node, Lease] = {}
-        self.places: dict[Hashable, None] = {}
-        self.lapsed: Lease | None = None
-        self.peaks: Peaks | None = None
-        self.ended = self.was_open = False
+    number: int
+    program: Hashable
+    batch: Hashable
+    seniority: tuple[bool, tuple[int, ...], int]  # of its first request
+    requests: int = 0  # that wait or run
+    running: int = 0  # those with slots
+    leases: dict[Node, Lease] = field(default_factory=dict)
+    parked: dict[Node, Lease] = field(default_factory=dict)  # that lock nothing: the host tier has their prefixes
+    lapsed: Lease | None = None  # its last expired lease, until it returns after all
+    held: int = 0  # its leased slots, and those held or reserved by its running requests
+    peak: int = 0  # the most so far
+    away: int = 0  # tokens of parked leases that the run added
+    places: dict[Hashable, None] = field(default_factory=dict)  # of its requests
+    first: int = 0  # slots that its first request needed
+    expected: int = 0  # its expected peak
+    growth: int = 0  # the part of that it does not hold yet, while it is open
+    peaks: Peaks | None = None  # of earlier runs, the basis of the estimate; None: there are none
+    ended: bool = False
+    was_open: bool = False
 
     @property
     def is_open(self) -> bool:

@@ -1,7 +1,7 @@
 """The load of the device: what another row costs, and what another run in flight would gain.
 
 A pass takes some time, and more for each of its rows. What rows leave of the device's time may be spent on computing again what a run has lost while it was
-away, since another one used its memory meanwhile. Learned from passes; numbers only.
+away, since another one used its memory meanwhile. Learned from passes; numbers only. And whether copying from the host is faster than that.
 """
 
 from __future__ import annotations
@@ -56,3 +56,26 @@ class Load:
         idle = max(0.0, 1 - row * self._rows / self._between)
         requests = self._on_device / self._between
         return idle / requests if requests else math.inf
+
+
+class CopyRates:
+    """Comparison of copying and recomputation: tokens per second of either, as measured."""
+
+    def __init__(self) -> None:
+        self.prefill = self.copy = 0.0  # 0: not known yet
+
+    def learn_pass(self, rows: int, seconds: float) -> None:
+        if rows >= 64 and seconds > 0:  # smaller passes are bound by reading the weights
+            self.prefill = _smoothed(self.prefill, rows / seconds)
+
+    def learn_copy(self, tokens: int, seconds: float) -> None:
+        if tokens >= 64 and seconds > 0:
+            self.copy = _smoothed(self.copy, tokens / seconds)
+
+    @property
+    def favour_copies(self) -> bool:
+        return not (self.prefill and self.copy) or self.copy > self.prefill
+
+
+def _smoothed(before: float, now: float) -> float:
+    return now if not before else before + (now - before) / 8

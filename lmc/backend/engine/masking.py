@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lmc.backend.engine.constraint import Matcher
+from lmc.backend.engine.constraint import AutomatonMatcher
 from lmc.backend.engine.drafted import Sampled
 from lmc.backend.engine.token_ids import BROKEN, STUCK
 from lmc.errors import ConstraintError
@@ -114,7 +114,7 @@ def few_of(req: Sampled, logits: torch.Tensor) -> np.ndarray | None:
         return None
     try:
         _ = _matcher(req).bits  # with it, the few tokens are known
-    except ConstraintError:  # as in `_legal`
+    except ConstraintError:  # as in `legal_bits`
         return None
     known = _matcher(req).row
     return known.few if known is not None else None
@@ -155,7 +155,7 @@ def legal_bits(req: Sampled, size: int) -> np.ndarray:
     """Return the allowed next tokens, a bit a token, [⌈size / 32⌉] uint32; read-only."""
     try:
         bits = _matcher(req).bits
-    except ConstraintError:  # as in `_legal`
+    except ConstraintError:  # no token of the vocabulary; `Answer.stuck` tries again and reports it
         return np.zeros((size + 31) // 32, np.uint32)
     early = _too_early(req)
     if early:
@@ -167,13 +167,7 @@ def legal_bits(req: Sampled, size: int) -> np.ndarray:
 
 def _legal(req: Sampled, size: int) -> np.ndarray:
     """Return bool [size], owned by the caller."""
-    try:
-        bits = _matcher(req).bits
-    except ConstraintError:  # no token of the vocabulary; `Answer.stuck` tries again and reports it
-        return np.zeros(size, bool)
-    legal = np.unpackbits(bits.view(np.uint8), count=size, bitorder="little").view(bool)
-    legal[list(_too_early(req))] = False
-    return legal
+    return np.unpackbits(legal_bits(req, size).view(np.uint8), count=size, bitorder="little").view(bool)
 
 
 def _is_legal(req: Sampled, token: int) -> bool:
@@ -193,6 +187,6 @@ def _too_early(req: Sampled) -> frozenset[int]:
     return req.answer.stop_ids
 
 
-def _matcher(req: Sampled) -> Matcher:
+def _matcher(req: Sampled) -> AutomatonMatcher:
     assert req.answer is not None and req.answer.matcher is not None
     return req.answer.matcher

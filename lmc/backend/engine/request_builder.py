@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
 from lmc.backend.engine.answer import Answer, Ending, OnText
+from lmc.backend.engine.automaton import ConstraintCompiler
 from lmc.backend.engine.choice_trie import Continuation
-from lmc.backend.engine.constraint import Compiler
 from lmc.backend.engine.encoding import NO_IDS, Encoder, TokenizerProtocol, template_stops
 from lmc.backend.engine.eyes import Eyes, Preparing
 from lmc.backend.engine.prompt_pictures import laid, lift
@@ -26,9 +26,6 @@ from lmc.chat import ChatTemplate
 from lmc.errors import ConstraintError, Loc, ParameterError, PromptTooLongError
 from lmc.fsm.search import finder
 from lmc.segments import ChoicesMethod, Gen, Given, Image, SamplingParams, Segment, Select
-
-if TYPE_CHECKING:
-    pass
 
 Order = tuple[int, ...]
 
@@ -51,7 +48,7 @@ class RequestBuilder:
         name: str,
         words: TokenizerProtocol,
         template: ChatTemplate,
-        compiler: Compiler | None,
+        compiler: ConstraintCompiler | None,
         *,
         max_context: int,
         pool: int,

@@ -156,53 +156,47 @@ def _phases(req: Request) -> tuple[float, float] | None:
     return (req.admitted_at, req.first_at) if req.admitted_at else None
 
 
+@dataclass(slots=True)
 class ScoringResult:
     """A running select. `wholes`: ids of prompt and choice; `starts`: where each choice's own tokens begin."""
 
-    __slots__ = ("_ask", "_base", "_decision", "_on_done", "_padding", "_place", "_results", "_rows", "_starts", "_wholes")
-
-    def __init__(
-        self,
-        results: ResultBuilder,
-        ask: Select,
-        place: PromptPosition,
-        wholes: list[np.ndarray],
-        starts: list[int],
-        base: int,
-        padding: int,
-        on_done: OnDone,
-    ) -> None:
-        self._results, self._ask, self._place, self._wholes, self._starts = results, ask, place, wholes, starts
-        self._base, self._padding, self._on_done = base, padding, on_done
-        self._decision: Choice | None = None
-        self._rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
+    results: ResultBuilder
+    ask: Select
+    place: PromptPosition
+    wholes: list[np.ndarray]
+    starts: list[int]
+    base: int
+    padding: int
+    on_done: OnDone
+    decision: Choice | None = None
+    rows: tuple[list[list[float]], list[list[float]] | None] = ([], None)
 
     def choose(self, req: Request) -> int:
-        n = len(self._wholes)
+        n = len(self.wholes)
         rows = req.branch_logprobs
-        conditional = [row[start - self._base :] for row, start in zip(rows[:n], self._starts, strict=True)]
-        self._rows = conditional, rows[n:] or None
-        self._decision = decide(self._ask.method, *self._rows)
-        return self._decision.index
+        conditional = [row[start - self.base :] for row, start in zip(rows[:n], self.starts, strict=True)]
+        self.rows = conditional, rows[n:] or None
+        self.decision = decide(self.ask.method, *self.rows)
+        return self.decision.index
 
     def done(self, req: Request) -> None:
         if req.error is not None:
-            return self._on_done(req.error)
-        assert self._decision is not None
-        self._results.count_pictures((req,))
-        index = self._decision.index
+            return self.on_done(req.error)
+        assert self.decision is not None
+        self.results.count_pictures((req,))
+        index = self.decision.index
         usage = Usage(prompt_tokens=req.prompt_len, cached_tokens=req.hit_len, calls=1, passes=req.passes)
-        output = Output((self._ask.choices[index],), (self._meta(req, self._decision),), usage, phases=_phases(req))
-        ids = self._wholes[index][self._padding :]
-        if self._results.seam == "text":
-            return self._on_done(Finished(output, self._place.followed(self._ask.choices[index])))
-        self._on_done(Finished(output, PromptPosition(ids, (), None if self._padding else req.kept, self._place.all_pictures, self._ask.adapter)))
+        output = Output((self.ask.choices[index],), (self._meta(req, self.decision),), usage, phases=_phases(req))
+        ids = self.wholes[index][self.padding :]
+        if self.results.seam == "text":
+            return self.on_done(Finished(output, self.place.followed(self.ask.choices[index])))
+        self.on_done(Finished(output, PromptPosition(ids, (), None if self.padding else req.kept, self.place.all_pictures, self.ask.adapter)))
 
     def _meta(self, req: Request, decision: Choice) -> dict[str, Any]:
-        conditional, unconditional = self._rows
-        own = [whole[start:].tolist() for whole, start in zip(self._wholes, self._starts, strict=True)]
+        conditional, unconditional = self.rows
+        own = [whole[start:].tolist() for whole, start in zip(self.wholes, self.starts, strict=True)]
         meta = {
-            "id": f"{self._results.name}-{req.order}",
+            "id": f"{self.results.name}-{req.order}",
             "prompt_tokens": req.prompt_len,
             "completion_tokens": 0,
             "cached_tokens": req.hit_len,
@@ -215,7 +209,7 @@ class ScoringResult:
         return meta
 
     def _listed(self, rows: list[list[float]], ids: list[list[int]]) -> list[list[list[Any]]]:
-        shown = self._results.shown
+        shown = self.results.shown
         return [[[lp, t, shown(t)] for lp, t in zip(row, tokens, strict=True)] for row, tokens in zip(rows, ids, strict=True)]
 
 

@@ -1,22 +1,46 @@
 """Reservations: the slots of the KV pool guaranteed to running requests.
 
-At admission a request reserves all that it can need, if that is known or small, and what it is expected to need
-(lengths.py) if it is neither; more as its answer grows. Reservations never exceed the free and evictable slots, so they
+At admission a request reserves all that it can need, if that is known or small, and what it is expected to need if it
+is neither; more as its answer grows. A program makes requests at the same places of its source again and again, and
+answers at one place have about the same length (SGLang reserves a share of `max_tokens` that is the same for all
+requests, vLLM nothing): being wrong costs time, never text. Reservations never exceed the free and evictable slots, so they
 can always be fulfilled. The reservation doubles with each preemption of a request, and one with everything reserved is
 never preempted (`most_preemptions`). Only counts; the scheduler decides about preemption.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.lengths import AnswerLengths
 from lmc.backend.engine.radix_cache import RadixCache
 from lmc.backend.engine.request import Request
 
 _LEAST = 32  # tokens that an answer reserves when it begins, doubled with each preemption
 _AHEAD = 16  # further tokens that it reserves beyond its present need, if there is room
+
+_UNKNOWN = 128.0  # tokens expected of a gen without answers so far
+_RECENT = 32  # window of the running mean, so that it follows changes
+_GENS = 1024  # remembered gens, the most recent ones
+
+
+class AnswerLengths:
+    """Mean lengths of answers, in tokens, per gen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, int]] = {}  # mean, answers that it is over; in the order of the last answer
+
+    def expected(self, gen: Hashable) -> int:
+        """Return the expected number of tokens of an answer to `gen`."""
+        return round(self._seen.get(gen, (_UNKNOWN, 0))[0])
+
+    def learn(self, gen: Hashable, tokens: int) -> None:
+        """Record the length of an ended answer to `gen`."""
+        mean, count = self._seen.pop(gen, (0.0, 0))
+        count = min(count + 1, _RECENT)
+        self._seen[gen] = mean + (tokens - mean) / count, count
+        if len(self._seen) > _GENS:
+            del self._seen[next(iter(self._seen))]
 
 
 class Reservations:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from lmc.backend.engine.absences import UNKNOWN_ABSENCE, Absences
 from lmc.backend.engine.forecast import Forecast, Peaks
@@ -97,19 +97,19 @@ class Runs:
         run = self._runs.get(source.number)
         is_new = run is None
         if run is None:
-            run = self._runs[source.number] = OpenRun(source, (False, req.priority, req.order))
+            run = self._runs[source.number] = OpenRun(source.number, source.program, source.batch, (False, req.priority, req.order))
         req.owner = run
         run.requests += 1
         if run.was_open and not run.is_open:
             self._returning[run] = None
         if req.kind is RequestKind.PREFILL:
             return is_new  # the run stays away
-        if run.leases and req.behind is not None and (lease := self._above(req.behind, run)) is not None:
+        if run.leases and (lease := self._above(req.behind, run.leases)) is not None:
             req.lease = lease
             lease.wanted += 1
             if lease.wanted == 1:
                 self._returned(lease)
-        elif run.parked and (lease := self._parked(req)) is not None:
+        elif run.parked and (lease := self._above(req.behind, run.parked)) is not None:
             if lease.until < math.inf:
                 self._returned(lease)
             lease.until = math.inf  # until the request is admitted, or gone
@@ -119,23 +119,12 @@ class Runs:
         return is_new
 
     @staticmethod
-    def _parked(req: Request) -> Lease | None:
-        """Return the parked lease of its run that it extends."""
-        at = req.behind
-        while at is not None and req.owner is not None:
-            if (lease := req.owner.parked.get(at)) is not None:
+    def _above(node: Node | None, leases: Mapping[Node, Lease]) -> Lease | None:
+        """Return that of the leases, held or parked, which keeps the longest prefix of `node`."""
+        while node is not None:
+            if (lease := leases.get(node)) is not None:
                 return lease
-            at = at.parent
-        return None
-
-    @staticmethod
-    def _above(node: Node, run: OpenRun) -> Lease | None:
-        """Return the lease that keeps the longest prefix of `node`."""
-        at: Node | None = node
-        while at is not None and at.parent is not None:
-            if (lease := run.leases.get(at)) is not None:
-                return lease
-            at = at.parent
+            node = node.parent
         return None
 
     def gone(self, req: Request) -> None:
@@ -143,7 +132,7 @@ class Runs:
         if (run := req.owner) is None:
             return
         self._waits_no_more(req)
-        if req.kind is not RequestKind.PREFILL and (parked := self._parked(req)) is not None:
+        if req.kind is not RequestKind.PREFILL and (parked := self._above(req.behind, run.parked)) is not None:
             parked.until = self._now() + UNKNOWN_ABSENCE
         run.requests -= 1
         self._settle(run)
@@ -163,7 +152,7 @@ class Runs:
             req.away = self._tree.away(node) if self._leases else 0
             return
         lease, taken, goes_on = req.lease, 0, req.kind is not RequestKind.PREFILL
-        if goes_on and lease is None and run.leases and (lease := self._above(node, run)) is not None:  # only known now that it extends it
+        if goes_on and lease is None and run.leases and (lease := self._above(node, run.leases)) is not None:  # only known now that it extends it
             self._returned(lease)
         if lease is not None:
             self._waits_no_more(req)
@@ -171,7 +160,7 @@ class Runs:
                 taken = min(lease.own, at)
                 self._drop(lease)
                 run.held -= lease.own
-        parked = self._parked(req) if goes_on else None
+        parked = self._above(req.behind, run.parked) if goes_on else None
         if not (run.is_open or taken):
             run.expected, run.peaks = self._needs.expected(run, req, need, at), self._needs.peaks(req)
             run.was_open, run.first = True, run.first or need
@@ -214,7 +203,7 @@ class Runs:
             self._lease(run, node, own, req, away)
         else:
             self._stay(run, self._now() + UNKNOWN_ABSENCE)
-            if req.kind is RequestKind.PREFILL and (lease := self._above(node, run)) is not None and node not in run.leases:
+            if req.kind is RequestKind.PREFILL and (lease := self._above(node, run.leases)) is not None and node not in run.leases:
                 self._lengthen(lease, node, own)
             self._settle(run)
             self._tree.unlock(node)
@@ -408,7 +397,7 @@ class Runs:
         requests at the end."""
         if (run := req.owner) is None:
             return []
-        goes_on_from = req.lease or (None if req.behind is None else self._above(req.behind, run))
+        goes_on_from = req.lease or self._above(req.behind, run.leases)
         found = [lease for lease in run.leases.values() if lease is not goes_on_from]
         return sorted(found, key=lambda lease: (lease.wanted > 0, -lease.until))
 

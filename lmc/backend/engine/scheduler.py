@@ -28,12 +28,11 @@ from lmc.backend.engine.batch_builder import FREE_ROWS, BatchBuilder
 from lmc.backend.engine.draft_costs import Costs
 from lmc.backend.engine.drafts import Drafts
 from lmc.backend.engine.forward_batch import Draft, Foreseen, ModelPass, PassCounts, Rows
-from lmc.backend.engine.lengths import AnswerLengths
-from lmc.backend.engine.mover import CopyRates
+from lmc.backend.engine.load import CopyRates
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import OWN, Policy
 from lmc.backend.engine.request import Request, RequestKind
-from lmc.backend.engine.reservations import most_preemptions
+from lmc.backend.engine.reservations import AnswerLengths, most_preemptions
 from lmc.backend.engine.riders import Riders
 from lmc.backend.engine.slot_ownership import SlotOwnership
 from lmc.backend.engine.waiting import WaitingQueue
@@ -65,7 +64,7 @@ class Scheduler:
 
     def reset(self) -> None:
         """Forget everything, as after a failed pass: requests, pins, cached KV."""
-        self._held.abandon()
+        self.held.abandon()
         if self.drafts.model is not None:
             self.drafts.model.reset()
         before = self.runs
@@ -73,7 +72,7 @@ class Scheduler:
         self.runs.learn_from(before)
 
     def _begin_with(self, held: SlotOwnership) -> None:
-        self._held = held
+        self.held = held
         self.pool, self.tree, self.reservations = held.pool, held.tree, held.reservations
         self.running, self.pins, self.runs = held.running, held.pins, held.runs
         self.waiting, self.riders = WaitingQueue(held), Riders(held, self.drafts, self.tally)
@@ -83,7 +82,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting or self.runs.over or self._held.copies)
+        return not (self.running or self.waiting or self.runs.over or self.held.copies)
 
     @property
     def only_waiting(self) -> bool:
@@ -94,14 +93,14 @@ class Scheduler:
     def patience(self) -> float:
         """Return the seconds until something may be admitted if nothing runs and all waiting requests wait for runs
         that are expected back."""
-        if self.running or self.runs.over or self._held.copies or not self.waiting.is_stuck:
+        if self.running or self.runs.over or self.held.copies or not self.waiting.is_stuck:
             return 0.0
         patience = self.runs.patience or 0.0
-        return min(patience, _GROWS) if self._held.host is not None and self._held.host.grows else patience
+        return min(patience, _GROWS) if self.held.host is not None and self.held.host.grows else patience
 
     def add(self, req: Request) -> bool:
         """Take a request in. Return whether it is the first of its run here, whose end must then be reported to
-        `end_run`."""
+        `runs.end`."""
         assert req.need <= self.pool.num_slots, "does not fit the pool; refuse it at submit"
         self._turns |= req.near is not None
         req.is_far = req.exceeds_near
@@ -109,47 +108,23 @@ class Scheduler:
         self.waiting.add(req)
         return is_new
 
-    def end_run(self, number: int) -> None:
-        """End a program's run, which uses nothing again."""
-        self.runs.end(number)
-
     def cancel(self, req: Request) -> None:
         """Take a request out, wherever it is; free its slots."""
         if req in self.running:
-            self.finish(req, req.cached_len)
+            self.held.finish(req, req.cached_len)
         elif req in self.waiting:
             self.waiting.remove(req)
         req.done = True
 
-    def finish(self, req: Request, keep: int) -> None:
-        """End a running request: KV of `ids[:keep]` goes to the tree, the rest is freed."""
-        self._held.finish(req, keep)
-
-    def unpin(self, req: Request) -> None:
-        """End the pin of a finished PREFILL; do nothing if it was broken or ended before."""
-        self._held.unpin(req)
-
     def flush(self) -> None:
         """Drop all cached KV that no running request needs, pins included."""
-        self._held.flush()
+        self.held.flush()
         if self.drafts.model is not None:
             self.drafts.model.flush()
 
-    def give_up_leases(self) -> None:
-        """End all leases when no run is expected back; their prefixes stay cached until the room is needed."""
-        self._held.give_up_leases()
-
-    def keep_branch(self, req: Request, index: int) -> None:
-        """Keep the winner of a SCORE cached, below the prompt."""
-        self._held.keep_branch(req, index)
-
-    def drop_choices(self, req: Request) -> None:
-        """Free the scored rows of a SCORE that has more choices than there are slots."""
-        self._held.drop_choices(req)
-
     def take_completed(self) -> list[Request]:
         """Return PREFILLs that ended since the last call."""
-        taken, self._held.completed = self._held.completed, []
+        taken, self.held.completed = self.held.completed, []
         return taken
 
     def has_prompts(self, rows: int) -> bool:
@@ -167,16 +142,16 @@ class Scheduler:
         unreported  requests that have ended, whose listeners do not know yet
         """
         self.waiting.clock += 1
-        self._held.complete_copies()
+        self.held.complete_copies()
         closed = self.runs.close(unreported)  # now that the requests following their last answers have arrived
         lapsed = len(self.waiting) > 0 and self.runs.lapse()
         if closed or lapsed:
-            self._held.changes += 1
+            self.held.changes += 1
         self.waiting.promote()
         self._turn()
         self._secure()
         self._make_room()
-        builder = BatchBuilder(self._held, self.waiting, self.chunk)
+        builder = BatchBuilder(self.held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
             if req.arriving is not None:
@@ -198,7 +173,7 @@ class Scheduler:
             builder.advance(req, req.node)
         self._admission.admit(builder)
         if not self.waiting.ready:
-            self._held.fetch_ahead()
+            self.held.fetch_ahead()
         work = builder.done()
         if work is not None:
             self.tally.passes += 1
@@ -223,9 +198,9 @@ class Scheduler:
         if not req.answer.goes_on(tokens) or self.riders.may_follow(req, [*tokens, *ids.tolist()]):
             return None
         following = self._of_one(req, np.array(tokens[-1:], np.int32), req.length + len(tokens) - 2, ids)
-        return None if following is None else Foreseen(tokens, following)
+        return following and Foreseen(tokens, following)
 
-    def following(self) -> ModelPass | None:
+    def following(self) -> Foreseen | None:
         """Return the pass that `schedule` will plan, if it is of a lone answer whose tokens are known; what that proposes as its draft is proposed again."""
         if self.waiting or len(self.running) != 1:
             return None
@@ -240,7 +215,8 @@ class Scheduler:
             self.drafts.expect(req, draft, is_proposed=True)
             if self.riders.may_follow(req, draft.tolist()):
                 return None
-        return self._of_one(req, req.ids[at : at + n], at, draft)
+        following = self._of_one(req, req.ids[at : at + n], at, draft)
+        return following and Foreseen([], following)
 
     def _of_one(self, req: Request, known: np.ndarray, at: int, draft: np.ndarray) -> ModelPass | None:
         """Return a pass of one answer's `known` tokens, of which the first has index `at`, and its draft; None if that needs slots of others."""
@@ -287,7 +263,7 @@ class Scheduler:
     def commit(self, work: ModelPass) -> None:
         """Commit a pass that has run, or will have before anything planned from now on: its KV is valid. Prompt chunks
         go to the tree at once, so that others can use them; its sampled tokens get their places."""
-        held, drafts = self._held, work.drafts
+        held, drafts = self.held, work.drafts
         work.places = [req.expect() for _, req in work.samples]
         for req, ids, _, _, branch, _ in work.spans:
             if req.done:
@@ -320,17 +296,13 @@ class Scheduler:
         prompt = min(req.device_len, req.prompt_len)
         if prompt > before:
             self.tally.prefilled_tokens += prompt - before
-            self.tally.unique_tokens += self._held.donate_to_cache(req, prompt)
+            self.tally.unique_tokens += self.held.donate_to_cache(req, prompt)
         if req.device_len > prompt:
-            self._held.donate_to_cache(req, req.device_len)  # forced tokens: not requested, so not counted
+            self.held.donate_to_cache(req, req.device_len)  # forced tokens: not requested, so not counted
 
     def accept(self, req: Request, tokens: int = 1) -> None:
         """Accept the next tokens of its draft, which were drawn: their KV is valid."""
         req.device_len, req.draft = req.device_len + tokens, req.draft - tokens
-
-    def drop_draft(self, req: Request) -> None:
-        """Drop the rest of its draft, which was not drawn."""
-        self._held.drop_draft(req)
 
     def learn(self, rows: int, seconds: float) -> None:
         """Record how long a pass of so many rows has taken."""
@@ -345,12 +317,12 @@ class Scheduler:
 
     def wait_for_copies(self) -> None:
         """Wait, when nothing can run, until a copy between device and host is done, if one is being made."""
-        if self._held.host is not None:
-            self._held.host.wait()
+        if self.held.host is not None:
+            self.held.host.wait()
 
     def host_stats(self) -> dict[str, int]:
         """Return the host tier's tokens, and copy counters."""
-        host, size = self._held.host, self._mover.token_bytes if self._mover is not None else 0
+        host, size = self.held.host, self._mover.token_bytes if self._mover is not None else 0
         if host is None:
             return {}
         return {
@@ -365,11 +337,6 @@ class Scheduler:
     def may_preempt(self) -> bool:
         """Return whether the next pass may preempt a request, unless something ends before."""
         return self.reservations.is_short or bool(self._beyond_near()) or self._in_the_way() is not None
-
-    @property
-    def expects_more(self) -> bool:
-        """Return whether all waiting requests wait for the rest of their group."""
-        return self.waiting.expects_more
 
     def _secure(self) -> None:
         """Reserve the slots of the next rows, in order; the last requests release theirs if there are no more."""
@@ -419,7 +386,7 @@ class Scheduler:
         """Take a request out of the batch and keep its answer so far; its KV stays cached for a while."""
         assert not req.in_flight and not req.awaited, "preempted while a pass computes it"
         req.computed = max(req.computed, req.device_len)
-        self._held.preempt(req, req.device_len)
+        self.held.preempt(req, req.device_len)
         req.head_len, req.device_len, req.cached_len = req.wanted_len, 0, 0
         req.behind, req.found, req.kept = req.kept and req.kept(), None, None  # a twin keeps its match from its first wait
         req.preempted += 1
@@ -433,7 +400,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError if a slot leaks, is owned twice, or a lock or reservation has no owner."""
-        self._held.check(self.riders.slots())
+        self.held.check(self.riders.slots())
         if self.drafts.model is not None:
             self.drafts.model.check()
         self.runs.check(list(self.waiting), list(self.running))
@@ -442,6 +409,6 @@ class Scheduler:
         assert all(r in self.running or not r.reserved for r in self.waiting), "a reservation of one that waits"
         if self.idle:
             assert not self.reservations.reserved
-        if self.waiting and self.waiting.is_stuck and not self.running and not self._held.copies:
+        if self.waiting and self.waiting.is_stuck and not self.running and not self.held.copies:
             assert self.runs.patience is not None, "a request waits although nothing runs and no run is expected back"
             assert not (self.pins and self.waiting.has_needed), "nothing runs, and a request waits for a pin"

@@ -18,12 +18,11 @@ import numpy as np
 
 from lmc.backend.engine.host_tier import HostTier
 from lmc.backend.engine.kv_pool import SlotAllocator
-from lmc.backend.engine.lengths import AnswerLengths
-from lmc.backend.engine.mover import CopyRates
+from lmc.backend.engine.load import CopyRates
 from lmc.backend.engine.policy import Policy
 from lmc.backend.engine.radix_cache import NoCache, Node, RadixCache, TableCache
 from lmc.backend.engine.request import Request, RequestKind
-from lmc.backend.engine.reservations import Reservations
+from lmc.backend.engine.reservations import AnswerLengths, Reservations
 from lmc.backend.engine.runs import Runs
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -385,19 +385,18 @@ def _as_word(head: str) -> str:
 
 def from_file(path: Path, **options: Any) -> Tokenizer:
     """Load from `tokenizer.json`. Options are those of Tokenizer."""
-    try:
-        return Tokenizer(RawTokenizer.from_file(str(path)), **options)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{path}: {error}") from None
-    except Exception as error:  # the library raises bare Exception for unreadable and malformed files alike
-        raise ModelLoadError(f"{path}: not a readable tokenizer.json: {error}") from error
+    return _loaded(lambda: RawTokenizer.from_file(str(path)), str(path), "not a readable tokenizer.json", **options)
 
 
 def from_json(text: str, where: str, **options: Any) -> Tokenizer:
     """Load from the content of a `tokenizer.json`. Options are those of Tokenizer."""
+    return _loaded(lambda: RawTokenizer.from_str(text), where, "its tokenizer is not readable", **options)
+
+
+def _loaded(read: Callable[[], RawTokenizer], where: str, failed: str, **options: Any) -> Tokenizer:
     try:
-        return Tokenizer(RawTokenizer.from_str(text), **options)
+        return Tokenizer(read(), **options)
     except ModelLoadError as error:
         raise ModelLoadError(f"{where}: {error}") from None
-    except Exception as error:  # as above
-        raise ModelLoadError(f"{where}: its tokenizer is not readable: {error}") from error
+    except Exception as error:  # the library raises bare Exception for unreadable and malformed files alike
+        raise ModelLoadError(f"{where}: {failed}: {error}") from error

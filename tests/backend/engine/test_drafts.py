@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from lmc.backend.base import Hints
-from lmc.backend.engine import draft_odds
+from lmc.backend.engine import draft_sources
 from lmc.backend.engine import drafts as drafting
 from lmc.backend.engine.draft_costs import Costs, DraftBudget
-from lmc.backend.engine.draft_odds import Odds
-from lmc.backend.engine.draft_sources import occurrence, resumed
+from lmc.backend.engine.draft_sources import Odds, occurrence, resumed
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.engine.token_ids import BROKEN
 from lmc.errors import BackendError, Loc, ParameterError
@@ -489,7 +488,7 @@ def test_a_token_that_was_expected_in_vain_ends_a_draft(monkeypatch):
     for _ in range(60):
         odds.learn_token(7, True)
     assert odds.chances(20, 1, [7])[0] > 0.8, "what changes is learned"
-    monkeypatch.setattr(draft_odds, "_TOKENS", 3)
+    monkeypatch.setattr(draft_sources, "_TOKENS", 3)
     for token in (1, 2, 7, 3, 4):
         odds.learn_token(token, True)
     assert list(odds._tokens) == [7, 3, 4]

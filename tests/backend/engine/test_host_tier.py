@@ -86,7 +86,7 @@ def test_what_waits_for_a_copy_out_is_admitted_behind_it():
     more = engine.submit(None, [Text(("m" * 60,)), endless(4)])
     core.turn()
     engine.check()
-    assert core.scheduler._held.copies and not more.results[0].done
+    assert core.scheduler.held.copies and not more.results[0].done
     drain(core)
     assert more.results[0].done
 

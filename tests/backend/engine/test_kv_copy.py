@@ -127,7 +127,7 @@ def test_pinned_memory_comes_beside_the_callers_work_and_goes_back():
 
 @pytest.mark.parametrize("host", [None, "200MB"])
 def test_a_model_goes_on_from_what_came_back(tiny_smollm2, host, monkeypatch):
-    monkeypatch.setattr("lmc.backend.engine.mover.CopyRates.favour_copies", True)  # whatever this machine is faster at
+    monkeypatch.setattr("lmc.backend.engine.load.CopyRates.favour_copies", True)  # whatever this machine is faster at
     with lmc.Engine(tiny_smollm2, device="cpu", max_tokens=400, host_memory=host) as engine:
         ask = Gen(SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True))
         chat = engine.submit(None, [Text(("The old lighthouse keeper counted the ships that passed. " * 8,)), ask])

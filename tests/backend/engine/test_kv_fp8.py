@@ -97,7 +97,7 @@ def test_host_memory_gets_its_bytes_and_scales():
 
 
 def test_a_run_continues_from_what_host_memory_kept(folder, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("lmc.backend.engine.mover.CopyRates.favour_copies", True)  # whatever this machine is faster at
+    monkeypatch.setattr("lmc.backend.engine.load.CopyRates.favour_copies", True)  # whatever this machine is faster at
     found = []
     for more in ({"max_tokens": 300, "host_memory": "1MB"}, {"max_tokens": 4000}):
         with lmc.Engine(folder, load_format="dummy", device="cpu", dtype="float32", kv_dtype="fp8", deterministic=True, **more) as engine:

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmc.backend.engine.lengths import AnswerLengths
-from lmc.backend.engine.reservations import most_preemptions
+from lmc.backend.engine.reservations import AnswerLengths, most_preemptions
 from lmc.segments import Select, Text
 from tests.backend.engine_fakes import (
     EOS,

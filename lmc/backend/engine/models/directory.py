@@ -14,7 +14,7 @@ from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models import llama_weights, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.files import SOURCES, check_regular, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
+from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, reading, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
@@ -172,18 +172,12 @@ def _random(config: ModelConfig, layout: WeightStorage, device: torch.device) ->
 
 def _check_layers(path: Path, config: ModelConfig) -> None:
     """Refuse a configuration with more layers than the weights have tensors of; reads only their names."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     names = list[str]()
     for shard in shards_of(path):
-        check_regular(shard)
-        try:
-            with safe_open(shard, framework="pt") as file:
-                names += file.keys()
-        except OSError as error:
-            raise ModelLoadError(f"{shard}: the weights cannot be read: {error}") from error
-        except SafetensorError as error:
-            raise ModelLoadError(f"{shard}: damaged safetensors ({error}); download it again") from error
+        with reading(shard), safe_open(shard, framework="pt") as file:
+            names += file.keys()
     if config.num_layers > len(names):
         raise ModelLoadError(
             f"{path / 'config.json'}: num_hidden_layers is {config.num_layers}, and the weights have {len(names)} tensors; do both belong to the same model?"

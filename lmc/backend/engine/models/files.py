@@ -6,6 +6,8 @@ import difflib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,12 +102,20 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def safetensors_of(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a file. Raises ModelLoadError."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
+
+    with reading(file):
+        return load_file(file)
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Raise ModelLoadError if safetensors cannot read the file."""
+    from safetensors import SafetensorError
 
     check_regular(file)
     try:
-        return load_file(file)
+        yield
     except OSError as error:
         raise ModelLoadError(f"{file}: the weights cannot be read: {error}") from error
     except SafetensorError as error:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lmc.backend.engine.tokenizer import Tokenizer
 
 EMBEDDED = "smollm2"
-DTYPES = ("float32", "bfloat16", "float16")
+_SUPPORTED = {"dtype": ("float32", "bfloat16", "float16"), "load_format": ("auto", "dummy"), "quantization": ("fp8", "int4"), "kv_dtype": ("fp8",)}
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,6 @@ class LoadedModel:
     def kv_bytes(self) -> int:
         """Return the KV bytes of one token, on one device."""
         return sum(layer.bytes(self.kv_dtype) for layer in self.layers)
-
-
-LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("fp8", "int4")
-KV_DTYPES = ("fp8",)
 
 
 def load(
@@ -95,14 +90,10 @@ def load(
     Raises ModelLoadError that names the file, what is wrong with it and what to do.
     """
 
-    if dtype is not None and dtype not in DTYPES:
-        raise ModelLoadError(f"dtype {dtype!r} is not supported; supported: {', '.join(DTYPES)}")
-    if load_format not in LOAD_FORMATS:
-        raise ModelLoadError(f"load_format {load_format!r} is not supported; supported: {', '.join(LOAD_FORMATS)}")
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ModelLoadError(f"quantization {quantization!r} is not supported; supported: {', '.join(QUANTIZATIONS)}")
-    if kv_dtype is not None and kv_dtype not in KV_DTYPES:
-        raise ModelLoadError(f"kv_dtype {kv_dtype!r} is not supported; supported: {', '.join(KV_DTYPES)}")
+    given = {"dtype": dtype, "load_format": str(load_format), "quantization": quantization, "kv_dtype": kv_dtype}
+    for name, value in given.items():
+        if value is not None and value not in _SUPPORTED[name]:
+            raise ModelLoadError(f"{name} {value!r} is not supported; supported: {', '.join(_SUPPORTED[name])}")
     where = _device(device)
     if kv_dtype is not None:
         kv_fp8.check_device(where)
