@@ -99,8 +99,10 @@ class Admission:
                 if req in self._held.running and req.arriving is None:  # and not a twin, nor a fully cached prefill
                     builder.advance(req, start.place)
                 continue
-            if req.passing and verdict in _FULL:
-                self._give_up(req)
+            if req.passing and verdict in _FULL:  # a prefill that is only made in passing is given up
+                self._waiting.remove(req)
+                req.done = True
+                self._held.completed.append(req)
                 continue
             (held_back if verdict is _Verdict.HELD_BACK else left).append(req)
             deferred |= verdict is _Verdict.LATER
@@ -110,12 +112,6 @@ class Admission:
             self._waiting.put_back(req)
         self._waiting.hold_back(held_back)
         return progress, deferred
-
-    def _give_up(self, req: Request) -> None:
-        """Handle a missing slot for a prefill that is only made in passing: give it up."""
-        self._waiting.remove(req)
-        req.done = True
-        self._held.completed.append(req)
 
     def unpin_oldest(self) -> None:
         """Unpin the oldest pin: pins are a wish, not a guarantee. One that frees nothing, as open runs extend it, goes

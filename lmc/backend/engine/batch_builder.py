@@ -58,10 +58,6 @@ class BatchBuilder:
         """Return the sequences that run together after the pass."""
         return len(self._held.running) + sum(len(req.twins) for _, req in self.work.first)
 
-    def limit(self, rows: int) -> None:
-        """Limit the pass: no more rows for prompts and forced runs."""
-        self.room = self._chunk = rows
-
     def allow(self, req: Request, rows: int) -> None:
         """Limit the rows of a prompt in this pass."""
         self._allowed[req] = rows

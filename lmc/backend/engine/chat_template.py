@@ -179,7 +179,7 @@ class _Cutter:
             if not found or mark in text:
                 raise TemplateRefusal("it drops, repeats or reorders contents")
             pieces.append(before)
-        return [self._atoms(p) for p in (*pieces, text)]
+        return [atoms_of(self.tokenizer, p) for p in (*pieces, text)]
 
     def _asked(self, previous: str) -> Atoms | None:
         """Return the text after the content of `previous` when an answer is requested."""
@@ -189,9 +189,6 @@ class _Cutter:
             except TemplateRefusal:
                 continue
         return None
-
-    def _atoms(self, text: str) -> Atoms:
-        return atoms_of(self.tokenizer, text)
 
     def _assemble(
         self,

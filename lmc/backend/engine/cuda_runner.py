@@ -114,6 +114,7 @@ class CudaRunner(ModelRunner):
     def __init__(self, model: LlamaModel, kv: KVPool, sampler: Sampler, eyes: Eyes | None = None, *, buckets: Sequence[int] | None = None) -> None:
         super().__init__(model, kv, sampler, str(model.device), eyes)
         c, self.buckets = model.config, BUCKETS if buckets is None else buckets
+        self.quick_rows = self.buckets[-1]  # the most of a captured pass: others are launched kernel by kernel, in 10 to 20 ms
         fixed = isinstance(model.head, FixedProduct)  # a row's bits must not depend on the rest of its pass
         self._products = None if fixed else TunedGemm.of(model.device, model.dtype)
         self._fused, self._pool = FusedLlama(model, self._products, self._products.mlp) if self._products else FusedLlama(model), kv
@@ -148,11 +149,6 @@ class CudaRunner(ModelRunner):
         if self._flash is not None and not self._flash.wait(_MOMENT):
             log.info("FlashInfer's kernels are compiled for this model, once on this machine (some two minutes); until then our own read long prompts")
         self.settle()
-
-    @property
-    def quick_rows(self) -> int:
-        """Return the most rows of a captured pass: others are launched kernel by kernel, in 10 to 20 ms."""
-        return self.buckets[-1]
 
     def attach(self) -> None:
         """Run passes on this thread from now on: its device is the model's. Its stream may be another than that of who made the engine."""

@@ -185,7 +185,9 @@ class Delivery:
 
     def finish_ready(self, requests: Iterable[Request]) -> None:
         """End requests that sample nothing and have all they wanted."""
-        for req in self.scheduler.take_completed():
+        held = self.scheduler.held
+        completed, held.completed = held.completed, []
+        for req in completed:
             self.done(req)
         for req in requests:
             if req.done or req.in_head or req.in_flight or req not in self.scheduler.running:

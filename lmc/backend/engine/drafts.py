@@ -210,12 +210,9 @@ class Drafts:
     def _elsewhere(self, req: Request) -> tuple[tuple[str, np.ndarray], ...]:
         """Return the sources besides its own context."""
         key = _key(req)
-        site = self._sites.get(key)
-        if site is None and key is not None and req.constants:
-            site = _GenStatistics()
-            self._put(key, site)
-        if site is None:
+        if key is None or not (req.constants or key in self._sites):
             return ()
+        site = self._site(key)
         if self._encode is not None:
             site.expect(req.constants, self._encode)
         return ("site", site.text), ("program", site.program)
@@ -227,6 +224,11 @@ class Drafts:
             site = self._sites.pop(key, None) or _GenStatistics()
             site.keep(req.ids[req.prompt_len : req.length])
             self._put(key, site)
+
+    def _site(self, key: Hashable) -> _GenStatistics:
+        if (site := self._sites.get(key)) is None:
+            self._put(key, site := _GenStatistics())
+        return site
 
     def _put(self, key: Hashable, site: _GenStatistics) -> None:
         self._sites[key] = site
@@ -263,10 +265,7 @@ class Drafts:
         key = _key(req)
         if key is None:
             return None
-        site = self._sites.get(key)
-        if site is None:
-            site = _GenStatistics()
-            self._put(key, site)
+        site = self._site(key)
         if (odds := site.odds.get(source)) is None:
             odds = site.odds[source] = Odds(self._of_all(source))
         return odds

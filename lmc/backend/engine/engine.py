@@ -103,7 +103,7 @@ class EngineCore:
         self._computing_since = 0.0  # by time.monotonic()
         self.failure = ""  # of the last pass; "" once one went through
         self.broken: LmcError | None = None  # the device can no longer be used, and the loop has ended with that
-        self._closed = self._ended = False
+        self.closed = self._ended = False
         self._recorded = self._blocked = 0.0  # end of the last pass (0: the loop has slept since), and seconds waited for the device since
         self._busy_seconds = 0.0
         self._flying: tuple[ModelPass, Flight] | None = None
@@ -223,14 +223,10 @@ class EngineCore:
         return threading.current_thread() is self._thread
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def health(self) -> Health:
         if self.broken is not None:
             return Health("ended", self.broken.message)
-        if self._closed:
+        if self.closed:
             return Health("closed", "the engine was closed")
         since = time.monotonic() - self._computing_since
         if self._computing and since > STUCK_AFTER:
@@ -241,7 +237,7 @@ class EngineCore:
         """Fail unfinished requests and end the thread; idempotent. Waits for the running pass, and at most so many
         seconds more (0: for nothing): a thread that comes back from native code to an interpreter that has ended aborts
         the process."""
-        self._closed = True
+        self.closed = True
         self._inbox.put(None)
         while timeout > 0 and self._thread.is_alive() and not self.on_thread:
             self._thread.join(min(timeout, _LOOK))
@@ -360,7 +356,7 @@ class EngineCore:
         """Return whether the next pass may begin a moment later: nothing runs yet, or the device has a long pass to
         do, with time to launch the next one before it ends."""
         if self._flying is None:
-            return self.scheduler.only_waiting
+            return self.scheduler.waiting.ready > 0 and not self.scheduler.running
         return self.has_more and self._flying[0].rows >= self._full // 2 and time.perf_counter() < self._busy_until - _MOMENT
 
     def _take(self, *, wait: float | None, closing: bool = False) -> bool:
@@ -571,7 +567,7 @@ class EngineCore:
             req.error, req.done = self.broken, True
             return tell(req)
         self.delivery.live[req] = None
-        if self._closed:
+        if self.closed:
             return self.delivery.drop(req, BackendError("the engine was closed"))
         if req.cancelled:
             return self._cancel(req)

@@ -153,11 +153,6 @@ class Eyes:
 
     # -- into a prompt -----------------------------------------------------------------------------------------
 
-    @property
-    def width(self) -> int:
-        """Return the width of features that replace an embedding; the rest of a row is for the layers."""
-        return self.sight.width
-
     def prepare(self, image: Image, most: int) -> Preparing:
         """Begin to prepare a picture or a video, which must have fewer than `most` tokens: several at once, while programs and passes go on."""
         if is_remote(image.source):

@@ -86,7 +86,7 @@ class HostTier:
         self._ended = self._resumed = 0  # requests without a run, lately, and those that went on from an earlier one
         self._saves: list[Save] = []
         self._fetches: list[Fetch] = []
-        self.saved = self.fetched = self.saves = self.fetches = self.failed = self.ahead = 0
+        self.saved = self.fetched = self.fetches = self.failed = self.ahead = 0
 
     @property
     def busy(self) -> bool:
@@ -168,7 +168,6 @@ class HostTier:
             return True
         self._tree.lock(node)
         self._saves.append(Save(copy, node, found, ids, slots, leased))
-        self.saves += 1
         self.saved += n
         return True
 
@@ -176,7 +175,7 @@ class HostTier:
         """Make room for so many more tokens, and for some that will come after these. What is not expected to be used again
         is evicted before more memory is wanted."""
         if (lack := self._with_ahead(n) - self._mover.ready) > 0:
-            self._slots.free(self._host.evict_forgotten(lack))
+            self._slots.free(self._host.evict(lack, until=0))
         self._mover.want(self._with_ahead(n))
 
     def _with_ahead(self, n: int) -> int:

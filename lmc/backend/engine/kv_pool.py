@@ -26,13 +26,9 @@ class SlotAllocator:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self._stack = np.arange(num_slots - 1, -1, -1, dtype=np.int64)
-        self._count = num_slots
+        self.free_count = num_slots
         self._freed = 0  # since all were sorted
         self._loose = 0  # at the top of the stack, freed since the last tidying
-
-    @property
-    def free_count(self) -> int:
-        return self._count
 
     def extend(self, num_slots: int) -> None:
         """Grow to so many slots; the new ones are free."""
@@ -42,22 +38,22 @@ class SlotAllocator:
 
     def next(self, n: int) -> np.ndarray:
         """Return what `alloc` will return if nothing is freed or allocated before."""
-        assert n <= self._count, f"KV pool exhausted: {n} slots wanted, {self._count} free"
-        return self._stack[self._count - n : self._count][::-1].copy()
+        assert n <= self.free_count, f"KV pool exhausted: {n} slots wanted, {self.free_count} free"
+        return self._stack[self.free_count - n : self.free_count][::-1].copy()
 
     def alloc(self, n: int) -> np.ndarray:
         """Return `n` free slots [n] int64, in ascending order if they were freed so; the caller owns them."""
         found = self.next(n)
-        self._count -= n
+        self.free_count -= n
         self._loose = max(0, self._loose - n)
         return found
 
     def free(self, slots: np.ndarray) -> None:
         """Free slots; each must be owned by the caller."""
         n = len(slots)
-        assert self._count + n <= self.num_slots, "more slots freed than there are"
-        self._stack[self._count : self._count + n] = slots[::-1]
-        self._count += n
+        assert self.free_count + n <= self.num_slots, "more slots freed than there are"
+        self._stack[self.free_count : self.free_count + n] = slots[::-1]
+        self.free_count += n
         self._loose += n
         self._freed += n
 
@@ -65,13 +61,13 @@ class SlotAllocator:
         """Sort the slots that were freed since the last time, and all that are free once those were many: consecutive slots are
         views of the store, others are copies."""
         many = self._freed * 8 >= self.num_slots
-        first = 0 if many else self._count - self._loose
-        self._stack[first : self._count] = np.sort(self._stack[first : self._count])[::-1]
+        first = 0 if many else self.free_count - self._loose
+        self._stack[first : self.free_count] = np.sort(self._stack[first : self.free_count])[::-1]
         self._loose, self._freed = 0, 0 if many else self._freed
 
     def free_slots(self) -> np.ndarray:
         """Return the free slots, for checks."""
-        return self._stack[: self._count].copy()
+        return self._stack[: self.free_count].copy()
 
     def check(self, owned: Sequence[np.ndarray]) -> None:
         """Raise unless free slots and `owned` together are each slot exactly once."""

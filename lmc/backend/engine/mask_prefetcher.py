@@ -50,7 +50,7 @@ class MaskPrefetcher:
         self._urgent: deque[tuple[Prefetched, int]] = deque()  # states that answers are in
         self._later: deque[tuple[Prefetched, int]] = deque()  # states that they may be in after one more token
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None  # that builds, if there is one now: its CPU time is not the engine's
         self._working = False  # on an entry taken from either queue
 
     def request(self, ahead: Prefetched, state: int) -> None:
@@ -64,9 +64,9 @@ class MaskPrefetcher:
 
     def _wake(self) -> None:
         with self._changed:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lmc-mask-prefetcher", daemon=True)
-                self._thread.start()
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="lmc-mask-prefetcher", daemon=True)
+                self.thread.start()
             self._changed.notify_all()
 
     def wait_idle(self) -> None:
@@ -80,11 +80,6 @@ class MaskPrefetcher:
             self._urgent.clear()
             self._later.clear()
         self.wait_idle()
-
-    @property
-    def thread(self) -> threading.Thread | None:
-        """Return the thread that builds, if there is one now: its CPU time is not the engine's."""
-        return self._thread
 
     @property
     def idle(self) -> bool:
@@ -104,7 +99,7 @@ class MaskPrefetcher:
             with self._changed:
                 self._urgent.clear()
                 self._later.clear()
-                self._working, self._thread = False, None
+                self._working, self.thread = False, None
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Prefetched, int, bool] | None:
@@ -113,7 +108,7 @@ class MaskPrefetcher:
             self._working = False
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: not self._is_empty, _LINGERS):
-                self._thread = None
+                self.thread = None
                 return None
             self._working = True
             if self._urgent:

@@ -81,7 +81,7 @@ class ModelRunner:
             return None
         features = self._eyes.features(at.picture for at, *_ in found)
         rows = np.concatenate([np.arange(row, row + last - first) for _, first, last, row in found])
-        first, *deeper = torch.cat([features[at.picture.number][first:last] for at, first, last, _ in found]).split(self._eyes.width, -1)
+        first, *deeper = torch.cat([features[at.picture.number][first:last] for at, first, last, _ in found]).split(self._eyes.sight.width, -1)
         return PictureRows(to_device(rows, first), first, tuple(deeper), self._axes(found, first))
 
     @staticmethod

@@ -247,16 +247,10 @@ class RadixCache:
             node.locks += 1
             node = parent
 
-    def evict(self, want: int) -> np.ndarray:
+    def evict(self, want: int, until: int = _NEVER) -> np.ndarray:
         """Remove ends of unlocked leaves, least recently used first, until `want` tokens are freed or none is left;
-        return the slots, which are the caller's now. A long leaf is cut to about the wanted number."""
-        return self._evict(want, _NEVER)
-
-    def evict_forgotten(self, want: int) -> np.ndarray:
-        """Evict only what `forget` has marked, and nobody has used since."""
-        return self._evict(want, 0)
-
-    def _evict(self, want: int, until: int) -> np.ndarray:
+        return the slots, which are the caller's now. A long leaf is cut to about the wanted number. `until` 0: only what
+        `forget` has marked, and nobody has used since."""
         freed: list[np.ndarray] = []
         count = 0
         while count < want and self._leaves and self._leaves[0][0] < until:

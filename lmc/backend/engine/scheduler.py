@@ -85,11 +85,6 @@ class Scheduler:
         return not (self.running or self.waiting or self.runs.over or self.held.copies)
 
     @property
-    def only_waiting(self) -> bool:
-        """Return whether nothing runs yet, so that a pass may begin a moment later."""
-        return self.waiting.ready > 0 and not self.running
-
-    @property
     def patience(self) -> float:
         """Return the seconds until something may be admitted if nothing runs and all waiting requests wait for runs
         that are expected back."""
@@ -122,11 +117,6 @@ class Scheduler:
         if self.drafts.model is not None:
             self.drafts.model.flush()
 
-    def take_completed(self) -> list[Request]:
-        """Return PREFILLs that ended since the last call."""
-        taken, self.held.completed = self.held.completed, []
-        return taken
-
     def has_prompts(self, rows: int) -> bool:
         """Return whether so many rows of prompts could run now; of waiting requests only the first are checked."""
         found = sum(req.head_len - req.device_len for req in self.running if req.in_head)
@@ -151,7 +141,6 @@ class Scheduler:
         self._turn()
         self._secure()
         self._make_room()
-        builder = BatchBuilder(self.held, self.waiting, self.chunk)
         decoding, others = list[Request](), list[Request]()
         for req in self.running:
             if req.arriving is not None:
@@ -161,8 +150,8 @@ class Scheduler:
             elif not (req.in_flight and req.is_completing):
                 decoding.append(req)
         known = [req.extend_len for req in decoding]
-        if (others or self.waiting) and (most := min(rows or self.chunk, self.pace.rows(decoding))) < self.chunk:
-            builder.limit(most)
+        most = min(rows or self.chunk, self.pace.rows(decoding), self.chunk) if others or self.waiting else self.chunk
+        builder = BatchBuilder(self.held, self.waiting, most)
         spare = self._spare_rows(known, others) if self.drafts.setting != "off" else 0
         builder.decode(decoding, known, self.drafts.propose(decoding, spare))
         if spare > builder.work.checked:
@@ -392,7 +381,8 @@ class Scheduler:
         req.preempted += 1
         req.group = None
         self.tally.preemptions += 1
-        self.waiting.add_preempted(req)
+        self.waiting.put_back(req)
+        self.waiting.joins(req)
         why = "longer than its turn of positions" if req.exceeds_near else "KV pool full"
         config.log("schedule", f"{why}: {req.length} tokens of request {req.order} wait, for the {req.preempted}. time")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
@@ -20,6 +20,8 @@ from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, merges_of
 from lmc.segments import Part, Special
 from lmc.tracebacks import warn
+
+_Found = TypeVar("_Found")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -309,12 +311,20 @@ class Tokenizer:
         return Canonical(self.byte_table, merges, cuts, frozenset(raw.get_added_tokens_decoder()), size)
 
     @cached_property
-    def spoken(self) -> _Spoken:
-        return _Spoken(self)
+    def spoken(self) -> Mapping[int, bytes]:
+        """Return the text that each token adds; special tokens add nothing."""
+        return _LookedUp(lambda token: b"" if token in self.special_ids else self.token_bytes(token))
 
     @cached_property
-    def wholes(self) -> _Wholes:
-        return _Wholes(self.spoken)
+    def wholes(self) -> Mapping[int, str | None]:
+        """Return the same as text, for tokens of whole characters; None for others."""
+        return _LookedUp(self._whole)
+
+    def _whole(self, token: int) -> str | None:
+        try:
+            return self.spoken[token].decode()
+        except UnicodeDecodeError:
+            return None
 
     # -- storage
 
@@ -333,32 +343,15 @@ def _check_ids(raw: RawTokenizer, limit: int | None) -> None:
         raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; do tokenizer and weights belong to the same model?")
 
 
-class _Spoken(dict[int, bytes]):
-    """Text that each token adds, looked up once each; special tokens add nothing."""
+class _LookedUp(dict[int, _Found]):
+    """What is found of each token, once."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, find: Callable[[int], _Found]) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._find = find
 
-    def __missing__(self, token: int) -> bytes:
-        t = self._tokenizer
-        found = self[token] = b"" if token in t.special_ids else t.token_bytes(token)
-        return found
-
-
-class _Wholes(dict[int, str | None]):
-    """The same as text, for tokens of whole characters; None for others."""
-
-    def __init__(self, spoken: _Spoken) -> None:
-        super().__init__()
-        self._spoken = spoken
-
-    def __missing__(self, token: int) -> str | None:
-        try:
-            found = self._spoken[token].decode()
-        except UnicodeDecodeError:
-            found = None
-        self[token] = found
+    def __missing__(self, token: int) -> _Found:
+        found = self[token] = self._find(token)
         return found
 
 

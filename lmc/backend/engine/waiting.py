@@ -78,7 +78,7 @@ class WaitingQueue:
     def add(self, req: Request) -> None:
         req.since = self.clock
         self._queue(req)[req] = None
-        self._joins(req)
+        self.joins(req)
         if req.group is not None:
             req.group.waiting.append(req)
         self._stuck_at = -1
@@ -92,10 +92,6 @@ class WaitingQueue:
         if req.group is not None:
             req.group.waiting.remove(req)
             self._stuck_at = -1  # the others of the group may fit now
-
-    def add_preempted(self, req: Request) -> None:
-        self.put_back(req)
-        self._joins(req)
 
     def put_back(self, req: Request) -> None:
         """Put back requests that were considered, before all that wait."""
@@ -112,7 +108,7 @@ class WaitingQueue:
                 self._held_back.move_to_end(req, last=False)
             req.looked_at = True
 
-    def _joins(self, req: Request) -> None:
+    def joins(self, req: Request) -> None:
         """Add a request to its share."""
         share = req.account, req.weight
         if share not in self._shares and self._shares:  # no credit accrues while a share has no requests

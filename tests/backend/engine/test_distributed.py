@@ -482,11 +482,11 @@ def test_a_pass_that_ranks_share_says_when_its_device_ran():
     from lmc.backend.engine.distributed.cuda import WatchedPass
 
     done, asked = iter([False, False, True]), []
-    ended = SimpleNamespace(query=lambda: next(done))
+    ended = SimpleNamespace(query=lambda: next(done), synchronize=lambda: None)
     crew = SimpleNamespace(waits=lambda: asked.append("waits"), check=lambda: asked.append("check"), over=lambda: asked.append("over"))
-    flight = WatchedPass(SimpleNamespace(begun="begun", ended=ended, result=lambda: "output"), crew)
+    flight = WatchedPass(None, None, "begun", ended, crew)
     assert (flight.begun, flight.ended) == ("begun", ended)
-    assert flight.result() == "output" and asked == ["waits", "check", "check", "over"]
+    assert flight.result().tokens == [] and asked == ["waits", "check", "check", "over"]
 
 
 NO_POOL = """

@@ -76,7 +76,7 @@ def test_what_was_forgotten_and_not_used_since_can_be_evicted_alone():
     tree.forget(over, 3)
     tree.forget(back, 3)
     tree.match(ids(5, 2, 3))
-    assert len(tree.evict_forgotten(100)) == 3 and len(tree.evict_forgotten(100)) == 0
+    assert len(tree.evict(100, until=0)) == 3 and len(tree.evict(100, until=0)) == 0
     assert over.parent is None and kept.parent is not None and back.parent is not None
     tree.check()
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+if TYPE_CHECKING:
     from lmc.backend.engine.kv_pool import KVPool
 
 
@@ -46,8 +46,6 @@ class PictureRows:
 
     def only(self, place: torch.Tensor) -> PictureRows:
         """Select a part of the pass: `place` [T] maps rows of the pass to rows of the part, -1 for none."""
-        import torch
-
         ours = torch.nonzero(place[self.rows] >= 0)[:, 0]
         axes = None if self.axes is None else self.axes[:, ours]
         return PictureRows(place[self.rows[ours]], self.features[ours], tuple(more[ours] for more in self.deeper), axes)
@@ -67,8 +65,6 @@ class ForwardBatch:
 
     def part(self, spans: Sequence[Span]) -> tuple[ForwardBatch, torch.Tensor]:
         """Return the rows of some spans as a pass, and which of the R logit rows are its own."""
-        import torch
-
         device = self.token_ids.device
         rows = torch.cat([torch.arange(s.start, s.start + s.length, device=device) for s in spans])
         place = torch.full_like(self.token_ids, -1)

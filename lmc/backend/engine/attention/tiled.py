@@ -30,6 +30,7 @@ class TiledAttention:
 
     window  tokens that a row sees, its own included; None: all
     piece   see Tiler
+    few     rows of a group up to which a narrow tile reads its prefix;  many: rows of a wide tile;  only_wide: all tiles are
     room    where KV in FP8 is widened for the wide tiles of large passes; None: it is not
     """
 
@@ -40,23 +41,9 @@ class TiledAttention:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         shares, wide_shares = (max(1, n * processors // num_kv_heads) for n in (_NARROW, _WIDE))
         self._tiler = Tiler(num_heads, num_kv_heads, shares, window, wide_shares, piece)
+        self.few, self.many, self.only_wide = self._tiler.few, self._tiler.many, piece is not None
         self._head_dim, self._device, self._room = head_dim, device, room
         self._beside = torch.cuda.Stream(device)
-
-    @property
-    def few(self) -> int:
-        """Return up to how many rows of a group a narrow tile reads its prefix."""
-        return self._tiler.few
-
-    @property
-    def many(self) -> int:
-        """Return the rows of a wide tile."""
-        return self._tiler.many
-
-    @property
-    def only_wide(self) -> bool:
-        """Return whether all tiles are wide."""
-        return self._tiler.piece is not None
 
     def sizes(self, rows: int, indices: int, pieces: int = 0) -> dict[str, int]:
         """Return the sizes of its parts of a staging buffer for passes of up to `rows` rows, and at least `pieces` wide pieces."""

@@ -53,19 +53,11 @@ class LlamaModel:
         silu: Callable[[Tensor], Tensor] = F.silu,
     ) -> None:
         self.config, self.embed, self.layers, self.norm, self.head, self.plan, self.silu = config, embed, layers, norm, head, plan, silu
+        self.dtype, self.device = norm.dtype, embed.device  # the first of activations and of the KV store
         self.adapters: Adapters | None = None  # set once, where it is loaded
         self.rotations = rotations(config, embed.device)
         self.eps = torch.tensor(config.norm_eps, device=embed.device)
         self.lone = LoneSequence.of(layers, config, self.eps)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of activations and of the KV store."""
-        return self.norm.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.embed.device
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lmc.backend.engine.models import frames
+from lmc.backend.engine.models.towers import Vision
 from lmc.backend.engine.prompt_pictures import Shown
 from lmc.errors import ModelLoadError
 from lmc.segments import Frames, Part
@@ -18,9 +19,6 @@ from lmc.videos import Film
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
-
-
-from lmc.backend.engine.models.towers import Vision
 
 
 class Llava(Vision):
@@ -42,10 +40,6 @@ class Llava(Vision):
         pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
         patch = self.config.vision_config.patch_size
         return (Shown((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) + self.beside, {"pixel_values": pixels}),)
-
-    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
-        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
-        return self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
 
 
 class LlavaNext(Llava):

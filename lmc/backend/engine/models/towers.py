@@ -111,7 +111,8 @@ class Vision:
         return self._timer.seconds
 
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
-        raise NotImplementedError
+        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
+        return list(self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output)
 
     def _on_device(self, arrays: Sequence[np.ndarray], *, dtype: torch.dtype | None = None) -> Tensor:
         """Return tensors on the device, joined along the first axis."""
@@ -299,7 +300,3 @@ class Gemma3(Vision):
         first, *others = crops
         pieces = (part for crop in others for part in (" ", *crop))
         return ("Here is the original image ", *whole, " and here are some crops to help you see better ", *first, *pieces)
-
-    def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
-        pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
-        return list(self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output)

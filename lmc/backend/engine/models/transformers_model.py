@@ -238,12 +238,7 @@ class TransformersModel:
         self._rope = _LongRope(model)
         for module in model.modules():
             setattr(module, _CURRENT, self._current)
-        self.layers, self._windows = self._adopt()
-
-    @property
-    def windows(self) -> Mapping[int, int | None]:
-        """Return how far each layer sees, in tokens; None for all."""
-        return self._windows
+        self.layers, self.windows = self._adopt()  # how far each sees, in tokens; None for all
 
     def _adopt(self) -> tuple[tuple[LayerShape, ...], Mapping[int, int | None]]:
         probe = _AttentionProbe()
@@ -321,7 +316,7 @@ class TransformersModel:
         return logits
 
     def _logits(self, batch: ForwardBatch, kv: KVPool) -> Tensor:
-        work = _Pass(batch, kv, self._windows)
+        work = _Pass(batch, kv, self.windows)
         if self._slices:
             return self._call(batch.token_ids, batch.positions, work, logits_to_keep=batch.logit_rows).float()
         return self._call(batch.token_ids, batch.positions, work)[batch.logit_rows].float()
