@@ -12,11 +12,12 @@ import re
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from lmc import codec
 from lmc.durable.reaches import from_library, is_language
+from lmc.frontend.source import codes
 
 _CONSTANTS = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis), frozenset, range, enum.Enum, re.Pattern)
 _MEMBERS = (types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, types.GetSetDescriptorType)
@@ -106,7 +107,7 @@ class _Names:
 @functools.lru_cache(maxsize=4096)
 def _names(code: types.CodeType) -> _Names:
     found, path = _Names(), ()
-    for step in _steps(code):
+    for step in chain.from_iterable(map(dis.get_instructions, codes(code))):
         if step.opname == "EXTENDED_ARG":
             continue
         before, path = path, ()
@@ -133,10 +134,3 @@ def returns_functions(code: types.CodeType) -> bool:
 
 
 _DEFINES = ("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")
-
-
-def _steps(code: types.CodeType) -> Iterator[dis.Instruction]:
-    yield from dis.get_instructions(code)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _steps(const)

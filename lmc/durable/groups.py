@@ -115,24 +115,11 @@ def _sections(places: Sequence[Ask], runs: Sequence[Writes], results: Sequence[R
 
 
 def _of_outputs(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> Iterator[list[Any]]:
-    """Yield one section for all if their meta info is plain JSON; otherwise one for each."""
+    """Yield one section for all if their meta info is plain JSON; otherwise a record for each."""
     try:
         yield _answers(places, runs, checks, outputs)
-        return
-    except (codec.NotData, RecursionError):
-        pass  # for some
-    for run, check, output in zip(runs, checks, outputs, strict=True):
-        if all(map(_is_json, output.metas)):
-            yield _answers(places, [run], [check], [output])
-        else:
-            yield ["record", run.item, record_of(places, check, output)]
-
-
-def _is_json(x: Any) -> bool:
-    try:
-        return json_data.is_json(x)
-    except RecursionError:
-        return False
+    except (codec.NotData, RecursionError):  # for some
+        yield from (["record", run.item, record_of(places, check, output)] for run, check, output in zip(runs, checks, outputs, strict=True))
 
 
 def _answers(places: Sequence[Ask], runs: Sequence[Writes], checks: Sequence[int], outputs: Sequence[Output]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Instrumented code: a program's own functions, with each call and each awaited value routed through the run that
 records them.
 
-`f(x)` becomes `resolve(f)(x)`: the callee is inspected, and still called from the user's own frame. `resolve` is a
+`f(x)` becomes `callee(f)(x)`: the callee is inspected, and still called from the user's own frame. `callee` is a
 constant of the code, so that no variable is added: names, lines, closures and frames are those of the source. Only code
 whose source compiles to exactly that code is rewritten.
 """
@@ -16,15 +16,15 @@ import linecache
 import operator
 import os
 import sys
-import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from lmc.errors import JournalError, Loc
 from lmc.frontend.host import RECORDING
-from lmc.frontend.source import as_written, is_timed
+from lmc.frontend.source import as_written, codes, has_rewritten_asserts, is_timed, parsing
 
 _FOLDER = __file__.rpartition("instrument")[0]
 
@@ -42,26 +42,14 @@ class _Hook:
         return self.of(x)
 
 
-def _resolve(fn: Any) -> Any:
-    recorder = RECORDING.get()
-    return fn if recorder is None else recorder.callee(fn)
+def _recorded(method: str) -> Callable[[Any], Any]:
+    """Return what a method of the run's recorder makes of a value; outside of journaled runs, the value itself."""
 
+    def of(x: Any) -> Any:
+        recorder = RECORDING.get()
+        return x if recorder is None else getattr(recorder, method)(x)
 
-def _awaited(x: Any) -> Any:
-    recorder = RECORDING.get()
-    return x if recorder is None else recorder.awaited(x)
-
-
-def _managed(x: Any) -> Any:
-    recorder = RECORDING.get()
-    return x if recorder is None else recorder.managed(x)
-
-
-def _based(x: Any) -> Any:
-    recorder = RECORDING.get()
-    if recorder is not None and isinstance(x, type):
-        recorder.instrument_members(x)
-    return x
+    return of
 
 
 def _clean(_: Any) -> None:
@@ -113,12 +101,12 @@ class _Rewrite(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if not _is_of_pytest(node.func):
-            node.func = _hooked("resolve", node.func)
+            node.func = _hooked("callee", node.func)
         return node
 
     def visit_FunctionDef(self, node: Any) -> ast.AST:
         self.generic_visit(node)
-        node.decorator_list = [_hooked("resolve", decorator) for decorator in node.decorator_list]  # Python calls them
+        node.decorator_list = [_hooked("callee", decorator) for decorator in node.decorator_list]  # Python calls them
         return node
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -221,8 +209,7 @@ def _is_of_pytest(x: ast.expr) -> bool:
 
 
 _MARK = "\0lmc "
-_RECORDED: Mapping[str, Callable[[Any], Any]] = {"resolve": _resolve, "awaited": _awaited, "managed": _managed, "clean": _clean, "based": _based}
-_HOOKS = {_MARK + name: _Hook(of) for name, of in _RECORDED.items()}
+_HOOKS = {_MARK + name: _Hook(_recorded(name)) for name in ("callee", "awaited", "managed", "based")} | {_MARK + "clean": _Hook(_clean)}
 
 
 def _hooked(name: str, x: ast.expr) -> ast.expr:
@@ -249,7 +236,6 @@ class _InstrumentedModule:
 
 _modules: dict[tuple[str, bool, int, bool], _InstrumentedModule] = {}
 _instrumented: dict[int, types.CodeType] = {}
-_building = threading.RLock()  # CPython 3.11 raises SystemError where two threads parse or compile at once
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # used by notebook cells
 _FUTURES = functools.reduce(operator.or_, [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]) & ~inspect.CO_NESTED
 """`__future__` flags of code: a notebook cell inherits those of earlier cells."""
@@ -284,7 +270,7 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
     for fresh in (False, True):
         if fresh:
             linecache.checkcache(code.co_filename)
-        found = _module(code.co_filename, deciding, code.co_flags & _FUTURES, _has_rewritten_asserts(code))
+        found = _module(code.co_filename, deciding, code.co_flags & _FUTURES, has_rewritten_asserts(code))
         if found is None:
             why = f"has no source that can be read{': define it in a cell without %%time' * is_timed(code.co_filename)}"
             continue
@@ -299,11 +285,6 @@ def _code_of(fn: types.FunctionType, deciding: bool) -> types.CodeType:
     )
 
 
-def _has_rewritten_asserts(code: types.CodeType) -> bool:
-    """Return whether pytest has rewritten asserts of this code, as it imports test modules."""
-    return any(name.startswith("@py") for name in code.co_varnames + code.co_names + code.co_cellvars)
-
-
 def _module(file: str, deciding: bool, futures: int, asserts: bool) -> _InstrumentedModule | None:
     """Return a file compiled with these flags, `asserts` as pytest rewrites them, cached while its text stays the same. None: it cannot be read, or is not
     Python."""
@@ -312,7 +293,7 @@ def _module(file: str, deciding: bool, futures: int, asserts: bool) -> _Instrume
     if not text:
         return None
     if (found := _modules.get(key)) is None or found.text != text:
-        with _building:
+        with parsing:
             if (found := _modules.get(key)) is None or found.text != text:
                 found = _built(file, text, lines, deciding, _FLAGS | futures, asserts)
                 if found is not None:
@@ -329,7 +310,7 @@ def _built(file: str, text: str, lines: Sequence[str], deciding: bool, flags: in
     except (SyntaxError, ValueError):
         return None
     made = _InstrumentedModule(text, {})
-    for one, other in zip(_codes(plain), _codes(twins), strict=True):
+    for one, other in zip(*(chain.from_iterable(map(codes, units)) for units in (plain, twins)), strict=True):
         assert one.co_name == other.co_name and one.co_freevars == other.co_freevars, "a rewriting that changes what is defined"
         made.codes.setdefault((one.co_firstlineno, one.co_name), []).append((one, other))
         _instrumented[id(other)] = other
@@ -359,10 +340,3 @@ def _located(tree: ast.Module) -> ast.Module:
 
 
 _PYTEST = "_pytest.assertion.rewrite"
-
-
-def _codes(codes: Iterable[types.CodeType]) -> Iterator[types.CodeType]:
-    """Yield codes, and those of the functions and classes in them."""
-    for code in codes:
-        yield code
-        yield from _codes(const for const in code.co_consts if isinstance(const, types.CodeType))

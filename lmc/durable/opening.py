@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lmc import codec, json_data
 from lmc.backend.base import Backend
 from lmc.durable.call_records import data_or_class
-from lmc.durable.files import check_parent, make_directory
+from lmc.durable.files import as_journal_error, check_parent, make_directory
 from lmc.durable.groups import Record
 from lmc.durable.journal import JournalFile
 from lmc.durable.rewriting import delete_finished
-from lmc.errors import (
-    JournalError,
-    ParameterError,
-)
+from lmc.errors import JournalError, ParameterError
 from lmc.frontend.expressions import caller_loc
 from lmc.gc_tuning import few_full_collections
 from lmc.segments import SamplingParams
@@ -66,24 +63,9 @@ def journaled(
     assert options.journal is not None and isinstance(options.journal, str)
     if options.stream:
         raise ParameterError("journal= with stream=True: a stream is not journaled; leave one out", loc=caller_loc())
-    path = Path(options.journal)
-    if batch:
-        if os.path.isfile(path):
-            raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file", loc=caller_loc())
-        _check_parent(path)
-        try:
-            make_directory(path)
-        except (OSError, ValueError) as error:
-            raise JournalError(f"journal={str(path)!r}: {getattr(error, 'strerror', None) or error}", loc=caller_loc()) from (
-                error if isinstance(error, OSError) else None
-            )
-        path = path / "journal"
-    elif os.path.isdir(path):
-        raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory", loc=caller_loc())
-    else:
-        _check_parent(path)
     wanted = header(function, options, backend, compiled, batch=batch)
     try:
+        path = _file_for(Path(options.journal), batch=batch)
         if options.keep is not None:
             delete_finished(path, options.key, options.keep)
         journal = JournalFile.open(path, wanted, fresh, options.key)
@@ -105,12 +87,18 @@ def journaled(
     journal.close()
 
 
-def _check_parent(path: Path) -> None:
-    try:
-        check_parent(path)
-    except JournalError as error:
-        error.loc = caller_loc()
-        raise
+def _file_for(path: Path, *, batch: bool) -> Path:
+    """Return the file of a run's journal, or of a batch's, whose directory is made. Raises JournalError."""
+    if batch and os.path.isfile(path):
+        raise JournalError(f"journal={str(path)!r}: a batch's journal is a directory, and this is a file")
+    if not batch and os.path.isdir(path):
+        raise JournalError(f"journal={str(path)!r}: a run's journal is a file, and this is a directory")
+    check_parent(path)
+    if not batch:
+        return path
+    with as_journal_error(path):
+        make_directory(path)
+    return path / "journal"
 
 
 def batches_of(journal: Path) -> Path:

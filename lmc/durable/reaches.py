@@ -13,6 +13,7 @@ from typing import Any
 
 from lmc.errors import InDoubtEffect
 from lmc.frontend.host import HostFunction
+from lmc.frontend.source import codes
 
 _DEPTH = 6
 """Depth to which fields are searched; containers and closures to any depth."""
@@ -175,7 +176,7 @@ def names_doubt(fn: types.FunctionType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    return frozenset(code.co_names).union(*[_names_in(c) for c in code.co_consts if isinstance(c, types.CodeType)])
+    return frozenset(name for inner in codes(code) for name in inner.co_names)
 
 
 def _names(value: Any, seen: set[int]) -> bool:

@@ -72,7 +72,7 @@ class Recorder:
             return fn if found is origin else found
         kind = kind_of(self._as_written(fn))
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
-            self.instrument_members(fn)
+            self.based(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
@@ -346,8 +346,11 @@ class Recorder:
     def own(self, fn: Any) -> Any:
         return twins.own(self.journal, self.callee, fn)
 
-    def instrument_members(self, cls: type) -> None:
-        twins.instrument_members(self.journal, cls)
+    def based(self, base: Any) -> Any:
+        """Return what a class of the program's derives from, or is made by, with what Python calls of it by itself instrumented."""
+        if isinstance(base, type):
+            twins.instrument_members(self.journal, base)
+        return base
 
     # -- awaits
 

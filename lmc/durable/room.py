@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import cache
 from typing import Any
 
 ROOM = 1 << 16
@@ -53,19 +54,14 @@ def _allocate(file: int, at: int, size: int) -> bool:
     return True
 
 
+@cache
 def _fallocate() -> Any | None:
     """Return Linux's `fallocate`, which Python offers without the flag."""
-    global _found
-    if _found is _UNKNOWN and not sys.platform.startswith("linux"):
-        _found = None
-    elif _found is _UNKNOWN:
-        import ctypes
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
 
-        _found = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
-        if _found is not None:
-            _found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return _found
-
-
-_UNKNOWN = object()
-_found: Any = _UNKNOWN
+    found = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return found

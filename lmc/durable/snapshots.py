@@ -24,7 +24,7 @@ from lmc.durable import mutations
 from lmc.durable.changes import apply, change_of, steadily
 from lmc.durable.iterators import ITERATORS, SharedIterator
 from lmc.durable.nested import DEPTH, containers_in, item_at, items_of, path_to
-from lmc.durable.reaches import attribute, from_library, inside
+from lmc.durable.reaches import attribute, contents, from_library, inside
 from lmc.frontend.state import State
 
 
@@ -84,12 +84,12 @@ class CallSnapshot:
         self._add(x.__dict__ for x in values if isinstance(x, BaseException))  # notes and other attributes
         while functions:
             for cell in functions.pop().__closure__ or ():
-                if any(cell is c for c in self.variables) or (content := _content(cell)) is _EMPTY:
+                if any(cell is c for c in self.variables):
                     continue
-                self.variables.append(cell)
-                self._add([content] if mutations.can_change(content) else ())
-                if isinstance(content, types.FunctionType) and content.__closure__:
-                    functions.append(content)
+                for content in contents(cell):
+                    self.variables.append(cell)
+                    self._add([content] if mutations.can_change(content) else ())
+                    functions += [content] if isinstance(content, types.FunctionType) else []
         self.iterators = [x for x in values if isinstance(x, (SharedIterator, *ITERATORS))]
         self._left = [0 if isinstance(x, SharedIterator) else length_hint(x) for x in self.iterators]
         self._changes: list[tuple[bool, list[list[Any]] | codec.NotData]] = []
@@ -333,9 +333,6 @@ def _pickled(x: Any) -> Any:
         return object()
 
 
-_EMPTY = object()
-
-
 def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) -> list[Any]:
     """Return those known instances that values are, or hold in containers and fields."""
     found: list[Any] = []
@@ -402,10 +399,10 @@ def _is_data(x: Any, depth: int = 0) -> bool:
 
 
 def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return _EMPTY
+    return (*contents(cell), _DELETED)[0]
+
+
+_DELETED = object()
 
 
 class _OpaqueValue:

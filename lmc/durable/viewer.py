@@ -78,17 +78,10 @@ class _Shelf:
         """Do nothing: there is nothing to keep open."""
         return nullcontext()
 
-    def put(self, item: int, record: Any) -> None:
+    def _nothing(self, *_: Any) -> None:
         """Write nothing."""
 
-    def add(self, entry: Any) -> None:
-        """Write nothing."""
-
-    def flush(self) -> None:
-        """Write nothing."""
-
-    def sync(self) -> None:
-        """Write nothing."""
+    put = add = flush = sync = _nothing
 
     async def synced(self) -> None:
         """Write nothing."""

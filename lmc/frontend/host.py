@@ -45,8 +45,8 @@ class RunRecorder(Protocol):
         """Return the context manager that a `with` of instrumented code enters in place of `x`."""
         ...
 
-    def instrument_members(self, cls: type) -> None:
-        """Instrument what Python calls by itself of a class that instrumented code derives from, or makes one by."""
+    def based(self, base: Any) -> Any:
+        """Return what instrumented code derives a class from, or makes one by, in place of `base`."""
         ...
 
     def decided(self, loc: str, test: str, answer: bool) -> None:

@@ -170,13 +170,18 @@ def _module(file: str) -> _Module | None:
 def _same_code(a: types.CodeType, b: types.CodeType) -> bool:
     """Return whether two code objects came from the same source (the file may have been edited since it was
     imported)."""
-    if any(name.startswith("@py") for name in a.co_varnames + a.co_names):
-        return True  # pytest rewrote the module's asserts
+    if has_rewritten_asserts(a):
+        return True
     return (
         a.co_code == b.co_code
         and a.co_names == b.co_names
         and [c for c in a.co_consts if not isinstance(c, types.CodeType)] == [c for c in b.co_consts if not isinstance(c, types.CodeType)]
     )
+
+
+def has_rewritten_asserts(code: types.CodeType) -> bool:
+    """Return whether pytest has rewritten asserts of this code, as it imports test modules."""
+    return any(name.startswith("@py") for name in code.co_varnames + code.co_names + code.co_cellvars)
 
 
 # -- what is in a file ---------------------------------------------------------------------------------------------

@@ -1007,14 +1007,14 @@ def test_threads_that_come_at_once_find_all_code_of_a_file(tmp_path: Path, monke
     """One that looks while another builds must not take what is there by then for the whole."""
     module = loaded(tmp_path / "at_once.py", SOURCE)
     building, looked = threading.Event(), threading.Event()
-    real = instrument._codes  # pyright: ignore[reportPrivateUsage]
+    real = instrument.codes
 
     def slow(code: Any) -> Any:
         building.set()
         looked.wait(0.2)  # the other thread has to wait for this one, or goes on at once
         return real(code)
 
-    monkeypatch.setattr(instrument, "_codes", slow)
+    monkeypatch.setattr(instrument, "codes", slow)
 
     def other() -> Any:
         building.wait()
