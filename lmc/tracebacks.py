@@ -14,7 +14,6 @@ import asyncio
 import functools
 import inspect
 import linecache
-import os
 import reprlib
 import sys
 import traceback
@@ -25,6 +24,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
+from lmc.code_origin import LMC, is_pythons, is_users
 from lmc.config import settings
 from lmc.errors import LmcError, Loc
 
@@ -36,8 +36,6 @@ place: ContextVar[Callable[[], Loc] | None] = ContextVar("lmc_place", default=No
 
 _STOPS = (KeyboardInterrupt, asyncio.CancelledError)
 """What Ctrl-C raises; at an `await` of a notebook's cell it cancels."""
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 
 def users_frames(function: Callable[P, R]) -> Callable[P, R]:
@@ -140,21 +138,15 @@ def _ours(entries: list[TracebackType]) -> list[bool]:
     ours = False
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename
-        ours = file.startswith(_PACKAGE) or (ours and _is_library(file))
+        ours = file.startswith(LMC) or (ours and is_pythons(file))
         found.append(ours)
     return found
 
 
-def _is_library(file: str) -> bool:
-    """Return whether a file is of Python's own library; an installed package may be a user's program."""
-    return file.startswith((_LIBRARY, "<frozen")) and "site-packages" not in file
-
-
 def users_line(error: BaseException) -> traceback.FrameSummary | None:
     """Return the last position of an exception in the user's files, None if it never left lmc's or a library's."""
-    elsewhere = (_PACKAGE, "<", sys.prefix, sys.base_prefix)
     entries = reversed(traceback.extract_tb(error.__traceback__))
-    return next((e for e in entries if not e.filename.startswith(elsewhere) and "site-packages" not in e.filename), None)
+    return next((e for e in entries if is_users(e.filename) and not e.filename.startswith("<")), None)
 
 
 class HeldWarning(NamedTuple):
@@ -178,7 +170,7 @@ def warn(message: str, category: type[Warning] = UserWarning, once: set[str] | N
         loc = evaluated()
         return warnings.warn_explicit(message, category, loc.file, loc.line)
     frame, depth = sys._getframe(1), 2  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and ((file := frame.f_code.co_filename).startswith(_PACKAGE) or _is_library(file)):
+    while frame.f_back is not None and ((file := frame.f_code.co_filename).startswith(LMC) or is_pythons(file)):
         frame, depth = frame.f_back, depth + 1
     warnings.warn(message, category, stacklevel=depth)
 
@@ -225,7 +217,7 @@ def _explain_text(error: BaseException) -> None:
     if not isinstance(error, TypeError | ValueError) or isinstance(error, LmcError):
         return
     entries = _entries(error)
-    users = (entry for entry, ours in zip(entries, _ours(entries)) if not ours and not _is_library(entry.tb_frame.f_code.co_filename))
+    users = (entry for entry, ours in zip(entries, _ours(entries)) if not ours and not is_pythons(entry.tb_frame.f_code.co_filename))
     last = next(reversed(list(users)), None)
     if last is None:
         return

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import pickle
 import signal
+import sys
 import threading
 import traceback
+import types
 from typing import Any
 
 import pytest
 
 import lmc
+from lmc.durable.reaches import from_library
 from lmc.errors import Loc
+from lmc.tracebacks import users_line
 
 HERE = lmc.__file__.removesuffix("__init__.py")
 
@@ -235,6 +240,23 @@ def test_a_warning_names_the_users_line():
         misspelt.run(backend=lmc.Mock())
     line = misspelt.func.__code__.co_firstlineno + 2
     assert {(w.filename, w.lineno) for w in warned} == {(__file__, line)}
+
+
+@pytest.mark.parametrize(("file", "found"), [
+    ("app/prog.py", True), ("lib/python3/dist-packages/package/code.py", False), (f"lib/python{sys.version_info[0]}.{sys.version_info[1]}_app/prog.py", True),
+])
+def test_code_below_pythons_prefix_may_be_the_users(file: str, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python is the system's, /usr is its prefix, and programs may be in /usr/src; its packages are in /usr/lib/python3/dist-packages."""
+    try:
+        exec(compile("1 / 0", os.path.join(sys.base_prefix, file), "exec"))
+    except ZeroDivisionError as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # without this file's line
+        assert (users_line(error) is not None) is found
+    module = types.ModuleType("of_this_test")
+    module.__file__ = os.path.join(sys.base_prefix, file)
+    monkeypatch.setitem(sys.modules, "of_this_test", module)
+    exec("def tool(): ...", vars(module))
+    assert from_library(vars(module)["tool"]) is not found
 
 
 def test_backends_go_by_name():

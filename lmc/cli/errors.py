@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmc import tracebacks
+from lmc.code_origin import is_users
 from lmc.errors import ConstraintError, JournalError, LmcError, ParameterError, message_of
 from lmc.userfiles import UsageError
 
@@ -29,8 +30,6 @@ def explain(error: BaseException) -> str:
     """Return one message for a person. For an exception of the user's own code: its type and the user's line."""
     notes = "".join(f"\n{note}" for note in tracebacks.notes(error))
     if isinstance(error, LmcError):
-        from lmc.frontend.capture.outside import is_users
-
         place = error.loc  # the command's own call of lmc tells nobody anything
         return (error.message if place is not None and not is_users(place.file) else str(error) if place else f"{error}{_users_line(error)}") + notes
     if type(error).__module__.startswith("lmc."):  # these contain the location

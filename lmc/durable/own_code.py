@@ -9,16 +9,15 @@ import sys
 import types
 from typing import Any
 
+from lmc.code_origin import LMC
 from lmc.durable.deferred import AROUND_HOST_CODE, inner_of
 from lmc.durable.instrument import is_instrumented
-
-_PACKAGE = __file__.rsplit("durable", 1)[0]
 
 
 def program_frame() -> types.FrameType:
     """Return the frame of the program, which calls this through lmc's frames."""
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(LMC):
         frame = frame.f_back
     return frame
 
@@ -28,7 +27,7 @@ def is_own_coroutine(x: Any) -> bool:
     x = inner_of(x)
     if not isinstance(x, types.CoroutineType):
         return False
-    return is_instrumented(x.cr_code) or x.cr_code in _STACKING or (x.cr_code.co_filename.startswith(_PACKAGE) and x.cr_code not in AROUND_HOST_CODE)
+    return is_instrumented(x.cr_code) or x.cr_code in _STACKING or (x.cr_code.co_filename.startswith(LMC) and x.cr_code not in AROUND_HOST_CODE)
 
 
 def is_own_awaitable(x: Any) -> bool:

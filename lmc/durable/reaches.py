@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from lmc.code_origin import is_users
 from lmc.errors import InDoubtEffect
 from lmc.frontend.host import HostFunction
 from lmc.frontend.source import codes
@@ -19,7 +20,6 @@ _DEPTH = 6
 """Depth to which fields are searched; containers and closures to any depth."""
 _CONTAINERS = frozenset({list, tuple, dict, set, frozenset, types.FunctionType, types.MethodType, functools.partial})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, complex, types.ModuleType, types.BuiltinFunctionType, HostFunction})
-_STDLIB = types.__file__.rsplit("/", 1)[0] if types.__file__ else ""
 _LANGUAGE = ("lmc.frontend.", "lmc.jit.", "lmc.runahead.")
 
 
@@ -72,7 +72,7 @@ def _is_generated(code: types.CodeType) -> bool:
 
 def _is_library(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None) or ""
-    return module.__name__ != "__main__" and (not file or "site-packages" in file or file.startswith(_STDLIB))
+    return module.__name__ != "__main__" and not (file and is_users(file))
 
 
 def inside(x: Any) -> Iterator[Any]:

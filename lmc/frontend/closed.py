@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Any, Protocol
 
-from lmc.frontend.capture.outside import is_quiet, is_users
+from lmc.code_origin import is_users
+from lmc.frontend.capture.outside import is_quiet
 from lmc.frontend.capture.table import PURE_METHODS, is_known
 from lmc.frontend.expressions import Expr
 from lmc.frontend.source import FunctionNode, NoSource, find

@@ -13,14 +13,14 @@ from itertools import islice
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Never
 
+from lmc.code_origin import LMC
 from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, ProgramError
 from lmc.frontend.values import Symbolic
 from lmc.reasoning import ReasoningFormat
 from lmc.segments import ChoicesMethod, SamplingParams
 from lmc.tracebacks import place, users_frames
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_not_the_users = (_PACKAGE, contextlib.__file__, copy.__file__)  # managers of lmc are entered, and its objects are copied, from there
+_not_the_users = (LMC, contextlib.__file__, copy.__file__)  # managers of lmc are entered, and its objects are copied, from there
 _locs: dict[tuple[int, int], tuple[CodeType, Loc]] = {}  # the code object is kept so that its id stays its own
 _LOCS_LIMIT = 10_000
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 
 from lmc import waiting
+from lmc.code_origin import LMC
 from lmc.errors import CancelledError
 from lmc.frontend.active import ACTIVE, CALLING, TASK, TaskOfRun, creator_waits, new_task
 
@@ -172,10 +173,7 @@ class ProgramTasks:
 
 def _task_of(program: Any, coroutine: Any) -> TaskOfRun:
     name, code = getattr(coroutine, "__name__", type(coroutine).__name__), getattr(coroutine, "cr_code", None)
-    return new_task(program, name, calls=name in CALLING and code is not None and code.co_filename.startswith(_PACKAGE))
-
-
-_PACKAGE = __file__.rsplit("frontend", 1)[0]
+    return new_task(program, name, calls=name in CALLING and code is not None and code.co_filename.startswith(LMC))
 
 
 def _creator_waits() -> bool:

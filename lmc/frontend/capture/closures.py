@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 from time import thread_time
 
+from lmc.code_origin import is_users
 from lmc.frontend.capture import scan
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood, Scope, as_def
-from lmc.frontend.capture.outside import is_users
 from lmc.frontend.capture.statements import block
 from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.capture.values import Closure

@@ -14,9 +14,10 @@ from contextlib import suppress
 from itertools import dropwhile
 from typing import Any
 
+from lmc.code_origin import is_users
 from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, is_users
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.emitter import GatheredAnswers

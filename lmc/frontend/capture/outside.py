@@ -7,9 +7,7 @@ Nothing here runs code of the user: only exact builtin containers are copied, an
 from __future__ import annotations
 
 import functools
-import os
 import re
-import sysconfig
 import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -272,16 +270,5 @@ _OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, 
 """Attributes that only a class out of C has of its own; such a class may be a heap type, too."""
 
 
-_LIBRARIES = tuple({os.path.join(p, "") for p in (sysconfig.get_paths()["stdlib"], sysconfig.get_paths()["platstdlib"])})
 _OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
 """Modules whose objects a program may pass on: programs and backends."""
-_LMC = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "")
-
-
-FOLLOWED: set[str] = set()
-"""Files of lmc's that contain code for others, followed as the user's own."""
-
-
-def is_users(file: str) -> bool:
-    """Return whether source is the user's: neither Python's library, nor an installed package, nor lmc."""
-    return file in FOLLOWED or not (file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file or file.startswith((_LMC, "<frozen")))

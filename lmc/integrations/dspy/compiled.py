@@ -15,9 +15,9 @@ from typing import Any
 import dspy
 
 import lmc
+from lmc.code_origin import FOLLOWED
 from lmc.errors import ArgumentError
 from lmc.explain import of_runs
-from lmc.frontend.capture import outside
 from lmc.frontend.host import HostFunction
 from lmc.frontend.state import State
 from lmc.integrations.dspy import followed
@@ -25,7 +25,7 @@ from lmc.integrations.dspy.engine import OnBackend, RequestEngine
 from lmc.integrations.dspy.pending import running, spec_of
 from lmc.runahead.evaluating import ProgramSource
 
-outside.FOLLOWED.add(followed.__file__)
+FOLLOWED.add(followed.__file__)
 
 
 class CompiledModule(dspy.Module):
