@@ -78,16 +78,11 @@ def apply(target: Any, change: list[Any], decoded: Callable[[Any], Any]) -> Any:
             target.difference_update(decoded(rest[1]))
         case "{":
             target = {} if target is None else target
-            get, put, drop = _OF_SLOTS if type(target) is mutations.Slots else _OF_ENTRIES[mutations.is_object(target)]
+            entries: Any = mutations.fields_in_place(target) if mutations.is_object(target) else target
             for key, inner in rest[0]:
-                put(target, key, apply(get(target, key, None), inner, decoded))
+                entries[key] = apply(entries.get(key), inner, decoded)
             for key in rest[1]:
-                if get(target, key, target) is not target:
-                    drop(target, key)
+                entries.pop(key, None)
         case _:
             raise ValueError(f"a change {kind!r}")
     return target
-
-
-_OF_ENTRIES = {False: (dict.get, dict.__setitem__, dict.__delitem__), True: (getattr, object.__setattr__, object.__delattr__)}
-_OF_SLOTS = (mutations.Slots.get, mutations.Slots.__setitem__, mutations.Slots.__delitem__)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import dataclasses
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -14,7 +15,7 @@ from lmc.durable.reaches import attribute, slots_of
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
 
 
-class Slots:
+class Slots(MutableMapping[str, Any]):
     """The fields of an instance of a class with `__slots__`, as `vars` gives those of others: one object, as long as it is held."""
 
     __slots__ = ("__weakref__", "_names", "_owner")
@@ -22,28 +23,11 @@ class Slots:
     def __init__(self, owner: Any, names: tuple[str, ...]) -> None:
         self._owner, self._names = owner, names
 
-    def items(self) -> list[tuple[str, Any]]:
-        names = dict.fromkeys((*self._names, *getattr(self._owner, "__dict__", ())))
-        return [(name, value) for name in names if (value := self.get(name, _UNSET)) is not _UNSET]
-
-    def values(self) -> list[Any]:
-        return [value for _, value in self.items()]
-
-    def get(self, name: str, default: Any = None) -> Any:
+    def __getitem__(self, name: str) -> Any:
         try:
             return object.__getattribute__(self._owner, name)
         except AttributeError:  # not assigned
-            return default
-
-    def become(self, wanted: dict[str, Any]) -> None:
-        """Make them equal to others; nested containers stay the same objects."""
-        for name in dict(self.items()).keys() - wanted.keys():
-            del self[name]
-        for name, value in wanted.items():
-            self[name] = restored(self.get(name), value)
-
-    def __getitem__(self, name: str) -> Any:
-        return object.__getattribute__(self._owner, name)
+            raise KeyError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
         object.__setattr__(self._owner, name, value)
@@ -51,8 +35,13 @@ class Slots:
     def __delitem__(self, name: str) -> None:
         object.__delattr__(self._owner, name)
 
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in dict.fromkeys((*self._names, *getattr(self._owner, "__dict__", ()))) if name in self)
 
-_UNSET = object()
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 _held = WeakValueDictionary[int, Slots]()
 """By the instance's id: it lives as long as its fields do."""
 
@@ -63,18 +52,18 @@ def fields_in_place(x: Any) -> dict[str, Any] | Slots | None:
     return (_held.get(id(x)) or _held.setdefault(id(x), Slots(x, names))) if names else attribute(x, "__dict__")
 
 
-def restore(target: Any, wanted: Any) -> None:
-    """Make a container equal to another of its type in place; nested containers stay the same objects."""
-    if isinstance(target, Slots):
-        return target.become(wanted)
-    if target is wanted or type(target) is not type(wanted):
-        return
-    if isinstance(target, list) and not {id(x) for x in target if can_change(x)}.isdisjoint(map(id, wanted)):
-        target[:] = wanted  # its own items in another order
-    elif isinstance(target, list):
-        items = [restored(t, w) for t, w in zip(target, wanted, strict=False)]
-        target[:] = [*items, *wanted[len(items) :]]
-    elif isinstance(target, dict):
+def restored(target: Any, wanted: Any) -> Any:
+    """Return a value made equal to another in place, or the other one. Nested containers stay the same objects."""
+    if isinstance(target, tuple) and type(target) is type(wanted) and len(target) == len(wanted):
+        items = list(map(restored, target, wanted))
+        same = all(i is t or (type(t) in _ALIKE and i == t) for i, t in zip(items, target, strict=True))
+        return target if same else tuple.__new__(type(target), items)
+    if target is wanted or not can_change(target) or type(wanted) is not (dict if type(target) is Slots else type(target)):
+        return wanted
+    if isinstance(target, list):
+        moved = not {id(x) for x in target if can_change(x)}.isdisjoint(map(id, wanted))  # its own items in another order
+        target[:] = wanted if moved else [*map(restored, target, wanted), *wanted[len(target) :]]
+    elif isinstance(target, dict | Slots):
         items = {k: restored(target[k], w) if k in target else w for k, w in wanted.items()}
         target.clear()
         target.update(items)
@@ -84,25 +73,14 @@ def restore(target: Any, wanted: Any) -> None:
     elif isinstance(target, bytearray | array.array):
         target[:] = wanted
     elif is_namespace(type(target)):
-        restore(vars(target), vars(wanted))
+        restored(vars(target), vars(wanted))
     else:
         for name, value in fields_of(wanted):
             object.__setattr__(target, name, restored(getattr(target, name, None), value))
         for name in ("__pydantic_fields_set__", "__pydantic_extra__"):
             if hasattr(wanted, name):
                 object.__setattr__(target, name, getattr(wanted, name))
-
-
-def restored(target: Any, wanted: Any) -> Any:
-    """Return a value made equal to another in place, or the other one."""
-    if (type(target) is type(wanted) and can_change(target)) or (type(target) is Slots and type(wanted) is dict):
-        restore(target, wanted)
-        return target
-    if isinstance(target, tuple) and type(target) is type(wanted) and len(target) == len(wanted):
-        items = list(map(restored, target, wanted))
-        same = all(i is t or (type(t) in _ALIKE and i == t) for i, t in zip(items, target, strict=True))
-        return target if same else tuple.__new__(type(target), items)
-    return wanted
+    return target
 
 
 _ALIKE = frozenset({type(None), str, int, float, bool, bytes})
@@ -116,7 +94,7 @@ def fields_of(x: Any) -> list[tuple[str, Any]]:
 
 
 def can_change(x: Any) -> bool:
-    """Return whether code that receives this value may mutate it, so that `restore` can repeat the mutation."""
+    """Return whether code that receives this value may mutate it, so that `restored` can repeat the mutation."""
     return type(x) in CONTAINERS or type(x) is Slots or is_object(x)
 
 

@@ -296,7 +296,7 @@ class RedoneChanges:
         left = self._changes[-1:]
         if len(self._changes) > 1 and self._changes[-2][0] > ended:
             self._changes.sort(key=lambda known: known[0])
-            mutations.restore(self._target, codec.decode(self._first, self._at))
+            mutations.restored(self._target, codec.decode(self._first, self._at))
             left = self._changes
         for _, done, decoded in left:
             apply(self._target, done, decoded)

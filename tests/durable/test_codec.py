@@ -266,7 +266,7 @@ def test_any_data_is_a_value_or_bad(data: Any) -> None:
 def test_restore_keeps_the_containers() -> None:
     inner: list[Any] = [1]
     target: dict[str, Any] = {"a": inner, "b": 2}
-    mutations.restore(target, {"a": [1, 2], "c": [3]})
+    mutations.restored(target, {"a": [1, 2], "c": [3]})
     assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
 
 
