@@ -6,6 +6,7 @@ Names are imported when they are first used, so that `import lmc` costs next to 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
@@ -130,16 +131,9 @@ def _given_or_default(backend: Any) -> Any:
     return _config.default_backend() if backend is None and _config.has_default_backend() else backend
 
 
-def _compiled(fn: Any) -> Any:
-    from lmc.runahead.program import compile
-
-    return compile(fn)
-
-
-def _opened(name: str) -> Any:
-    from lmc.named import open_backend
-
-    return open_backend(name)
+def _of_module(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module, which is imported when it is called."""
+    return lambda *args: getattr(import_module(module), name)(*args)
 
 
 def _open_telemetry() -> Any:
@@ -149,10 +143,6 @@ def _open_telemetry() -> Any:
     from lmc.integrations.otel import OpenTelemetry
 
     return OpenTelemetry()
-
-
-def _small_model() -> Any:
-    return _opened(_config.settings().model or "smollm2")
 
 
 class _CallableModule(ModuleType):
@@ -170,10 +160,12 @@ class _CallableModule(ModuleType):
 
 
 sys.modules["lmc.config"].__class__ = _CallableModule
-_config.set_default_factory(_small_model)
-_config.set_compiler(_compiled)
-_config.set_opener(_opened)
-_config.set_observing(_open_telemetry)
+_config.provide(
+    backend=lambda: import_module("lmc.named").open_backend(_config.settings().model or "smollm2"),
+    named=_of_module("lmc.named", "open_backend"),
+    program=_of_module("lmc.runahead.program", "compile"),
+    observer=_open_telemetry,
+)
 
 if TYPE_CHECKING:  # the same table for type checkers and editors
     config: _CallableModule

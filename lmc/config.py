@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 from uuid import uuid4
 
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, ParameterError
 
 if TYPE_CHECKING:
     from lmc.backend.base import Backend
@@ -114,24 +114,17 @@ def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
     return read
 
 
-def _items(value: Any) -> list[str]:
-    items: list[str] = value.split(",") if isinstance(value, str) else list(value)
-    return [item.strip() for item in items if item.strip()]
+def _among(what: str, known: Iterable[str]) -> Callable[[str, Any], frozenset[str]]:
+    def read(name: str, value: Any) -> frozenset[str]:
+        found = frozenset(item.strip() for item in (value.split(",") if isinstance(value, str) else value) if item.strip())
+        if unknown := sorted(found - set(known)):
+            raise ParameterError(f"{name}: there is no {what} {unknown[0]!r}; there are {', '.join(known)}")
+        return found
+
+    return read
 
 
-def _channels(name: str, value: Any) -> frozenset[str]:
-    found = frozenset(_items(value))
-    unknown = sorted(found - set(CHANNELS))
-    if unknown:
-        raise ParameterError(f"{name}: no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}")
-    return found
-
-
-def _passes(name: str, value: Any) -> frozenset[str]:
-    found = frozenset(_items(value))
-    if unknown := sorted(found - set(PASSES)):
-        raise ParameterError(f"{name}: there is no pass {unknown[0]!r}; there are {', '.join(PASSES)}")
-    return found
+_passes = _among("pass", PASSES)
 
 
 def _print_ir(name: str, value: Any) -> str:
@@ -143,12 +136,8 @@ def _print_ir(name: str, value: Any) -> str:
     return text
 
 
-def _seed(name: str, value: Any) -> int | None:
-    return None if value is None or value == "" else _whole(0, None)(name, value)
-
-
-def _threads(name: str, value: Any) -> int | None:
-    return None if value is None or value == "" else _whole(1, None)(name, value)
+def _optional(low: int) -> Callable[[str, Any], int | None]:
+    return lambda name, value: None if value is None or value == "" else _whole(low, None)(name, value)
 
 
 def _switch(name: str, value: Any) -> bool:
@@ -156,10 +145,6 @@ def _switch(name: str, value: Any) -> bool:
     if said not in ("", "0", "false", "1", "true"):
         raise ParameterError(f"{name}={value!r}: must be 1 or 0")
     return said in ("1", "true")
-
-
-def _text(name: str, value: Any) -> str:
-    return str(value)
 
 
 def _one_of(*words: str) -> Callable[[str, Any], str]:
@@ -193,23 +178,23 @@ def _paths(name: str, value: Any) -> dict[str, str]:
 
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "debug": _whole(0, 5),
-    "log": _channels,
+    "log": _among("channel", CHANNELS),
     "print_ir": _print_ir,
     "verify": _whole(0, 3),
     "skip_passes": _passes,
-    "seed": _seed,
+    "seed": _optional(0),
     "cache_dir": lambda _, value: Path(value),
-    "model": _text,
-    "device": _text,
+    "model": lambda _, value: str(value),
+    "device": lambda _, value: str(value),
     "tp": _whole(1, 64),
     "dp": _whole(1, 64),
     "quantization": _one_of("fp8", "int4"),
     "kv_dtype": _one_of("fp8"),
     "deterministic": _switch,
     "drafts": _drafts,
-    "draft_model": _text,
+    "draft_model": lambda _, value: str(value),
     "adapters": _paths,
-    "host_threads": _threads,
+    "host_threads": _optional(1),
     "otel": _switch,
 }
 
@@ -327,7 +312,13 @@ def log(channel: str, message: str) -> None:
 
 _lock = threading.Lock()
 _default: Backend | None = None
-_factory: Callable[[], Backend] | None = None
+_provided: dict[str, Callable[..., Any]] = {}
+
+
+def provide(**makers: Callable[..., Any]) -> None:
+    """Set what makes the objects that modules below theirs ask for here: `backend`, the default one; `named`, one of a name; `program`, a compiled
+    one; `observer`, that of the setting `otel` (lmc/observing.py)."""
+    _provided.update(makers)
 
 
 def set_default_backend(backend: Backend | str | None) -> None:
@@ -341,69 +332,33 @@ def set_default_backend(backend: Backend | str | None) -> None:
         _default = backend
 
 
-def set_default_factory(make: Callable[[], Backend] | None) -> None:
-    """Set the function that makes the default backend when none is set; called once, at the first run that needs it."""
-    global _factory
-    with _lock:
-        _factory = make
-
-
 def default_backend() -> Backend:
-    """Return the default backend, made on first use. Raises ProgramError when there is none and no way to make one."""
+    """Return the default backend, made on first use."""
     global _default
     with _lock:  # held while the model loads, so that two first runs load it once
-        if _default is None:
-            if _factory is None:
-                raise ProgramError("no backend: call lmc.set_default_backend(…) or give backend=…")
-            _default = _factory()
-        return _default
+        found: Backend = _provided["backend"]() if _default is None else _default
+        _default = found
+        return found
 
 
 _named: dict[str, Backend] = {}
-_opener: Callable[[str], Backend] | None = None
-
-
-def set_opener(open: Callable[[str], Backend]) -> None:
-    """Set the function that opens a backend by name."""
-    global _opener
-    _opener = open
 
 
 def named_backend(name: str) -> Backend:
     """Return the backend of a name (lmc/named.py): made the first time, the same one from then on."""
-    assert _opener is not None, "set by `import lmc`"
     with _lock:
         if name not in _named:
-            _named[name] = _opener(name)
+            _named[name] = _provided["named"](name)
         return _named[name]
 
 
-_compiler: Callable[[Any], Any] | None = None
-
-
-def set_compiler(compile: Callable[[Any], Any]) -> None:
-    """Set the function that compiles a program, for modules that must not import the compiler."""
-    global _compiler
-    _compiler = compile
-
-
 def compiler() -> Callable[[Any], Any]:
-    assert _compiler is not None, "set by `import lmc`"
-    return _compiler
-
-
-_observing: Callable[[], Any] | None = None
-
-
-def set_observing(make: Callable[[], Any]) -> None:
-    """Set the function that makes the observer for the setting `otel` (lmc/observing.py)."""
-    global _observing
-    _observing = make
+    """Return the function that compiles a program."""
+    return _provided["program"]
 
 
 def new_observer() -> Any:
-    assert _observing is not None, "set by `import lmc`"
-    return _observing()
+    return _provided["observer"]()
 
 
 def has_default_backend() -> bool:

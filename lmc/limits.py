@@ -157,20 +157,9 @@ class Limits:
         """
         with self.lock:
             bound = self._bound(ask, before)
-            for limits in self._chain():
-                if limits.budget is None:
-                    continue
-                limits._settle()
-                most = sum([e.bound for e in limits._open]) + open_tokens + bound
-                price = 0.0 if limits.prices is None else limits.prices.most
-                budget = limits.budget
-                if (
-                    (budget.calls is not None and len(limits._ledger) + open_calls >= budget.calls)
-                    or (budget.tokens is not None and limits._tokens_spent + most >= budget.tokens)
-                    or (budget.cost is not None and limits._cost_spent + most * price >= budget.cost)
-                ):
-                    return None
-            return bound
+            if all(limits._has_room(open_calls, open_tokens + bound) for limits in self._chain()):
+                return bound
+            return None
 
     def spent(self) -> Spent:
         """Return the spending so far, of answers that have arrived."""
@@ -178,9 +167,6 @@ class Limits:
             self._settle()
             seconds = 0.0 if self._began is None else time.monotonic() - self._began
             return Spent(self._tokens_spent, len(self._ledger), None if self.prices is None else self._cost_spent, seconds)
-
-    def _count(self, ledger: list[_Entry]) -> None:
-        self._ledger, self._open, self._tokens_spent, self._cost_spent = ledger, list(ledger), 0, 0.0
 
     def _settle(self) -> None:
         """Add up the answers that have arrived."""
@@ -262,28 +248,28 @@ class Limits:
 
     def _admit(self, ask: Gen | Select) -> Result | None:
         """Return None if the budget allows the request; else an answer that must arrive before that can be decided."""
-        budget = self.budget
-        if budget is None:
-            return None
-        self._settle()
-        most = sum([e.bound for e in self._open])  # upper bound of their spending
-        price = 0.0 if self.prices is None else self.prices.most
-        enough = (
-            (budget.calls is None or len(self._ledger) < budget.calls)
-            and (budget.tokens is None or self._tokens_spent + most < budget.tokens)
-            and (budget.cost is None or self._cost_spent + (most * price if most else 0) < budget.cost)
-        )
-        if enough:
+        if self._has_room(0, 0.0):
             return None
         if self._open:  # their actual spending decides, so that the order of arrival does not matter
             return self._open[0].answer
         raise self._exceeded(ask)
 
+    def _has_room(self, calls: int, tokens: float) -> bool:
+        """Return whether the budget allows a request behind the others, and behind so many further calls and tokens, at what each can cost at the most."""
+        budget = self.budget
+        if budget is None:
+            return True
+        self._settle()
+        most = sum([e.bound for e in self._open]) + tokens
+        price = 0.0 if self.prices is None else self.prices.most
+        return (
+            (budget.calls is None or len(self._ledger) + calls < budget.calls)
+            and (budget.tokens is None or self._tokens_spent + most < budget.tokens)
+            and (budget.cost is None or self._cost_spent + (most * price if most else 0) < budget.cost)
+        )
+
     def _enter(self, ask: Gen | Select, prompt: Prompt, bound: float) -> None:
         entry = _Entry(ask, prompt, bound)
-        self._add(entry)
-
-    def _add(self, entry: _Entry) -> None:
         self._ledger.append(entry)
         self._open.append(entry)
 

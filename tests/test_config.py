@@ -20,12 +20,12 @@ from lmc.config import (
     from_environment,
     has_default_backend,
     log,
+    provide,
     reset,
     set_default_backend,
-    set_default_factory,
     settings,
 )
-from lmc.errors import ArgumentError, ParameterError, ProgramError
+from lmc.errors import ArgumentError, ParameterError
 from lmc.passes.base import registry
 
 
@@ -35,7 +35,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     module = sys.modules["lmc.config"]
     monkeypatch.setattr(module, "_default", None)
-    monkeypatch.setattr(module, "_factory", None)
+    monkeypatch.setattr(module, "_provided", {})
     reset()
     yield
     reset()
@@ -60,7 +60,7 @@ def test_settings_know_the_names_of_all_passes() -> None:
         ({"LMC_ADAPTERS": "sql"}, "LMC_ADAPTERS='sql': must be NAME=PATH, with commas between several"),
         ({"LMC_DRAFTS": "many"}, "LMC_DRAFTS='many': must be auto, off or a number of tokens"),
         ({"LMC_DRAFTS": "65"}, "LMC_DRAFTS='65': must be 1 to 64"),
-        ({"LMC_LOG": "ahed"}, "LMC_LOG: no channel 'ahed'; there are ahead, backend"),
+        ({"LMC_LOG": "ahed"}, "LMC_LOG: there is no channel 'ahed'; there are ahead, backend"),
         ({"LMC_SKIP_PASSES": "cse,plan-prefixes"}, "LMC_SKIP_PASSES: there is no pass 'plan-prefixes'; there are aggressive, batch-forks"),
         ({"LMC_PRINT_IR": "after=trace"}, "LMC_PRINT_IR: there is no pass 'trace'; there are aggressive, batch-forks"),
         ({"LMC_PRINT_IR": "all"}, "LMC_PRINT_IR='all': must be after-all or after=PASS"),
@@ -138,11 +138,6 @@ def test_the_folders_of_the_default_cache_dir_are_made(tmp_path: Path, monkeypat
     assert cache_dir().is_dir()
 
 
-def test_no_backend_says_what_to_do() -> None:
-    with pytest.raises(ProgramError, match="set_default_backend"):
-        default_backend()
-
-
 def test_the_factory_is_called_once_and_late() -> None:
     made: list[Mock] = []
 
@@ -150,7 +145,7 @@ def test_the_factory_is_called_once_and_late() -> None:
         made.append(Mock())
         return made[-1]
 
-    set_default_factory(make)
+    provide(backend=make)
     assert not made
     assert not has_default_backend()
     assert default_backend() is default_backend() is made[0]
@@ -159,7 +154,7 @@ def test_the_factory_is_called_once_and_late() -> None:
 
 def test_a_set_backend_wins_and_can_be_taken_back() -> None:
     mine, other = Mock(), Mock()
-    set_default_factory(lambda: other)
+    provide(backend=lambda: other)
     set_default_backend(mine)
     assert default_backend() is mine
     set_default_backend(None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from lmc.backend.base import ProgramRun
+from lmc.backend.base import Backend, ProgramRun
 from lmc.config import default_backend
 from lmc.errors import ParameterError
 from lmc.frontend.active import ACTIVE, next_call
@@ -35,53 +35,36 @@ def state_of_run(program: RunnableProgram, options: Options, item: int = 0) -> S
     caller = ACTIVE.get()
     if caller is not None and options.desk is not None:
         raise ParameterError("deadline= of a sub-program: give it to the program that calls it", loc=caller_loc())
+    outer = None if caller is None else run_of(caller)
     own = None if isinstance(options.journal, str) else options.journal
-    if caller is None or options.seed is not None:
-        if caller is not None and own is None and (journal := run_of(caller).journal) is not None:
-            journal.refuse_batch()
-        inherited = run_of(caller).defaults if caller else _NO_DEFAULTS
-        backend = options.backend or (run_of(caller).backend if caller else default_backend())
-        limits = options.limits(backend, run_of(caller).limits if caller else None)
-        journal = own and _journal_of_run(own, item)
-        ledger = None if caller is None or options.begin or options.batch else run_of(caller).ledger
-        run = Run(
-            backend,
-            options.defaults(inherited),
-            fresh_seed(backend, options.seed),
-            item,
-            limits,
-            program.num_api_spec_tokens or 0,
-            options.stream,
-            journal,
-            ledger,
-            options.begin,
-            _whole(program, options, caller),
-        )
-        return _counted(caller, State(LiveEmitter(run), name=program.name))
-    outer = run_of(caller)
-    backend = options.backend or outer.backend
-    limits, watched = options.limits(backend, outer.limits), options.stream or outer.watched
-    run = Run(
-        backend,
-        options.defaults(outer.defaults),
-        outer.seed,
-        outer.item,
-        limits,
-        program.num_api_spec_tokens or 0,
-        watched,
-        outer.journal,
-        outer.ledger,
-        None if outer.ledger else options.begin,
-        outer.whole,
-    )
-    return _counted(caller, State(LiveEmitter(run), stream=next_call(caller), name=program.name))
-
-
-def _whole(program: RunnableProgram, options: Options, caller: State | None) -> ProgramRun | None:
-    """Return the run as backends identify it: a sub-program belongs to its caller's."""
+    apart = outer is None or options.seed is not None
+    if apart and outer is not None and own is None and outer.journal is not None:
+        outer.journal.refuse_batch()
+    backend = backend_of_run(options, outer)
+    defaults, limits = options.defaults(outer.defaults if outer else _NO_DEFAULTS), options.limits(backend, outer.limits if outer else None)
+    if caller is None or outer is None or apart:
+        seed, stream, watched, begin = fresh_seed(backend, options.seed), "", options.stream, options.begin
+        journal, ledger = own and _journal_of_run(own, item), None if outer is None or options.begin or options.batch else outer.ledger
+    else:
+        seed, item, stream, watched, begin = outer.seed, outer.item, next_call(caller), options.stream or outer.watched, None if outer.ledger else options.begin
+        journal, ledger = outer.journal, outer.ledger
+    run = Run(backend, defaults, seed, item, limits, program.num_api_spec_tokens or 0, watched, journal, ledger, begin, _whole(program, options, outer))
+    state = State(LiveEmitter(run), stream=stream, name=program.name)
     if caller is not None:
-        return run_of(caller).whole
-    if options.desk is not None and not getattr(backend := options.backend or default_backend(), "has_batches", False):
+        caller.asked.append(state.asked)
+    return state
+
+
+def backend_of_run(options: Options, outer: Run | None) -> Backend:
+    """Return the backend of a run with these options: a sub-program's is its caller's, any other's the default."""
+    return options.backend or (outer.backend if outer else default_backend())
+
+
+def _whole(program: RunnableProgram, options: Options, outer: Run | None) -> ProgramRun | None:
+    """Return the run as backends identify it: a sub-program belongs to its caller's."""
+    if outer is not None:
+        return outer.whole
+    if options.desk is not None and not getattr(backend := backend_of_run(options, None), "has_batches", False):
         raise ParameterError(f"deadline=: {backend.capabilities.name} has no batch API; leave it out, or use lmc.OpenAI or lmc.Anthropic", loc=caller_loc())
     return ProgramRun(_known_as(program), options.batch, options.priority, options.account, options.desk)
 
@@ -92,12 +75,6 @@ def _known_as(program: RunnableProgram) -> str:
     return f"{own.get('__module__')}:{own.get('__qualname__', program.name)}"
 
 
-def _counted(caller: State | None, state: State) -> State:
-    if caller is not None:
-        caller.asked.append(state.asked)
-    return state
-
-
 def states_of_batch(program: RunnableProgram, numbers: Sequence[int], options: Options) -> Callable[[int], State]:
     """Return the function that makes the state of an item when it begins, by its index in `numbers`."""
     caller = ACTIVE.get()
@@ -105,18 +82,20 @@ def states_of_batch(program: RunnableProgram, numbers: Sequence[int], options: O
         run = run_of(caller)
         seed = derive_seed(run.seed, run.item, next_call(caller), 0)
     else:
-        seed = fresh_seed(options.backend or (run_of(caller).backend if caller else default_backend()), options.seed)
+        seed = fresh_seed(backend_of_run(options, run_of(caller) if caller else None), options.seed)
     options = replace(options, seed=seed, batch=object())
     first = [state_of_run(program, options, numbers[0])]  # now, so that wrong options raise before anything runs
     run = run_of(first[0])
     if caller is not None or run.limits is not None:
         return lambda place: first.pop() if place == 0 else state_of_run(program, options, numbers[place])
-    if (journal := run.journal) is not None:  # the record of each run is read before any resumes
-        journals = [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]
-        return lambda place: State(
-            LiveEmitter(run._replace(item=numbers[place], journal=journals[place], whole=_whole(program, options, None))), name=program.name
-        )
-    return lambda place: State(LiveEmitter(run._replace(item=numbers[place], whole=_whole(program, options, None))), name=program.name)
+    journal = run.journal
+    journals = None if journal is None else [journal, *[_journal_of_run(journal.journal, item) for item in numbers[1:]]]  # each is read before any resumes
+
+    def begun(place: int) -> State:
+        of_item = run._replace(item=numbers[place], journal=journals and journals[place], whole=_whole(program, options, None))
+        return State(LiveEmitter(of_item), name=program.name)
+
+    return begun
 
 
 def run_of(state: State) -> Run:
