@@ -11,7 +11,7 @@ import functools
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from lmc import codec, json_data
@@ -20,6 +20,7 @@ from lmc.durable.changes import steadily
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.iterators import SharedIterator
 from lmc.durable.reaches import attribute
+from lmc.errors import Loc
 from lmc.frontend.expressions import an
 from lmc.frontend.host import HostFunction
 
@@ -86,6 +87,28 @@ def data_or_class(x: Any) -> Any:
 def class_of(x: Any) -> str:
     """Return the class of an object, also of one that has a stand-in."""
     return x.kind if isinstance(x, DeferredAwaitable) else type(x.items if isinstance(x, SharedIterator) else x).__qualname__
+
+
+class ReachedCall(NamedTuple):
+    """A call that a program makes.
+
+    stream   of the program;  loc  where it makes it
+    ordered  whether it is made where the program makes it, not ahead of order
+    task     number of the task that makes it; None: of the one that runs here
+    """
+
+    stream: str
+    name: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    loc: Loc | None
+    ordered: bool = False
+    task: int | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return its arguments, for people."""
+        return shown_call(self.args, self.kwargs)
 
 
 def shown_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

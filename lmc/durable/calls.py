@@ -15,7 +15,7 @@ from typing import Any
 from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
-from lmc.durable.call_records import a_result, arguments_digest, contents_digest, name_of, shown_call
+from lmc.durable.call_records import ReachedCall, a_result, arguments_digest, contents_digest, name_of
 from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeAwaitable, inner_of, made_by
 from lmc.durable.effects import is_idempotent, only_makes_coroutine
 from lmc.durable.groups import Ask, Record
@@ -100,8 +100,8 @@ class JournaledCalls(Answers):
               make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
         by = None if caller is None else numbering(caller)
-        name, reached = name_of(fn), CallSnapshot(fn, args, kwargs, self.effects.instances)
-        number, known = self.begin(stream, name, args, kwargs, loc, ordered=self._is_ordered(fn))
+        call, reached = ReachedCall(stream, name_of(fn), args, kwargs, loc, self._is_ordered(fn)), CallSnapshot(fn, args, kwargs, self.effects.instances)
+        number, known = self.begin(call)
         if known is not None:
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
                 if by is not None and len(known.outcome) == 5:
@@ -111,12 +111,12 @@ class JournaledCalls(Answers):
                 if not isinstance(fn, HostFunction) or fn.check is None:
                     return False, self.stops_at(self.in_doubt(known, loc))
                 try:
-                    happened = answer_of(fn.asked(args, kwargs), name)
+                    happened = answer_of(fn.asked(args, kwargs), call.name)
                 except Exception as error:
                     return False, self.stops_at(self.unchecked(known, error, loc))
                 if happened is not None:
                     outcome = True, happened.result
-                    self.write_outcome(number, fn, name, args, reached, outcome, loc)
+                    self.write_outcome(number, call, fn, outcome, args, reached)
                     return outcome
         self.begins_again(known)
         self.sync()
@@ -128,9 +128,9 @@ class JournaledCalls(Answers):
             self.effects.under_way.claim(reached)
             if outcome[0] and inspect.isawaitable(outcome[1]):
                 made = inner_of(outcome[1])
-                of = made_by(name, number) if isinstance(made, types.CoroutineType) else None
-                self.effects.made[id(made)] = MadeAwaitable(made, name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
-            self.write_outcome(number, fn, name, args, reached, outcome, loc, 0 if by is None else by.calls - before)
+                of = made_by(call.name, number) if isinstance(made, types.CoroutineType) else None
+                self.effects.made[id(made)] = MadeAwaitable(made, call.name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
+            self.write_outcome(number, call, fn, outcome, args, reached, 0 if by is None else by.calls - before)
         return outcome
 
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
@@ -152,67 +152,48 @@ class JournaledCalls(Answers):
 
     # -- intents
 
-    def begin(
-        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool, of: int | None = None
-    ) -> tuple[int, Effect | None]:
-        """Return the number of the effect that the program has reached, and its known record; write a new one.
+    def begin(self, call: ReachedCall) -> tuple[int, Effect | None]:
+        """Return the number of the effect that the program has reached, and its known record; write a new one."""
+        recorded, known = self.come_to(call)
+        return (self.intend(recorded, call), None) if known is None else (known.number, known)
 
-        of  number of the task that makes it; by default of the one that runs here
-        """
-        call, known = self.come_to(stream, name, args, kwargs, loc, ordered=ordered, of=of)
-        return (self.intend(call, args, kwargs, loc), None) if known is None else (known.number, known)
-
-    def come_to(
-        self,
-        stream: str,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        loc: Loc | None,
-        *,
-        ordered: bool,
-        of: int | None = None,
-        peek: bool = False,
-    ) -> tuple[RecordedCall, Effect | None]:
-        """Return the call that the program has reached, or with `peek` is about to, and its known record."""
+    def come_to(self, call: ReachedCall, *, peek: bool = False) -> tuple[RecordedCall, Effect | None]:
+        """Return what the journal knows of the call that the program has reached, or with `peek` is about to, and its known record."""
         changeable: list[Any] = []
-        digest, task = arguments_digest(args, kwargs, changeable), here() if of is None else of
-        by = task if of is None else MANY_TASKS  # of host code, whose tasks have one number
+        digest, task = arguments_digest(call.args, call.kwargs, changeable), here() if call.task is None else call.task
+        by = task if call.task is None else MANY_TASKS  # of host code, whose tasks have one number
         contents, dropped = tuple(map(contents_digest, changeable)), list[Any]()
         with self.effects.lock:
             self.effects.read(self.known.effects, self.known.unmade)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
-            call = RecordedCall(stream, name, digest, contents, shared, task, ordered)
+            recorded = RecordedCall(call.stream, call.name, digest, contents, shared, task, call.ordered)
             try:
-                known = self.effects.match(call, [id(x) in self.effects.given for x in changeable], strict=self.diverges)
+                known = self.effects.match(recorded, [id(x) in self.effects.given for x in changeable], strict=self.diverges)
             except LookupError:
-                instead = next(iter(self.effects.known[call.kind].values()))[0]  # pyright: ignore[reportOptionalSubscript]
-                raise self._differs(call, args, kwargs, instead, loc) from None
+                raise self._differs(call, next(iter(self.effects.known[recorded.kind].values()))[0]) from None  # pyright: ignore[reportOptionalSubscript]
             if known is not None and not peek:
                 self.effects.take(known)
-            if not peek and not (ordered and self.effects.callbacks.none):
+            if not peek and not (call.ordered and self.effects.callbacks.none):
                 dropped = self.effects.note_given(changeable, by)
         del dropped
-        return call, known
+        return recorded, known
 
-    def intend(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None) -> int:
+    def intend(self, recorded: RecordedCall, call: ReachedCall) -> int:
         """Write the intent of a new effect; return its number."""
         super().begin_more()
         with self.effects.lock:
             instead = next((e for e in self.effects.ordered.values() if e.call.stream == call.stream), None) if call.ordered and not self.diverges else None
             if instead is not None:
-                raise self._differs(call, args, kwargs, instead, loc)
-            number = self.effects.number(call)
-        self.journal.put(
-            self.item,
-            ["i", number, *call[:4], [*map(int, call.shared)], call.task, int(call.ordered), shown_call(args, kwargs), "" if loc is None else str(loc)],
-        )
+                raise self._differs(call, instead)
+            number = self.effects.number(recorded)
+        of_call = [*recorded[:4], [*map(int, recorded.shared)], recorded.task, int(recorded.ordered)]
+        self.journal.put(self.item, ["i", number, *of_call, call.shown, "" if call.loc is None else str(call.loc)])
         return number
 
-    def _differs(self, call: RecordedCall, args: Sequence[Any], kwargs: Mapping[str, Any], instead: Effect, loc: Loc | None) -> JournalError:
-        now, then = f"{call.name}({shown_call(args, kwargs)})", f"{instead.name}({instead.shown})"
+    def _differs(self, call: ReachedCall, instead: Effect) -> JournalError:
+        now, then = f"{call.name}({call.shown})", f"{instead.name}({instead.shown})"
         contents = ", with other contents of what it was given" if now == then else ""
-        return self.differs(f"calls {now} where the run of its journal called {then}{contents}", loc)
+        return self.differs(f"calls {now} where the run of its journal called {then}{contents}", call.loc)
 
     # -- attempts
 
@@ -379,11 +360,12 @@ class JournaledCalls(Answers):
         return error
 
     def write_outcome(
-        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: CallSnapshot | None, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
-        *, alone: bool = True, suspended: bool = False,
+        self, number: int, call: ReachedCall, fn: Any, outcome: tuple[bool, Any], args: Sequence[Any] = (), reached: CallSnapshot | None = None,
+        programs: int = 0, *, alone: bool = True, suspended: bool = False,
     ) -> None:  # fmt: skip
         """Write the outcome of a call.
 
+        args       what it was given, by itself or by awaitables;  reached: those that it can change
         programs   how many programs, counted by the program's state, ran in it
         alone      whether nothing else has changed what it was given between its steps
         suspended  whether others went on while it was awaited
@@ -412,8 +394,8 @@ class JournaledCalls(Answers):
         except codec.NotData as what:
             record = ["opaque", type(value).__name__]
             if not is_idempotent(fn):
-                warn(f"{name}() gave {a_result(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be resumed. "
-                     + _REMEDY, loc)  # fmt: skip
+                warn(f"{call.name}() gave {a_result(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be "
+                     f"resumed. {_REMEDY}", call.loc)  # fmt: skip
         self.journal.put(self.item, ["R" if suspended else "r", number, *record])
         self.journal.flush()  # an unwritten outcome would be lost
 

@@ -11,6 +11,7 @@ import types
 from collections.abc import Coroutine, Generator, Sequence
 from typing import Any
 
+from lmc.durable.call_records import ReachedCall
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
 from lmc.errors import InDoubtEffect, Loc
@@ -138,8 +139,8 @@ class _FirstEnded:
     """The record of which of several tasks had ended when the program went on."""
 
     def __init__(self, journal: JournaledCalls, stream: str, name: str, args: Sequence[Any], tasks: Sequence[Task], loc: Loc | None) -> None:
-        self._journal, self._args, self._tasks, self._loc = journal, args, tasks, loc
-        self._call, self._known = journal.come_to(stream, name, args, {}, loc, ordered=False)
+        self._journal, self._tasks, self._call = journal, tasks, ReachedCall(stream, name, args, {}, loc)
+        self._recorded, self._known = journal.come_to(self._call)
 
     async def known(self) -> list[int] | None:
         """Return the numbers of those of an earlier execution, once these have ended here, too; None if it is not known."""
@@ -154,8 +155,8 @@ class _FirstEnded:
         return numbers
 
     def write(self, numbers: list[int]) -> None:
-        number = self._journal.intend(self._call, self._args, {}, self._loc) if self._known is None else self._known.number
-        self._journal.write_outcome(number, None, self._call.name, (), None, (True, numbers), self._loc, suspended=True)
+        number = self._journal.intend(self._recorded, self._call) if self._known is None else self._known.number
+        self._journal.write_outcome(number, self._call, None, (True, numbers), suspended=True)
 
 
 _WAIT = asyncio.wait.__code__

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from typing import Any
 
 from lmc import observing
-from lmc.durable.call_records import awaited_call
+from lmc.durable.call_records import ReachedCall, awaited_call
 from lmc.durable.calls import JournaledCalls, warn
 from lmc.durable.completion import CompletedTasks, note_doubts, some_of, telling, waits_for_some
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
@@ -67,18 +67,18 @@ class RunJournal(JournaledCalls):
         """
         if (several := waits_for_some(awaitable)) is not None and (tasks := self.effects.tasks.in_order(several)) is not None:
             return await some_of(self, stream, awaitable, tasks, loc)
-        call = self._awaited(awaitable)
+        call = self._awaited(stream, awaitable, loc)
         try:
             if attribute(awaitable, "cr_code") not in AWAITED_AGAIN:
                 self.go_on()
             begun = None if coming is None else self._begin_together(coming)
             synced = begun is not None
             if begun is None and call is not None:
-                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(stream, call, loc, None):
+                if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(call):
                     await self._after_doubts()
-                if (gone := self._gone_coroutine(stream, inner_of(awaitable), call, loc, None)) is not None:
+                if (gone := self._gone_coroutine(inner_of(awaitable), call)) is not None:
                     gone.made()  # raises
-                begun = self.begin(stream, *call, loc, ordered=False)  # tasks may await in any order
+                begun = self.begin(call)
         except BaseException:
             drop(awaitable)
             raise
@@ -87,10 +87,9 @@ class RunJournal(JournaledCalls):
                 told = await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
             note_doubts(self, told)
             return told
-        name, _, given = call
         number, known = begun
         inner = inner_of(awaitable)
-        idempotent = inner.idempotent if isinstance(inner, DeferredAwaitable) else self.may_begin_again([inner]) or self.may_begin_again(given.values())
+        idempotent = inner.idempotent if isinstance(inner, DeferredAwaitable) else self.may_begin_again([inner]) or self.may_begin_again(call.kwargs.values())
         by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
         if known is not None and known.outcome is not None:
@@ -110,14 +109,14 @@ class RunJournal(JournaledCalls):
                 doubt = self.in_doubt(known, loc)
                 raise doubt if coming is not None else self.stops_at(doubt)  # a task's is raised where it is awaited
             try:
-                happened = await aanswer_of(host.asked(call[1], given), name)
+                happened = await aanswer_of(host.asked(call.args, call.kwargs), call.name)
             except Exception as error:
                 drop(awaitable)
                 doubt = self.unchecked(known, error, loc)
                 raise (doubt if coming is not None else self.stops_at(doubt)) from error
             if happened is not None:
                 drop(awaitable)
-                self.write_outcome(number, inner, name, (), None, (True, happened.result), loc)
+                self.write_outcome(number, call, inner, (True, happened.result))
                 return happened.result
         if self.begins_again(known) or not synced:
             await self._synced(number, awaitable)
@@ -143,11 +142,11 @@ class RunJournal(JournaledCalls):
             if reached.whole:
                 self.effects.under_way.claim(reached)
             if reached.whole and not alone and reached.has_changes():
-                warn(f"{name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, and "
-                     "takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
+                warn(f"{call.name}() was given what has changed until it ended, and the program went on meanwhile: a journal cannot tell whose change that is, "
+                     "and takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
             alone = reached.whole or (alone and not reached.overlapped)
             turn.cancel()
-            self.write_outcome(number, inner, name, passed, reached, outcome, loc, by.calls - before, alone=alone, suspended=bool(turns))
+            self.write_outcome(number, call, inner, outcome, passed, reached, by.calls - before, alone=alone, suspended=bool(turns))
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
@@ -156,7 +155,7 @@ class RunJournal(JournaledCalls):
         """Await `asyncio.wait_for` of a task of the run. Its timeout is an effect, since otherwise the task's progress
         would be unknown."""
         what, args, given = awaited_call(inner_of(awaitable))
-        call, known = self.come_to(stream, f"await {what}", args, given, loc, ordered=False)
+        recorded, known = self.come_to(call := ReachedCall(stream, f"await {what}", args, given, loc))
         if known is not None and known.outcome is not None:
             drop(awaitable)
             await self.effects.in_turn(known)
@@ -164,7 +163,7 @@ class RunJournal(JournaledCalls):
         try:
             return await awaitable
         except TimeoutError as error:
-            self.write_outcome(self.intend(call, args, given, loc), None, call.name, (), None, (False, error), loc, suspended=True)
+            self.write_outcome(self.intend(recorded, call), call, None, (False, error), suspended=True)
             raise
 
     def waits_for_program(self, x: Any) -> bool:
@@ -173,8 +172,8 @@ class RunJournal(JournaledCalls):
             return x.cr_code in WAITING and self.effects.has_made(inspect.getcoroutinelocals(x).get("self"))
         return type(x) is asyncio.Future and self.effects.has_made(x)
 
-    def _awaited(self, awaitable: Any) -> tuple[str, Sequence[Any], Mapping[str, Any]] | None:
-        """Return the effect that awaiting it is: name and arguments. None if it is none."""
+    def _awaited(self, stream: str, awaitable: Any, loc: Loc | None, task: int | None = None) -> ReachedCall | None:
+        """Return the call that awaiting it is, in no order: tasks may await in any. None if it is no effect."""
         if attribute(awaitable, "cr_code") in AWAITED_AGAIN:
             return None
         inner = inner_of(awaitable)
@@ -185,13 +184,13 @@ class RunJournal(JournaledCalls):
         passed = [*args, *given.values()]
         if inner in self.effects.tasks or (self.effects.tasks.any_in(passed) and not self.effects.tasks.are_timed(passed)):
             return None
-        return f"await {what}", args, given
+        return ReachedCall(stream, f"await {what}", args, given, loc, task=task)
 
-    def _passed(self, inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]]) -> list[Any]:
+    def _passed(self, inner: Any, call: ReachedCall) -> list[Any]:
         """Return the function that awaiting something calls, if it is known, and what that is given: also by a coroutine among it, as that of `wait_for`,
         and by an effect that has returned the coroutine."""
         held = inspect.getcoroutinelocals(inner) if isinstance(inner, types.CoroutineType) and inner.cr_code is _TO_THREAD else {}
-        found = [held.get("func"), *call[1], *call[2].values(), *self.given_for(inner)]
+        found = [held.get("func"), *call.args, *call.kwargs.values(), *self.given_for(inner)]
         for x in found:  # grows
             if given := self.given_for(x):
                 found += given
@@ -214,11 +213,11 @@ class RunJournal(JournaledCalls):
         """Write the intents of the tasks' awaitables, in that order; return whether there are any."""
         found = False
         for coming in self.effects.coming:
-            call = self._awaited(coming.awaitable) if coming.begun is None else None
-            if call is None or self._gone_coroutine(coming.stream, inner_of(coming.awaitable), call, coming.loc, coming.task) is not None:
+            call = self._awaited(coming.stream, coming.awaitable, coming.loc, coming.task) if coming.begun is None else None
+            if call is None or self._gone_coroutine(inner_of(coming.awaitable), call) is not None:
                 continue
-            if not self._is_behind_doubts(coming.stream, call, coming.loc, coming.task):
-                coming.begun = self.begin(coming.stream, *call, coming.loc, ordered=False, of=coming.task)
+            if not self._is_behind_doubts(call):
+                coming.begun = self.begin(call)
                 found = found or coming.begun[1] is None
         return found
 
@@ -234,19 +233,17 @@ class RunJournal(JournaledCalls):
                     self.effects.give_back(known)
         drop(coming.awaitable)
 
-    def _gone_coroutine(
-        self, stream: str, inner: Any, call: tuple[str, Sequence[Any], Mapping[str, Any]], loc: Loc | None, of: int | None
-    ) -> DeferredAwaitable | None:
+    def _gone_coroutine(self, inner: Any, call: ReachedCall) -> DeferredAwaitable | None:
         """Return what is awaited, also by `wait_for`, in place of a coroutine that is not to be had again, if the await is in no journal."""
-        found = (x for x in (inner, *call[1], *call[2].values()) if isinstance(x, DeferredAwaitable) and x.kind == "coroutine" and x.doubt is not None)
-        gone = next(found, None)
-        return gone if gone is not None and self.come_to(stream, *call, loc, ordered=False, of=of, peek=True)[1] is None else None
+        awaited = (inner, *call.args, *call.kwargs.values())
+        gone = next((x for x in awaited if isinstance(x, DeferredAwaitable) and x.kind == "coroutine" and x.doubt is not None), None)
+        return gone if gone is not None and self.come_to(call, peek=True)[1] is None else None
 
-    def _is_behind_doubts(self, stream: str, call: tuple[str, Sequence[Any], Mapping[str, Any]], loc: Loc | None, of: int | None) -> bool:
+    def _is_behind_doubts(self, call: ReachedCall) -> bool:
         """Return whether an effect did not begin in an earlier execution of the run, while another one did and is in
         doubt."""
         doubts = self.resumed and any(effect.doubtful for effect in self.known.effects.values())
-        return doubts and self.come_to(stream, *call, loc, ordered=False, of=of, peek=True)[1] is None
+        return doubts and self.come_to(call, peek=True)[1] is None
 
     async def _after_doubts(self) -> None:
         """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
@@ -299,7 +296,7 @@ class RunJournal(JournaledCalls):
         """Return a person's answer to a question. Raises Interrupted while there is none: the run's pending requests
         are answered then, and it does nothing more."""
         self.go_on()
-        number, known = self.begin(stream, QUESTION, (question,), {}, loc, ordered=False)
+        number, known = self.begin(ReachedCall(stream, QUESTION, (question,), {}, loc))
         if known is not None and known.outcome is not None:
             return self.known_result(known, (), None)[1]
         if known is None or known.question is None:  # it ended between the two

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Any, cast
 from lmc import codec
 from lmc.backend.base import Backend
 from lmc.backend.results import Output, Result
-from lmc.durable import call_records, records
+from lmc.durable import records
+from lmc.durable.call_records import ReachedCall
 from lmc.durable.cipher import Key
 from lmc.durable.groups import Ask, Record
 from lmc.durable.journal import JournalFile
@@ -156,11 +157,9 @@ class View(RunJournal):
         result.finish(replace(old, texts=(text, *old.texts[1:]), ids=()))
         return Prompt(before, (), result, before.handle, (*before.tail, Given(text)))
 
-    def begin(
-        self, stream: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], loc: Loc | None, *, ordered: bool, of: int | None = None
-    ) -> tuple[int, Effect | None]:
-        number, known = super().begin(stream, name, args, kwargs, loc, ordered=ordered, of=of)
-        shown = call_records.shown_call(args, kwargs)
+    def begin(self, call: ReachedCall) -> tuple[int, Effect | None]:
+        number, known = super().begin(call)
+        name, shown, loc = call.name, call.shown, call.loc
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
             raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
@@ -175,13 +174,10 @@ class View(RunJournal):
             raise self._end(f"{name}({shown}) {waits}", loc)
         return number, known
 
-    def write_outcome(
-        self, number: int, fn: Any, name: str, args: Sequence[Any], reached: Any, outcome: tuple[bool, Any], loc: Loc | None, programs: int = 0,
-        *, alone: bool = True, suspended: bool = False,
-    ) -> None:  # fmt: skip
+    def write_outcome(self, number: int, call: ReachedCall, fn: Any, outcome: tuple[bool, Any], *_: Any, **__: Any) -> None:
         """Record a call that was made now."""
         ok, value = outcome
-        step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == name and s.source == "now")
+        step = next(s for s in reversed(self.steps) if s.kind == "effect" and s.name == call.name and s.source == "now")
         step.result = f"{value!r:.500}" if ok else f"raised {type(value).__name__}: {value}"
 
     def _missing(self, what: str, loc: Loc | None, instead: str = "") -> Prompt:
