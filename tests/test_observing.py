@@ -23,7 +23,7 @@ def test_off_calls_nothing(monkeypatch):
     def program(s):
         s += lmc.gen("a", max_tokens=3)
 
-    monkeypatch.setattr("lmc.config._observing", made)
+    monkeypatch.setitem(sys.modules["lmc.config"]._provided, "observer", made)
     program.run(backend=Backend()).sync()
     assert [hints is None or hints.trace == () for hints in seen] == [True]
 

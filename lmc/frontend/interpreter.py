@@ -25,7 +25,7 @@ from lmc.errors import ArgumentError, AttributeMissing, Loc, ParameterError, Pro
 from lmc.frontend import aio
 from lmc.frontend.active import ACTIVE
 from lmc.frontend.batches import PendingBatch, failure_of, in_flight
-from lmc.frontend.beginning import run_of, state_of_run, states_of_batch
+from lmc.frontend.beginning import backend_of_run, run_of, state_of_run, states_of_batch
 from lmc.frontend.digest import source_digest
 from lmc.frontend.expressions import caller_loc
 from lmc.frontend.live import LiveEmitter, Run, fresh_seed
@@ -271,10 +271,8 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         An `async def` program runs on an event loop of its own; where one is running already, ProgramError: use `arun`.
         """
         arguments, given = self.split(kwargs)
-        bound, options = self.arguments(args, arguments), self._run_options(given)
-        if options.journal is None:
-            return self._run(bound, options)
-        with self._journaled(options, (bound,)) as options:
+        bound = self.arguments(args, arguments)
+        with self._journaled(self._run_options(given), (bound,)) as options:
             return self._run(bound, options)
 
     def _run_options(self, given: Mapping[str, Any], known: Iterable[str] = RUN_OPTIONS, what: str = "a run") -> Options:
@@ -291,25 +289,31 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
 
     def _run(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = state_of_run(self, options)
-        return self._stream(state, bound) if options.stream else self._finished(state, bound)
+        if options.stream:
+            return self._stream(state, bound)
+        with self._ending(state):
+            self._call(state, bound)
+        return state
 
-    def _finished(self, state: State, bound: inspect.BoundArguments) -> State:
-        """Return the state of a whole run in the interpreter."""
+    @contextlib.contextmanager
+    def _ending(self, state: State) -> Generator[None]:
+        """End a run with the block. Raises the block's error, or that of the journal, if the run ended with one."""
         with _counted_by(state):
             try:
-                self._call(state, bound)
+                yield
             except BaseException as error:
                 _cancel(state)  # it will not be read
                 self._ends(state, error)
                 raise
             self._ends(state, None)
-        return state
 
     def _journaled(
         self, options: Options, bound: Sequence[inspect.BoundArguments], numbers: Sequence[int] = (0,), *, batch: bool = False, compiled: str = "",
         backend: Backend | None = None,
     ) -> AbstractContextManager[Options]:  # fmt: skip
-        """Yield the options of a call with its journal open."""
+        """Yield the options of a call with its journal open, if it has one."""
+        if not isinstance(options.journal, str):
+            return contextlib.nullcontext(options)
         from lmc.durable.opening import journaled
 
         backend = options.backend or backend or self._backend(options)
@@ -318,7 +322,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
     def _backend(self, options: Options) -> Backend:
         """Return the backend of a run with these options: a sub-program's is its caller's, any other's the default."""
         caller = ACTIVE.get()
-        return options.backend or (run_of(caller).backend if caller is not None else default_backend())
+        return backend_of_run(options, None if caller is None else run_of(caller))
 
     def _ends(self, state: State, error: BaseException | None) -> None:
         """End a run. Raises the journal's error, if it ended with one."""
@@ -339,31 +343,19 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         Cancelling it cancels the program's awaits and its requests.
         """
         arguments, given = self.split(kwargs)
-        bound, options = self.arguments(args, arguments), self._run_options(given)
-        if options.journal is None:
-            return await self._arun(bound, options)
-        with self._journaled(options, (bound,)) as options:
+        bound = self.arguments(args, arguments)
+        with self._journaled(self._run_options(given), (bound,)) as options:
             return await self._arun(bound, options)
 
     async def _arun(self, bound: inspect.BoundArguments, options: Options) -> State:
         state = state_of_run(self, options)
         if options.stream:
             return self._stream(state, bound)
-        return await self._afinished(state, bound)
-
-    async def _afinished(self, state: State, bound: inspect.BoundArguments) -> State:
-        """As `_finished`, on the running loop."""
-        with _counted_by(state):
-            try:
-                if self.is_async:
-                    await self._acall(state, bound)
-                else:
-                    await aio.on_thread(lambda: self._call(state, bound))
-            except BaseException as error:
-                _cancel(state)
-                self._ends(state, error)
-                raise
-            self._ends(state, None)
+        with self._ending(state):
+            if self.is_async:
+                await self._acall(state, bound)
+            else:
+                await aio.on_thread(lambda: self._call(state, bound))
         return state
 
     if not TYPE_CHECKING:  # type checkers have it from `Call`
