@@ -24,7 +24,7 @@ from lmc.runahead.compiled import CompiledProgram, wait_for
 
 
 def explain(program: CompiledProgram) -> str:
-    """Return the report, one fact a line. Waits for the answers of runs that have ended, as `state.usage` does."""
+    """Return the report, one fact a line. Waits for the answers of runs that have ended, but in async code."""
     wait_for(program.profile.runs)
     planned = _planned(program)
     lines = [

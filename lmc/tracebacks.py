@@ -22,7 +22,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, ParamSpec, TypeVar, cast
 
 from lmc.code_origin import LMC, is_pythons, is_users
 from lmc.config import settings
@@ -213,9 +213,11 @@ def note_item(error: BaseException, index: int, bound: inspect.BoundArguments) -
 
 def _explain_text(error: BaseException) -> None:
     """Note what the answer was in an expression that failed: that it is text, in one like `s["n"] + 1`; which text, in
-    one like `json.loads(s["n"])`."""
+    one like `json.loads(s["n"])`. And which call is meant, where a state is awaited."""
     if not isinstance(error, TypeError | ValueError) or isinstance(error, LmcError):
         return
+    if (meant := _NOT_ASYNC.get(str(error))) is not None:
+        note(error, meant)
     entries = _entries(error)
     users = (entry for entry, ours in zip(entries, _ours(entries)) if not ours and not is_pythons(entry.tb_frame.f_code.co_filename))
     last = next(reversed(list(users)), None)
@@ -234,6 +236,14 @@ def _explain_text(error: BaseException) -> None:
                         note(error, _awaited(state, name) if awaited else _is_text(state, name, value))
             case _:
                 pass
+
+
+_NOT_ASYNC: Mapping[str, str] = {
+    "object State can't be used in 'await' expression":
+        "(a program that is called has run, and this is its state; what is awaited in async code is program.arun(…), of a compiled one program.acall(…))",
+    "'async for' requires an object with __aiter__ method, got State":
+        "(a state has no items; its text as it comes is `async for piece in state.text_async_iter()`, of a run with stream=True)",
+}  # fmt: skip
 
 
 def _did_not_parse(state: str, name: str, value: str, ends: str) -> str:
@@ -255,6 +265,10 @@ class AnswersByName:
     """A value whose items are a model's answers: errors in expressions with them are explained."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:  # Any, but nothing that mypy warns of where it is returned; in a generic class mypy would make Any of it
+
+        def __getitem__(self, name: str | None) -> Any | Never: ...  # noqa: RUF020
 
 
 def _states(variables: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
+
+import pytest
 
 import lmc
 from tests.backend.gated import Gated
@@ -105,6 +108,26 @@ def test_stats_of_a_call_that_returned_before_its_answers_have_all_of_them() -> 
         assert (found.runs, found.counters.calls, found.counters.prompt_tokens, found.counters.generated_tokens) == (1, 2, 7, 7)
         program.batch([{"q": "c"}, {"q": "d"}])
         assert (program.stats.runs, program.stats.counters.calls) == (3, 4)
+
+
+@pytest.mark.parametrize("look", [lambda program: program.stats.runs, lambda program: "1 run" in program.explain(), lambda program: program._repr_html_()])
+def test_what_is_known_of_runs_is_looked_at_in_async_code_without_waiting(look: Any) -> None:
+    """An event loop would be blocked: the answer here never comes while it is."""
+
+    @lmc.function
+    def one(s):
+        s += "a" + lmc.gen("x", max_tokens=4)
+
+    gate = Gated()
+    program = lmc.compile(one, backend=gate)
+
+    async def main() -> None:
+        state = program()
+        assert look(program) and gate.waiting == 1
+        gate.open()
+        state.sync()
+
+    asyncio.run(main())
 
 
 def test_nothing_is_known_before_a_run_but_what_is_expected() -> None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -257,6 +258,24 @@ def test_code_below_pythons_prefix_may_be_the_users(file: str, found: bool, monk
     monkeypatch.setitem(sys.modules, "of_this_test", module)
     exec("def tool(): ...", vars(module))
     assert from_library(vars(module)["tool"]) is not found
+
+
+@lmc.function
+async def awaits_a_state(s: Any) -> None:
+    await fails(x=1)
+
+
+@lmc.function
+async def iterates_over_a_state(s: Any) -> None:
+    async for _ in fails(x=1):
+        pass
+
+
+@pytest.mark.parametrize(("program", "says"), [(awaits_a_state, r"awaited in async code is program\.arun"), (iterates_over_a_state, "state.text_async_iter")])
+def test_a_state_that_is_awaited_says_which_call_is_meant(program: Any, says: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        asyncio.run(program.arun(backend=MOCK))
+    assert re.search(says, raised.value.__notes__[0])
 
 
 def test_backends_go_by_name():

@@ -229,16 +229,42 @@ def test_wrong_calls_are_errors_of_pyright(tmp_path, installed):
     assert sorted({line for _, line, _ in pyright(tmp_path, installed, "standard")}) == LINES
 
 
-def test_wrong_calls_are_errors_of_mypy(tmp_path, installed):
+def mypy(file: Path, installed: Path, *options: str) -> list[list[str]]:
+    """Errors in a file, as file, line, "error" and message."""
     api = pytest.importorskip("mypy.api")
-    (tmp_path / "wrong.py").write_text(WRONG)
-    config = tmp_path / "mypy.ini"
+    config = file.parent / "mypy.ini"
     config.write_text(f"[mypy]\nmypy_path = {installed}\nfollow_imports = silent\nignore_missing_imports = True\ncheck_untyped_defs = True\n")
     deepest = sys.getrecursionlimit()
     try:  # it raises the limit, and other tests of this process reach it
-        said, failed, _ = api.run([str(tmp_path / "wrong.py"), "--config-file", str(config), "--cache-dir", str(tmp_path / "cache"), "--no-site-packages"])
+        said, failed, _ = api.run([str(file), "--config-file", str(config), "--cache-dir", str(file.parent / "cache"), "--no-site-packages", *options])
     finally:
         sys.setrecursionlimit(deepest)
     assert failed == "", failed
-    lines = [line.split(":", 3) for line in said.splitlines() if ": error: " in line]
-    assert sorted({int(at[1]) for at in lines if at[0].endswith("wrong.py")}) == LINES, lines
+    return [at for line in said.splitlines() if ": error: " in line and (at := line.split(":", 3))[0].endswith(file.name)]
+
+
+def test_wrong_calls_are_errors_of_mypy(tmp_path, installed):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    lines = mypy(tmp_path / "wrong.py", installed)
+    assert sorted({int(at[1]) for at in lines}) == LINES, lines
+
+
+STRICT = '''
+import lmc
+
+
+@lmc.function
+def judge(s: lmc.State, essay: str) -> str:
+    s += lmc.user(essay) + lmc.assistant(lmc.gen("grade"))
+    if s["grade"].strip() == "A" or "B" in s["grade"]:
+        return s["grade"]
+    s += "and " + s["grade"] + lmc.gen("n", dtype=int)
+    numbers: list[str] = [fork["n"] for fork in s.fork(2)]
+    print(int(s["n"]) + 1, numbers, {"of": s["n"]})
+    return s["grade"]
+'''
+
+
+def test_a_program_that_returns_an_answer_has_no_errors_of_mypy(tmp_path, installed):
+    (tmp_path / "strict.py").write_text(STRICT)
+    assert mypy(tmp_path / "strict.py", installed, "--strict") == []

@@ -1,6 +1,7 @@
-"""Waits of a resumed program for what it does itself: the result of a future, an event, an item of a queue.
+"""Waits of a program for what it does itself: the result of a future, an event, an item of a queue.
 
-Where that comes to a call in doubt, in a callback or a task, nothing sets the future any more, and the wait ends with the doubt instead.
+Where that comes to a call in doubt or asks a person, in a callback or a task, nothing sets the future any more, and the wait ends with the doubt, or the
+question, instead.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable
+from copy import copy
 from typing import Any, Protocol
 
-from lmc.errors import InDoubtEffect
+from lmc.errors import InDoubtEffect, Interrupted
 
 
 class RunProgress(Protocol):
@@ -21,14 +23,15 @@ class RunProgress(Protocol):
 
 
 class OwnWaits:
-    """The waits of one run. They end when it is in doubt, no call is being made, and the program has reached no known effect for some turns of its loop."""
+    """The waits of one run. They end when it is in doubt or has asked a person, no call is being made, and the program has reached no known effect for
+    some turns of its loop."""
 
     def __init__(self) -> None:
         self._open: set[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = set()
-        self._doubt: InDoubtEffect | None = None
+        self._why: InDoubtEffect | Interrupted | None = None
 
     async def wait(self, awaitable: Awaitable[Any], run: RunProgress) -> Any:
-        """Await what the program itself ends. Raises InDoubtEffect where it does not."""
+        """Await what the program itself ends. Raises InDoubtEffect or Interrupted where it does not."""
         wait = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
             async with wait[1]:
@@ -36,20 +39,20 @@ class OwnWaits:
                 self.look(run)
                 return await awaitable
         except TimeoutError:
-            if not wait[1].expired() or self._doubt is None:
+            if not wait[1].expired() or self._why is None:
                 raise
-            raise InDoubtEffect(self._doubt.message, loc=self._doubt.loc) from None
+            raise copy(self._why) from None
         finally:
             self._open.discard(wait)
 
-    def end(self, doubt: InDoubtEffect, run: RunProgress) -> None:
-        """Let them end with a doubt, which stops the run. From any thread."""
-        self._doubt = self._doubt or doubt
+    def end(self, why: InDoubtEffect | Interrupted, run: RunProgress) -> None:
+        """Let them end with what stops the run. From any thread."""
+        self._why = self._why or why
         self.look(run)
 
     def look(self, run: RunProgress) -> None:
         """See whether they end, now or after some turns of their loops: a call has ended. From any thread."""
-        if self._doubt is not None:
+        if self._why is not None:
             for loop, timeout in [*self._open]:
                 with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                     loop.call_soon_threadsafe(self._turn, (loop, timeout), run, 0, -1)

@@ -360,7 +360,7 @@ class Recorder:
         if is_own_awaitable(x):
             return x
         if self.journal.waits_for_program(x):
-            return self.journal.effects.waits.wait(x, self.journal.effects) if self.journal.resumed else x
+            return self.journal.effects.waits.wait(x, self.journal.effects)
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))

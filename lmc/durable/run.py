@@ -305,6 +305,7 @@ class RunJournal(JournaledCalls):
         for result in self.unanswered():
             result.wait()
         self.broken = Interrupted(question, schema, self.item, number, journal=str(self.journal.path), loc=loc)
+        self.effects.waits.end(self.broken, self.effects)
         raise self.broken
 
     def refuse_batch(self) -> None:

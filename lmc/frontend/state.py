@@ -236,7 +236,7 @@ class State(AnswersByName, Generic[R]):
 
     # -- variables
 
-    def __getitem__(self, name: str | None) -> Any:
+    def _item(self, name: str | None) -> Any:
         """Return the latest value of the variable `name`; wait for it and raise its error. Raises UnknownVariable, a KeyError, if there is none."""
         try:
             held = self.variables[name] if name in self.variables else self._await(name)
@@ -249,6 +249,9 @@ class State(AnswersByName, Generic[R]):
         if value.__class__ is list:  # one list object from now on, so that the program's changes to it persist
             self.variables[name] = Stored(value, held)
         return value
+
+    if not TYPE_CHECKING:  # type checkers have it from `AnswersByName`
+        __getitem__ = _item
 
     def _read(self, held: Any) -> Any:
         if held.__class__ is Stored:

@@ -15,6 +15,7 @@ from lmc.passes.base import Target
 from lmc.runahead.ledger import AheadPolicy
 from lmc.runahead.planning import Planner
 from lmc.runahead.profile import EndedRun, Profile
+from lmc.waiting import in_event_loop
 
 
 @dataclass
@@ -52,7 +53,9 @@ class Stats:
 
 
 def wait_for(runs: Iterable[EndedRun]) -> None:
-    """Wait for the answers of runs that have ended."""
+    """Wait for the answers of runs that have ended; on a thread whose event loop runs, which waiting would block, for none."""
+    if in_event_loop():
+        return
     for run in tuple(runs):
         for record in tuple(run.records):
             if is_asked(record.result):

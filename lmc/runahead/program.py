@@ -291,7 +291,8 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
 
     @property
     def stats(self) -> Stats:
-        """Return the number of its runs, and the time and counters of the last call. Waits as `explain` does."""
+        """Return the number of its runs, and the time and counters of the last call. Waits as `explain` does: in async code for nothing, and answers
+        that have not arrived are not counted."""
         wait_for(self.profile.runs)
         return self.counted.completed(self.profile.runs)
 

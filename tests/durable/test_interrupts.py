@@ -42,6 +42,15 @@ async def later(s: Any, q: str) -> Any:
 
 
 @lmc.function
+async def asks_in_a_callback(s: Any) -> Any:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
+    loop.call_soon(lambda: answer.set_result(lmc.interrupt("go on?")))
+    s += "q" + lmc.gen("a", max_tokens=2)
+    return await answer, s["a"]
+
+
+@lmc.function
 def stubborn(s: Any) -> Any:
     for _ in range(3):
         try:
@@ -163,3 +172,13 @@ def tool() -> Any:
 @lmc.function
 def in_a_tool(s: Any) -> Any:
     return tool()
+
+
+@pytest.mark.parametrize("way", [asks_in_a_callback.run, lmc.compile(asks_in_a_callback)])
+def test_a_program_that_waits_for_a_callback_which_asks_ends_with_the_question(way: Any, tmp_path: Path) -> None:
+    journal = lmc.Journal(tmp_path / "j")
+    for _ in range(2):
+        with pytest.raises(lmc.Interrupted, match=r"go on\?"):
+            way(backend=lmc.Mock(), seed=1, journal=journal)
+    journal.answer("yes")
+    assert way(backend=lmc.Mock(), seed=1, journal=journal).ret_value[0] == "yes"
