@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lmc import config as _config
+from lmc import errors as _errors
 from lmc.version import __version__ as __version__
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():  # counters and caches are shared between threads without locks of their own
@@ -48,10 +49,7 @@ _HOMES = {
     "lmc.backend.local_model": "Engine",
     "lmc.backend.runtime": "Runtime",
     "lmc.compat": "global_config",
-    "lmc.errors":
-        "AnswerError ArgumentError BackendEnded BackendError BudgetExceeded CancelledError ConstraintError Filtered HostTimeout IRError InDoubtEffect "
-        "IncompleteAnswer Interrupted JournalError JournalWarning Refused LmcError MissingPackageError ModelLoadError ParameterError ProgramError "
-        "PromptTooLongError RunTimeout SchemaWarning ToolError UnsupportedOpError",
+    "lmc.errors": " ".join(_errors.__all__),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ALIASES = {"ProgramState": "State", "RuntimeEndpoint": "SGLang"}
@@ -191,32 +189,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.constraints import REGEX_FLOAT as REGEX_FLOAT
     from lmc.constraints import REGEX_INT as REGEX_INT
     from lmc.constraints import REGEX_STR as REGEX_STR
-    from lmc.errors import AnswerError as AnswerError
-    from lmc.errors import ArgumentError as ArgumentError
-    from lmc.errors import BackendEnded as BackendEnded
-    from lmc.errors import BackendError as BackendError
-    from lmc.errors import BudgetExceeded as BudgetExceeded
-    from lmc.errors import CancelledError as CancelledError
-    from lmc.errors import ConstraintError as ConstraintError
-    from lmc.errors import Filtered as Filtered
-    from lmc.errors import HostTimeout as HostTimeout
-    from lmc.errors import IncompleteAnswer as IncompleteAnswer
-    from lmc.errors import InDoubtEffect as InDoubtEffect
-    from lmc.errors import Interrupted as Interrupted
-    from lmc.errors import IRError as IRError
-    from lmc.errors import JournalError as JournalError
-    from lmc.errors import JournalWarning as JournalWarning
-    from lmc.errors import LmcError as LmcError
-    from lmc.errors import MissingPackageError as MissingPackageError
-    from lmc.errors import ModelLoadError as ModelLoadError
-    from lmc.errors import ParameterError as ParameterError
-    from lmc.errors import ProgramError as ProgramError
-    from lmc.errors import PromptTooLongError as PromptTooLongError
-    from lmc.errors import Refused as Refused
-    from lmc.errors import RunTimeout as RunTimeout
-    from lmc.errors import SchemaWarning as SchemaWarning
-    from lmc.errors import ToolError as ToolError
-    from lmc.errors import UnsupportedOpError as UnsupportedOpError
+    from lmc.errors import *  # noqa: F403
     from lmc.frontend.attempts import Done as Done
     from lmc.frontend.attempts import Retry as Retry
     from lmc.frontend.expressions import Expr as Expr
@@ -227,27 +200,7 @@ if TYPE_CHECKING:  # the same table for type checkers and editors
     from lmc.frontend.interpreter import State as State
     from lmc.frontend.interpreter import function as function
     from lmc.frontend.interrupts import interrupt as interrupt
-    from lmc.frontend.primitives import assistant as assistant
-    from lmc.frontend.primitives import assistant_begin as assistant_begin
-    from lmc.frontend.primitives import assistant_end as assistant_end
-    from lmc.frontend.primitives import document as document
-    from lmc.frontend.primitives import gen as gen
-    from lmc.frontend.primitives import gen_int as gen_int
-    from lmc.frontend.primitives import gen_string as gen_string
-    from lmc.frontend.primitives import greedy_token_selection as greedy_token_selection
-    from lmc.frontend.primitives import image as image
-    from lmc.frontend.primitives import select as select
-    from lmc.frontend.primitives import separate_reasoning as separate_reasoning
-    from lmc.frontend.primitives import special as special
-    from lmc.frontend.primitives import system as system
-    from lmc.frontend.primitives import system_begin as system_begin
-    from lmc.frontend.primitives import system_end as system_end
-    from lmc.frontend.primitives import token_length_normalized as token_length_normalized
-    from lmc.frontend.primitives import unconditional_likelihood_normalized as unconditional_likelihood_normalized
-    from lmc.frontend.primitives import user as user
-    from lmc.frontend.primitives import user_begin as user_begin
-    from lmc.frontend.primitives import user_end as user_end
-    from lmc.frontend.primitives import video as video
+    from lmc.frontend.primitives import *  # noqa: F403
     from lmc.frontend.tools import call_tool as call_tool
     from lmc.frontend.tools import tool_result as tool_result
     from lmc.journals import Journal as Journal

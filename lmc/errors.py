@@ -10,6 +10,13 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, cast
 
+__all__ = [
+    "AnswerError", "ArgumentError", "BackendEnded", "BackendError", "BudgetExceeded", "CancelledError", "ConstraintError", "Filtered", "HostTimeout",
+    "IRError", "InDoubtEffect", "IncompleteAnswer", "Interrupted", "JournalError", "JournalWarning", "Refused", "LmcError", "MissingPackageError",
+    "ModelLoadError", "ParameterError", "ProgramError", "PromptTooLongError", "RunTimeout", "SchemaWarning", "ToolError", "UnsupportedOpError",
+]  # fmt: skip
+"""What `lmc` itself has of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loc:

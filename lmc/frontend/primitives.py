@@ -34,6 +34,12 @@ from lmc.reasoning import reasoning_format
 from lmc.segments import DOCUMENT, ChoicesMethod, plain_text
 from lmc.tracebacks import users_frames
 
+__all__ = [
+    "assistant", "assistant_begin", "assistant_end", "document", "gen", "gen_int", "gen_string", "greedy_token_selection", "image", "select",
+    "separate_reasoning", "special", "system", "system_begin", "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
+    "user_begin", "user_end", "video",
+]  # fmt: skip
+
 token_length_normalized = ChoicesMethod.TOKEN_LENGTH_NORMALIZED
 greedy_token_selection = ChoicesMethod.GREEDY_TOKEN_SELECTION
 unconditional_likelihood_normalized = ChoicesMethod.UNCONDITIONAL_LIKELIHOOD_NORMALIZED
