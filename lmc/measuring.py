@@ -153,12 +153,14 @@ def measure(way: Way, items: Items, backend: Any, *, in_turn: bool = False, stre
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     times = sorted(watched.times().values(), key=lambda t: t[1])
     starts = [began, *(end for _, end in times[:-1])] if in_turn else [began] * len(times)
-    spent = sum((state.usage for state in states), Usage())
-    answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)] or [(seconds, seconds)]  # possibly no request
-    return MeasuredMode(
-        seconds, cpu, backend.counters() - before, spent, Spread.of([first for first, _ in answered]), Spread.of([total for _, total in answered]),
-        tuple((state.text(), repr(state.ret_value)) for state in states),
-    )  # fmt: skip
+    answered = [(first - start, end - start) for start, (first, end) in zip(starts, times)]
+    return _mode(seconds, cpu, backend.counters() - before, answered, states)
+
+
+def _mode(seconds: float, cpu: float, counters: Counters, times: Sequence[tuple[float, float]], states: Sequence[Any]) -> MeasuredMode:
+    firsts, totals = zip(*(times or [(seconds, seconds)]))  # possibly no request
+    usage, texts = sum((state.usage for state in states), Usage()), tuple((state.text(), repr(state.ret_value)) for state in states)
+    return MeasuredMode(seconds, cpu, counters, usage, Spread.of(firsts), Spread.of(totals), texts)
 
 
 def poisson(rng: Random, rate: float, count: int) -> list[float]:
@@ -195,9 +197,8 @@ def arriving(program: Any, items: Items, backend: Any, at: Sequence[float], *, s
         raise failures[0]
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
     seen = watched.times()
-    times = [(seen[str(i)][0] - began - due, seen[str(i)][1] - began - due) for i, due in enumerate(at) if str(i) in seen] or [(seconds, seconds)]
-    return MeasuredMode(seconds, cpu, backend.counters() - before, sum((state.usage for state in states), Usage()), Spread.of([first for first, _ in times]),
-                    Spread.of([total for _, total in times]), tuple((state.text(), repr(state.ret_value)) for state in states))  # fmt: skip
+    times = [(seen[str(i)][0] - began - due, seen[str(i)][1] - began - due) for i, due in enumerate(at) if str(i) in seen]
+    return _mode(seconds, cpu, backend.counters() - before, times, states)
 
 
 @dataclass(frozen=True)

@@ -245,12 +245,13 @@ def fixed(name: str, value: Any) -> Any:
     return _tools(value) if name == "tools" else value
 
 
-def _method(value: Any, loc: Loc | None = None) -> ChoicesMethod:
+def choices_method(what: str, value: Any, loc: Loc | None = None) -> ChoicesMethod:
+    """Return the method of a name. Raises ParameterError."""
     try:
         return ChoicesMethod(value)
     except ValueError:
         known = ", ".join(ChoicesMethod)
-        raise ParameterError(f"select(choices_method={value!r}): one of {known}", loc=loc) from None
+        raise ParameterError(f"{what}(choices_method={value!r}): one of {known}", loc=loc) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ def make_select(
     for choice in choices:
         if not isinstance(choice, str):
             raise ArgumentError(f"select(choices=…): {choice!r} is not text; write str(x)", loc=loc)
-    method = _method(method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED, loc)
+    method = choices_method("select", method or ChoicesMethod.TOKEN_LENGTH_NORMALIZED, loc)
     if temperature.__class__ is not float:
         temperature = resolve(SamplingParams(), {"temperature": temperature}, loc)[0].temperature
     if adapter.__class__ is not str:

@@ -64,9 +64,5 @@ def replay(
         typer.echo(steps.to_json(stories) if as_json else steps.to_text(stories))
     if target is None and not as_json and html is None:
         say(f"prompts, names and lines of what was asked: lmc replay {quote(str(path))} FILE.py:{stories[0].program if stories else 'FUNCTION'}")
-    _replayed_whole(broken)
-
-
-def _replayed_whole(broken: list[int]) -> None:
     if broken:
         raise RunFailed(f"run {', '.join(map(str, broken[:5]))} cannot be made again like this; its title says why")

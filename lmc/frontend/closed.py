@@ -85,11 +85,8 @@ class _Closed:
         if isinstance(node, ast.Call):
             return self._may_call(body, node.func)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and not body.is_own(node.id):
-            return self._may_read(body.found(node.id))
+            return _is_plain(x := body.found(node.id)) or type(x) is types.ModuleType or self._is_known(x)
         return True
-
-    def _may_read(self, x: Any) -> bool:
-        return _is_plain(x) or type(x) is types.ModuleType or self._is_known(x)
 
     def _may_call(self, body: _Body, func: ast.expr) -> bool:
         if isinstance(func, ast.Name):
@@ -150,7 +147,8 @@ class _Body:
             found = _MISSING if self.is_own(node.id) else self.found(node.id)
             return (found,) if type(found) is types.ModuleType else None
         if isinstance(node, ast.Attribute) and (base := self.outside(node.value)) is not None and type(base[0]) is types.ModuleType:
-            return (vars(base[0]).get(node.attr, _lazy(base[0], node.attr)),)
+            held = vars(base[0]).get(node.attr, _MISSING)
+            return (getattr(base[0], node.attr, _MISSING) if held is _MISSING and base[0].__name__ == "lmc" else held,)  # lmc makes some on access
         return None
 
 
@@ -165,11 +163,6 @@ def _names(found: FunctionNode) -> tuple[Sequence[ast.AST], Set[str], Set[str]]:
     functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)} | {node.id for node in lambdas if isinstance(node, ast.Name)}
     outer = {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
     return nodes, functions - given - {node.id for node in stored if node not in lambdas}, (functions | given | named | {node.id for node in stored}) - outer
-
-
-def _lazy(module: types.ModuleType, name: str) -> Any:
-    """Return an attribute that lmc's own package makes on access; other modules are not accessed."""
-    return getattr(module, name, _MISSING) if module.__name__ == "lmc" else _MISSING
 
 
 def _walk(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

@@ -29,7 +29,7 @@ from lmc.frontend.expressions import (
 )
 from lmc.frontend.values import Symbolic
 from lmc.images import DETAILS
-from lmc.parameters import ANY_RUN, NEVER_CHANGE, fixed, resolve, suggestion
+from lmc.parameters import ANY_RUN, NEVER_CHANGE, choices_method, fixed, resolve, suggestion
 from lmc.reasoning import reasoning_format
 from lmc.segments import DOCUMENT, ChoicesMethod, plain_text
 from lmc.tracebacks import users_frames
@@ -238,19 +238,9 @@ def _select(what: str, name: str | None, choices: Any, temperature: Any, method:
     if adapter is not None and not isinstance(adapter, Symbolic):
         adapter = resolve(ANY_RUN, {"adapter": adapter}, loc)[0].adapter
     choices = tuple([plain_text(c) if isinstance(c, str) else c for c in choices])  # an answer is text, whatever the class of the choice
-    return SelectExpr(name, choices, temperature, _method(what, method, loc), loc, adapter)
-
-
-def _method(what: str, method: Any, loc: Loc | None) -> ChoicesMethod | Symbolic:
-    if method is None:
-        return token_length_normalized
-    if isinstance(method, Symbolic):
-        return method
-    try:
-        return ChoicesMethod(method)
-    except ValueError:
-        known = ", ".join(ChoicesMethod)
-        raise ParameterError(f"{what}(choices_method={method!r}): one of {known}", loc=loc) from None
+    if not isinstance(method, Symbolic):
+        method = choices_method(what, token_length_normalized if method is None else method, loc)
+    return SelectExpr(name, choices, temperature, method, loc, adapter)
 
 
 def _check_name(what: str, name: object, loc: Loc | None) -> None:
