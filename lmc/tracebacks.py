@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, ParamSpec, TypeVar, ca
 
 from lmc.code_origin import LMC, is_pythons, is_users
 from lmc.config import settings
+from lmc.contexts import having
 from lmc.errors import LmcError, Loc
 
 P = ParamSpec("P")
@@ -182,11 +183,8 @@ _held: ContextVar[list[HeldWarning] | None] = ContextVar("lmc_held_warnings", de
 def held_warnings() -> Generator[list[HeldWarning]]:
     """Collect the warnings of lmc's that are raised here in the block, for `warn` to raise them where they belong."""
     found: list[HeldWarning] = []
-    token = _held.set(found)
-    try:
+    with having(_held, found):
         yield found
-    finally:
-        _held.reset(token)
 
 
 # -- notes -----------------------------------------------------------------------------------------------------------
@@ -223,7 +221,7 @@ def _explain_text(error: BaseException) -> None:
     last = next(reversed(list(users)), None)
     if last is None:
         return
-    states = _states(last.tb_frame.f_locals)
+    states = {name: value for name, value in last.tb_frame.f_locals.items() if isinstance(value, AnswersByName)}
     expression = _expression(last) if states else ast.Module([], [])
     awaited = any(isinstance(node, ast.Await) for node in ast.walk(expression))
     for node in ast.walk(expression):
@@ -269,10 +267,6 @@ class AnswersByName:
     if TYPE_CHECKING:  # Any, but nothing that mypy warns of where it is returned; in a generic class mypy would make Any of it
 
         def __getitem__(self, name: str | None) -> Any | Never: ...  # noqa: RUF020
-
-
-def _states(variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in variables.items() if isinstance(value, AnswersByName)}
 
 
 def _value(state: Any, name: str) -> Any:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
 from lmc import forking
+from lmc.contexts import having
 
 T = TypeVar("T")
 
@@ -85,13 +86,12 @@ def running(meter: Meter | None) -> Generator[None]:
     if meter is None:
         yield
         return
-    token = metered.set(meter)
     meter.begins(1)
     try:
-        yield
+        with having(metered, meter):
+            yield
     finally:
         meter.ends(1)
-        metered.reset(token)
 
 
 _lock = threading.Lock()  # guards all signals; held for a few instructions only

@@ -9,14 +9,15 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from lmc import codec, json_data
+from lmc.contexts import having
 from lmc.durable import mutations
 from lmc.durable.answers import Answers
 from lmc.durable.call_records import ReachedCall, a_result, arguments_digest, contents_digest, name_of
-from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeAwaitable, inner_of, made_by
+from lmc.durable.deferred import DeferredAwaitable, DeferredMethod, MadeAwaitable, inner_of
 from lmc.durable.effects import is_idempotent, only_makes_coroutine
 from lmc.durable.groups import Ask, Record
 from lmc.durable.iterators import ITERATORS, SharedIterator
@@ -27,7 +28,7 @@ from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import here
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, JournalWarning, Loc, message_of
 from lmc.frontend.active import numbering
-from lmc.frontend.attempts import NOTED, answer_of
+from lmc.frontend.attempts import NOTED, Attempts, answer_of
 from lmc.frontend.host import RECORDING, HostFunction
 from lmc.frontend.state import State
 from lmc.prompt import Prompt
@@ -35,14 +36,15 @@ from lmc.segments import Gen, Select
 from lmc.waiting import in_event_loop
 
 
-class _Noted:
+class _Noted(Attempts):
     """The journal's record of the attempts at one effect."""
 
     def __init__(self, calls: JournaledCalls, number: int, failed: int) -> None:
-        self._calls, self._number, self.failed = calls, number, failed
+        super().__init__(failed)
+        self._calls, self._number = calls, number
 
     def attempt_failed(self, error: Exception) -> None:
-        self.failed += 1
+        super().attempt_failed(error)
         self._calls.journal.put(self._calls.item, ["t", self._number, type(error).__name__, message_of(error)])
         self._calls.journal.flush()
 
@@ -128,7 +130,7 @@ class JournaledCalls(Answers):
             self.effects.under_way.claim(reached)
             if outcome[0] and inspect.isawaitable(outcome[1]):
                 made = inner_of(outcome[1])
-                of = made_by(call.name, number) if isinstance(made, types.CoroutineType) else None
+                of = (call.name, (number,), {}) if isinstance(made, types.CoroutineType) else None
                 self.effects.made[id(made)] = MadeAwaitable(made, call.name, of, (fn, *args, *kwargs.values()), None if of else reached, loc)
             self.write_outcome(number, call, fn, outcome, args, reached, 0 if by is None else by.calls - before)
         return outcome
@@ -205,15 +207,10 @@ class JournaledCalls(Answers):
         self.journal.put(self.item, ["g", known.number])
         return True
 
-    @contextmanager
-    def attempts(self, fn: Any, number: int, known: Effect | None) -> Generator[None]:
+    def attempts(self, fn: Any, number: int, known: Effect | None) -> AbstractContextManager[Any]:
         """Track an effect's attempts while it is made: how many have failed, and further ones."""
         noted = _Noted(self, number, 0 if known is None else known.failed)
-        token = NOTED.set(noted if isinstance(fn, HostFunction) and fn.retry is not None else None)
-        try:
-            yield
-        finally:
-            NOTED.reset(token)
+        return having(NOTED, noted if isinstance(fn, HostFunction) and fn.retry is not None else None)
 
     def unchecked(self, known: Effect, error: Exception, loc: Loc | None) -> InDoubtEffect:
         """Return the error for the program if a check gave no answer."""
@@ -305,7 +302,7 @@ class JournaledCalls(Answers):
                 return True, DeferredAwaitable(make, given, kind, (kind, (), {}), doubt, idempotent=idempotent)
             if doubt is not None:  # it has not begun if nothing awaited it
                 doubt = None if not any(known.outcome[2:]) and only_makes_coroutine(fn) else lambda: self._coroutine_gone(known, loc)
-            return True, DeferredAwaitable(make, given, kind, made_by(known.name, known.number), doubt, idempotent=idempotent)
+            return True, DeferredAwaitable(make, given, kind, (known.name, (known.number,), {}), doubt, idempotent=idempotent)
         return self.known_result(known, args, reached)
 
     def _coroutine_gone(self, known: Effect, loc: Loc | None) -> JournalError:

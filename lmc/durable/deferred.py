@@ -15,12 +15,7 @@ from lmc.frontend import tools
 from lmc.frontend.host import HostFunction
 
 MadeBy = tuple[str, Sequence[Any], Mapping[str, Any]]
-"""The call that awaiting something counts as: name and arguments."""
-
-
-def made_by(name: str, number: int) -> MadeBy:
-    """Return the call that awaiting a coroutine returned by an effect counts as."""
-    return name, (number,), {}
+"""The call that awaiting something counts as: name and arguments; of a coroutine that an effect has returned, that effect's name and number."""
 
 
 @dataclass(frozen=True)

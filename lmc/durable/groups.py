@@ -185,11 +185,6 @@ def in_group(sections: Any) -> Iterator[tuple[int, Record]]:
         yield from _READ[kind](*section)
 
 
-def _read_begun(items: Any, names: Any, columns: Any) -> Iterator[tuple[int, Record]]:
-    for item, *values in zip(items, *columns, strict=True):
-        yield item, ["b", dict(zip(names, values, strict=True)), None]
-
-
 def _read_answers(places: Any, items: Any, digests: Any, *columns: Any) -> Iterator[tuple[int, Record]]:
     unpacked_columns = [unpacked(column, len(items)) for column in columns]
     for item, *record in zip(items, digests, *unpacked_columns, strict=True):
@@ -197,7 +192,8 @@ def _read_answers(places: Any, items: Any, digests: Any, *columns: Any) -> Itera
 
 
 _READ: Mapping[str, Any] = {
-    "begun": _read_begun, "answers": _read_answers, "record": lambda item, record: ((item, record),),
+    "begun": lambda items, names, columns: [(item, ["b", dict(zip(names, values, strict=True)), None]) for item, *values in zip(items, *columns, strict=True)],
+    "answers": _read_answers, "record": lambda item, record: ((item, record),),
     "ended": lambda items, when: [(item, [*WELL, when]) for item in items],
 }  # fmt: skip
 

@@ -155,7 +155,7 @@ class _Rewrite(ast.NodeTransformer):
         """Record the case that is taken, and that those before it were not."""
         if not self.deciding:
             return self.generic_visit(node)
-        names = [self._place(case.pattern, case.guard) for case in node.cases]
+        names = [(case.pattern, self._source(case.pattern, case.guard or case.pattern)) for case in node.cases]
         self.generic_visit(node)
         took = [[self._says(at, f"case {text}", case is taken) for case, (at, text) in zip(node.cases[: n + 1], names, strict=False)]
                 for n, taken in enumerate(node.cases)]  # fmt: skip
@@ -171,9 +171,6 @@ class _Rewrite(ast.NodeTransformer):
     def _says(self, at: ast.AST, text: str, answer: bool) -> ast.expr:
         name = self._hook(_decide(f"{self.file}:{at.lineno}", text))  # type: ignore[attr-defined]
         return _hooked(name, ast.copy_location(ast.Constant(answer), at))
-
-    def _place(self, first: ast.AST, last: ast.AST | None = None) -> tuple[ast.AST, str]:
-        return first, self._source(first, last or first)
 
     def _noted(self, test: ast.expr, hooked: ast.expr) -> ast.expr:
         if not self.deciding or not any(isinstance(x, ast.Call | ast.Name | ast.Attribute) for x in ast.walk(test)) or _is_of_pytest(test):

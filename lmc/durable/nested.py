@@ -8,21 +8,17 @@ from typing import Any
 
 from lmc import json_data
 from lmc.durable import mutations
+from lmc.durable.reaches import walk
 from lmc.frontend.state import StateGroup
 
 
 def containers_in(x: Any) -> set[int]:
     """Return a container or object and those in it, by identity."""
-    found: set[int] = set()
-    inside = [x]
-    while inside:
-        x = inside.pop()
-        if id(x) in found or not (isinstance(x, tuple | set) or mutations.can_change(x)):
-            continue
-        if not isinstance(x, tuple):
-            found.add(id(x))
-        inside.extend(x if isinstance(x, set) else [item for _, item in items_of(x)])
-    return found
+
+    def held(x: Any) -> Iterable[Any]:
+        return x if isinstance(x, set) else [item for _, item in items_of(x)] if isinstance(x, tuple) or mutations.can_change(x) else ()
+
+    return {id(found) for found in walk([x], held) if isinstance(found, set) or mutations.can_change(found)}
 
 
 DEPTH = 8

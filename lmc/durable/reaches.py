@@ -8,9 +8,10 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from lmc import json_data
 from lmc.code_origin import is_users
 from lmc.errors import InDoubtEffect
 from lmc.frontend.host import HostFunction
@@ -60,14 +61,10 @@ def _module_of(x: Any) -> str:
 def from_library(x: Any) -> bool:
     """Return whether a function or class is of an installed library or of Python itself, or a wrapper that a library
     has generated."""
-    if isinstance(x, types.FunctionType) and hasattr(x, "__wrapped__") and _is_generated(x.__code__):
+    if isinstance(x, types.FunctionType) and hasattr(x, "__wrapped__") and (file := x.__code__.co_filename).startswith("<") and not linecache.getlines(file):
         return True
     module = sys.modules.get(_module_of(x))
     return module is not None and _is_library(module)
-
-
-def _is_generated(code: types.CodeType) -> bool:
-    return code.co_filename.startswith("<") and not linecache.getlines(code.co_filename)
 
 
 def _is_library(module: types.ModuleType) -> bool:
@@ -104,6 +101,17 @@ def inside(x: Any) -> Iterator[Any]:
                 yield object.__getattribute__(x, name)
             except AttributeError:  # not assigned
                 continue
+
+
+def walk(values: Iterable[Any], held: Callable[[Any], Iterable[Any]] = inside, depth: int = sys.maxsize) -> Iterator[Any]:
+    """Yield values and, up to a depth, what they hold, each object once, the last first; no text, number or None."""
+    left, seen = [(x, depth) for x in values], set[int]()
+    while left:
+        x, more = left.pop()
+        if id(x) not in seen and type(x) not in json_data.PLAIN:
+            seen.add(id(x))
+            yield x
+            left += [(item, more - 1) for item in held(x)] if more else ()
 
 
 @functools.lru_cache(4096)

@@ -18,8 +18,10 @@ import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, get_origin
 
+from lmc.contexts import having
 from lmc.durable import mutations, twins
 from lmc.durable.calls import warn
 from lmc.durable.completion import ManagedGroup
@@ -29,7 +31,7 @@ from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import SharedIterator, drawn
 from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on
 from lmc.durable.own_code import is_own_awaitable, program_frame
-from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches
+from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches, walk
 from lmc.durable.run import RunJournal
 from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction, like
 from lmc.errors import JournalError
@@ -389,14 +391,9 @@ class Recorder:
     def decided(self, loc: str, test: str, answer: bool) -> None:
         self.journal.decided(loc, test, answer)
 
-    @contextlib.contextmanager
-    def going_on(self) -> Generator[None]:
+    def going_on(self) -> AbstractContextManager[Any]:
         """Turn hooks on within host code: the block runs the program's code."""
-        token = RECORDING.set(self)
-        try:
-            yield
-        finally:
-            RECORDING.reset(token)
+        return having(RECORDING, self)
 
 
 _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter: (0, "f"), print: (sys.maxsize, "file"), json.dump: (1, "fp")}
@@ -405,20 +402,11 @@ _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter:
 
 _OF_THREADS = frozenset(x for cls in (threading.Thread, threading.Timer) for x in vars(cls).values() if isinstance(x, types.FunctionType))
 _COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
-_PLAIN_DATA = frozenset({str, int, float, bool, bytes, type(None)})
 
 
 def _instances_in(values: Sequence[Any]) -> Iterator[Any]:
-    """Yield the instances of the user's classes, and of kept ones, that values are or hold."""
-    left, seen = [*values], set[int]()
-    while left:
-        x = left.pop()
-        if id(x) in seen or type(x) in _PLAIN_DATA:
-            continue
-        seen.add(id(x))
-        if is_kept(type(x)) or not (isinstance(x, type) or from_library(type(x)) or is_of_lmc(type(x))):
-            yield x
-        left += inside(x)
+    """Return the instances of the user's classes, and of kept ones, that values are or hold."""
+    return (x for x in walk(values) if is_kept(type(x)) or not (isinstance(x, type) or from_library(type(x)) or is_of_lmc(type(x))))
 
 
 def _as_function(fn: Any) -> Any:
@@ -478,14 +466,9 @@ def recording(fn: Callable[..., Any], described: str, journal: RunJournal, state
         recorder.forget()
 
 
-@contextlib.contextmanager
-def beyond_hooks() -> Generator[None]:
+def beyond_hooks() -> AbstractContextManager[Any]:
     """Turn hooks off: the block runs host code."""
-    token = RECORDING.set(None)
-    try:
-        yield
-    finally:
-        RECORDING.reset(token)
+    return having(RECORDING, None)
 
 
 async def _as_host(awaitable: Awaitable[Any]) -> Any:

@@ -75,7 +75,7 @@ class RunJournal(JournaledCalls):
             synced = begun is not None
             if begun is None and call is not None:
                 if asyncio.current_task() in self.effects.tasks and self._is_behind_doubts(call):
-                    await self._after_doubts()
+                    await self.effects.while_recalling(lambda: True)  # others reach effects in doubt, which ends their group, and cancels this one
                 if (gone := self._gone_coroutine(inner_of(awaitable), call)) is not None:
                     gone.made()  # raises
                 begun = self.begin(call)
@@ -244,10 +244,6 @@ class RunJournal(JournaledCalls):
         doubt."""
         doubts = self.resumed and any(effect.doubtful for effect in self.known.effects.values())
         return doubts and self.come_to(call, peek=True)[1] is None
-
-    async def _after_doubts(self) -> None:
-        """Let other tasks reach effects in doubt, which ends their group; then cancel this one, which has not begun."""
-        await self.effects.while_recalling(lambda: True)
 
     async def _synced(self, number: int, awaitable: Any) -> None:
         """As `sync`, before an await. Blocks the loop if tasks of the program could be on it: they would run first."""

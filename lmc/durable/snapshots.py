@@ -24,7 +24,7 @@ from lmc.durable import mutations
 from lmc.durable.changes import apply, change_of, steadily
 from lmc.durable.iterators import ITERATORS, SharedIterator
 from lmc.durable.nested import DEPTH, containers_in, item_at, items_of, path_to
-from lmc.durable.reaches import attribute, contents, from_library, inside
+from lmc.durable.reaches import attribute, contents, from_library, inside, walk
 from lmc.frontend.state import State
 
 
@@ -109,7 +109,8 @@ class CallSnapshot:
     def _look(self) -> _Found:
         items = [list(x) if type(x) is list else [] for x in self.values]
         looks = [look(x) for x, look in self._watched]
-        return _Found(self._snapshots(), items, [containers_in(x) for x in self.values], looks, [state.ctx for state in self.states])
+        data = [_snapshot(x, self._held(x)) for x in self.values] + [_snapshot(_content(cell), self._held(None)) for cell in self.variables]
+        return _Found(data, items, [containers_in(x) for x in self.values], looks, [state.ctx for state in self.states])
 
     def look(self) -> None:
         """Look at what the call finds."""
@@ -184,9 +185,6 @@ class CallSnapshot:
                 items.take(count)
             else:
                 deque(itertools.islice(items, count), maxlen=0)
-
-    def _snapshots(self) -> list[Any]:
-        return [_snapshot(x, self._held(x)) for x in self.values] + [_snapshot(_content(cell), self._held(None)) for cell in self.variables]
 
     def changed(self, *, alone: bool) -> list[list[Any]]:
         """Return the changes of the call: [number of the object, change as data]. Raises NotData.
@@ -335,19 +333,9 @@ def _pickled(x: Any) -> Any:
 
 def _instances(values: Sequence[Any], known: Mapping[int, Callable[[], Any]]) -> list[Any]:
     """Return those known instances that values are, or hold in containers and fields."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    left = [(x, _FIELDS) for x in reversed(values)]
-    while left:
-        x, depth = left.pop()
-        if id(x) in seen or type(x) in (str, int, float, bool, types.NoneType):
-            continue
-        seen.add(id(x))
-        if id(x) in known and known[id(x)]() is x and mutations.fields_in_place(x) is not None:
-            found.append(x)
-        if depth:
-            left += [(item, depth - 1) for item in inside(x)]
-    return found
+    return [
+        x for x in walk(reversed(values), depth=_FIELDS) if id(x) in known and known[id(x)]() is x and mutations.fields_in_place(x) is not None
+    ]  # fmt: skip
 
 
 _FIELDS = 4

@@ -7,18 +7,19 @@ themselves, a coroutine of host code as if the program awaited it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import itertools
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+from lmc.contexts import having
 from lmc.durable.call_records import arguments_digest
 from lmc.durable.deferred import DeferredAwaitable
 from lmc.durable.reaches import attribute
@@ -76,14 +77,9 @@ class Callbacks:
         self._made[by := here()] += 1
         return f"{by}|{self._made[by]}|"
 
-    @contextlib.contextmanager
-    def within(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Generator[None]:
+    def within(self, path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbstractContextManager[Any]:
         """In the block, a library calls a function with this path: with what it is given, since it may call it on several threads."""
-        token = _THREAD.set(f"{path}{arguments_digest(args, kwargs, [])}")
-        try:
-            yield
-        finally:
-            _THREAD.reset(token)
+        return having(_THREAD, f"{path}{arguments_digest(args, kwargs, [])}")
 
 
 Wait = Callable[[Any], tuple[Coroutine[Any, Any, Any], Callable[[], None]]]
@@ -148,7 +144,7 @@ class Tasks:
             return None
         if grouped or _begins(fn):
             return self._begin(fn, args[0], kwargs, is_own, wait)
-        with waiting_for_task() if fn is asyncio.wait_for else contextlib.nullcontext():
+        with waiting_for_task() if fn is asyncio.wait_for else nullcontext():
             made = self.of_each(args, is_own, wait)
         found = fn(*[made[id(x)] for x in args], **kwargs)
         return self.add(found) if isinstance(found, asyncio.Future) else found
@@ -172,15 +168,13 @@ class Tasks:
             waiting, ended = wait(awaitable)
             if isinstance(awaitable, types.CoroutineType):
                 waiting.__name__ = awaitable.__name__  # by which the task is numbered
-            token = RECORDING.set(None)
             try:
-                task = fn(waiting, **kwargs)
+                with having(RECORDING, None):
+                    task = fn(waiting, **kwargs)
             except BaseException:
                 waiting.close()
                 ended()
                 raise
-            finally:
-                RECORDING.reset(token)
             task.add_done_callback(lambda _: ended())  # if it was cancelled before it began
             self._of_host.add(task)
         self._found[task] = next(self._made)

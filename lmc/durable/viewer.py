@@ -111,15 +111,12 @@ class View(RunJournal):
         else:
             into.append(TakenBranch(loc, test, answer))
 
-    def _is_now(self) -> bool:
-        return self.change is not None and (len(self.steps) > self.change.at or (len(self.steps) == self.change.at and self.change.answer is None))
-
     def ask(self, before: Prompt, ask: Gen | Select, places: Sequence[Ask], send: Callable[[], Prompt]) -> Prompt:
         since = _since(before)
         step = RunStep(len(self.steps), "select" if isinstance(ask, Select) else "gen", str(ask.name), _line(ask.loc), "".join(map(_text, since)), "")
         step.pictures = [url for part in since if isinstance(part, Image) and (url := thumbnail(part)) is not None]
         changed = self.change is not None and step.number == self.change.at and self.change.answer is not None
-        if changed or self._is_now():
+        if changed or (self.change is not None and (step.number > self.change.at or (step.number == self.change.at and self.change.answer is None))):
             self.go_on()
             step.source = "changed" if changed else "now"
             digest = self.check(before, ask)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from lmc.errors import ArgumentError, ParameterError
 
@@ -58,42 +58,29 @@ class Retry:
             return self.most
 
 
-class Noted(Protocol):
-    """A journal's record of the attempts at a call. `failed`: number of known failures."""
+class Attempts:
+    """The attempts at a call, which a journal records (lmc/durable/calls.py). `failed`: number of known failures."""
 
-    failed: int
-
-    def attempt_failed(self, error: Exception) -> None:
-        """Record that an attempt has failed and another one may be made."""
-        ...
-
-    def attempt(self) -> None:
-        """Record that another attempt begins. Raises JournalError if it cannot be written to disk."""
-        ...
-
-
-class Unnoted:
-    """Stand-in for `Noted` where there is no journal."""
-
-    def __init__(self) -> None:
-        self.failed = 0
+    def __init__(self, failed: int = 0) -> None:
+        self.failed = failed
 
     def attempt_failed(self, error: Exception) -> None:
+        """Note that an attempt has failed and another one may be made."""
         self.failed += 1
 
     def attempt(self) -> None:
-        pass
+        """Note that another attempt begins. Raises JournalError if that cannot be written to disk."""
 
 
-NOTED: ContextVar[Noted | None] = ContextVar("lmc_attempts", default=None)
+NOTED: ContextVar[Attempts | None] = ContextVar("lmc_attempts", default=None)
 """The attempts at the recorded call that is made here."""
 
 
-def _noted() -> Noted:
+def _noted() -> Attempts:
     """Return the record of attempts; a call made within an attempt is another call."""
     noted = NOTED.get()
     NOTED.set(None)
-    return noted or Unnoted()
+    return noted or Attempts()
 
 
 Check = Callable[[], Any]
