@@ -17,12 +17,10 @@ from typing import Generic, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from lmc.frontend.flights import LINGER, Outcome, outcome_of, result_of
 from lmc.waiting import Meter, Signal, TurnLimit, is_set, metered, waiting_by
 
 R = TypeVar("R")
-
-LINGER = 0.5
-"""Seconds that an abandoned batch waits for its programs to end."""
 
 
 class Fiber:
@@ -73,7 +71,7 @@ class Fibers(Generic[R]):
         self._running = self._next = self._next_ahead = self._waits = 0
         self._stopped = False
         self._alarms: list[tuple[float, int, Fiber]] = []
-        self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
+        self._done: deque[Outcome[R]] = deque()
         self._lock = threading.Lock()  # guards the next three
         self._ready: deque[Fiber] = deque()  # their signals are set
         self._spare: dict[Fiber, None] = {}  # whose waits timed out: they come last, the latest first, whose answer is furthest away
@@ -90,7 +88,7 @@ class Fibers(Generic[R]):
         """
         if self._here:
             with closing(self._run(stop)) as done:
-                yield from map(_result, done)
+                yield from map(result_of, done)
             return
         found, changed, over = self._on_thread(stop)
         try:
@@ -98,7 +96,7 @@ class Fibers(Generic[R]):
                 while not found:
                     changed.wait()
                     changed.clear()
-                yield _result(found.popleft())
+                yield result_of(found.popleft())
         finally:
             self._end(stop)
             over.wait(LINGER)
@@ -111,13 +109,13 @@ class Fibers(Generic[R]):
                 while not found:
                     await is_set(changed)
                     changed.clear()
-                yield _result(found.popleft())
+                yield result_of(found.popleft())
         finally:
             self._end(stop)
 
-    def _on_thread(self, stop: Callable[[], object]) -> tuple[deque[tuple[int, R | None, BaseException | None]], Signal, Signal]:
+    def _on_thread(self, stop: Callable[[], object]) -> tuple[deque[Outcome[R]], Signal, Signal]:
         """Run them on another thread; return the results, a signal for new results, and a signal for the end."""
-        found: deque[tuple[int, R | None, BaseException | None]] = deque()
+        found: deque[Outcome[R]] = deque()
         changed, over = Signal(), Signal()
 
         def serve() -> None:
@@ -141,7 +139,7 @@ class Fibers(Generic[R]):
 
     # -- the hub
 
-    def _run(self, stop: Callable[[], object]) -> Generator[tuple[int, R | None, BaseException | None]]:
+    def _run(self, stop: Callable[[], object]) -> Generator[Outcome[R]]:
         """Yield each item's outcome as soon as it is known. All fibers run in the greenlet that consumes it."""
         try:
             while self._turn():
@@ -177,10 +175,7 @@ class Fibers(Generic[R]):
 
     def _start(self, index: int) -> None:
         def run() -> None:
-            try:
-                done = index, self._context.copy().run(self._work, index), None
-            except BaseException as error:  # raised where the results are taken
-                done = index, None, error
+            done = outcome_of(self._work, index, self._context.copy())
             self._running -= 1
             self._share.done()
             self._done.append(done)
@@ -251,10 +246,3 @@ class Fibers(Generic[R]):
     def idle(self) -> bool:
         """Return whether no fiber is ready to run, and no more items may begin."""
         return not self._ready and (self._next >= self._count or self._running >= self._limit)
-
-
-def _result(done: tuple[int, R | None, BaseException | None]) -> tuple[int, R]:
-    index, result, error = done
-    if error is not None:
-        raise error
-    return index, result  # type: ignore[return-value]  # one of the two

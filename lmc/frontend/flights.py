@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import Generic, TypeVar
 
 from lmc.waiting import Meter, Signal, TurnLimit, is_set, metered, waiting_by
@@ -29,6 +29,26 @@ IN_FLIGHT = 512
 together."""
 MAX_THREADS = 2048
 """Workers in one process; beyond that each batch has one, so that nested batches progress."""
+
+
+Outcome = tuple[int, R | None, BaseException | None]
+"""An item, with what its work gave or raised."""
+
+
+def outcome_of(work: Callable[[int], R], index: int, context: Context) -> Outcome[R]:
+    """Do the work for an item; what it raises is raised where the results are taken."""
+    try:
+        return index, context.run(work, index), None
+    except BaseException as error:
+        return index, None, error
+
+
+def result_of(done: Outcome[R]) -> tuple[int, R]:
+    """Return an item with its result, or raise what its work raised."""
+    index, result, error = done
+    if error is not None:
+        raise error
+    return index, result  # type: ignore[return-value]  # one of the two
 
 
 class BatchThread:
@@ -89,7 +109,7 @@ class Flights(Generic[R]):
         self._workers = self._next = self._next_ahead = self._waits = 0
         self._stopped = self.watched = False
         self._burst = 1  # turns to give out when one is taken away
-        self._done: deque[tuple[int, R | None, BaseException | None]] = deque()
+        self._done: deque[Outcome[R]] = deque()
         self._changed, self._over = Signal(), Signal()
         self._share = TurnLimit(meter or metered.get(), limit, count)
 
@@ -106,7 +126,7 @@ class Flights(Generic[R]):
             for _ in range(self._count):
                 while not self._is_there():
                     self._changed.wait()
-                yield self._take()
+                yield result_of(self._done.popleft())
         except BaseException:
             self._stop(stop)
             self._over.wait(LINGER)
@@ -121,7 +141,7 @@ class Flights(Generic[R]):
             for _ in range(self._count):
                 while not self._is_there():
                     await is_set(self._changed)
-                yield self._take()
+                yield result_of(self._done.popleft())
         except BaseException:
             self._stop(stop)
             raise
@@ -132,12 +152,6 @@ class Flights(Generic[R]):
         if not self._done:
             self._changed.clear()
         return bool(self._done)
-
-    def _take(self) -> tuple[int, R]:
-        index, result, error = self._done.popleft()
-        if error is not None:
-            raise error
-        return index, result  # type: ignore[return-value]  # one of the two
 
     def _begin(self) -> None:
         with self._lock:
@@ -180,13 +194,8 @@ class Flights(Generic[R]):
         with waiting_by(worker):
             while (index := self._next_item(worker)) is not None:
                 context = self._context.copy()  # held here, `lmc serve` finds by it whose thread this is
-                try:
-                    done = index, context.run(self._work, index), None
-                except BaseException as error:  # raised where the results are taken
-                    done = index, None, error
-                self._done.append(done)
+                self._done.append(outcome_of(self._work, index, context))
                 self._share.done()
-                del done  # an idle worker keeps nothing alive
                 self._changed.set()
 
     def _next_item(self, worker: BatchThread) -> int | None:
