@@ -82,6 +82,7 @@ def serve(
     max_body: Annotated[int, typer.Option(min=1, metavar="BYTES", help="Size of the largest request.")] = 8 << 20,
     max_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Length limit, in tokens, of chat answers whose request sets none.")] = 1024,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Time from a request to the end of its answer.")] = 600.0,
+    ping_interval: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Silence after which a stream gets a sign of life.")] = 15.0,
     drain: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="Time that running requests get to finish when the server stops; then they end with a 503.")
     ] = 60.0,
@@ -137,7 +138,7 @@ def serve(
     if not main.is_loopback(host) and not keys:
         say(f"warning: {host} can be reached from the network, and requests need no key; use --api-keys FILE")
     userfiles.check_folder(journals, "--journals")
-    for option, seconds in (("--timeout", timeout), ("--drain", drain)):
+    for option, seconds in (("--timeout", timeout), ("--ping-interval", ping_interval), ("--drain", drain)):
         if math.isnan(seconds):
             raise UsageError(f"{option} {seconds}: give a number of seconds")
     if not all(name or (".",)):
@@ -168,6 +169,7 @@ def serve(
         max_body=max_body,
         max_tokens=max_tokens,
         timeout=timeout,
+        ping_interval=ping_interval,
         lenient=lenient,
         journals=journals,
         media_hosts=frozenset(map(str.lower, allow_remote_media or ())),

@@ -62,11 +62,12 @@ class EndpointReply:
 @dataclass(frozen=True, slots=True)
 class Events:
     """An answer as server-sent events. `cancel` is called when it is over, however it ends, also before it began; `error_event` writes
-    the last event of a stream that fails."""
+    the last event of a stream that fails; `ping` is sent whenever there has been nothing else to send for a while."""
 
     stream: AsyncGenerator[bytes, None]
     cancel: Callable[[], None] = lambda: None
     error_event: Callable[[ApiError], bytes] = lambda error: event(error.body)
+    ping: bytes = b": keep-alive\n\n"
 
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class Gate:
         entry = AuditEntry(request_id(scope), "", str((scope.get("client") or ("",))[0]), scope["method"], scope["path"])
         try:
             with self.metrics.request(self.name) as seen:
-                sender = _Sender(send, seen, entry.id, self.error_body)
+                sender = _Sender(send, seen, entry.id, self.error_body, self.settings.ping_interval)
                 try:
                     async with asyncio.timeout(self.settings.timeout):
                         self._check_host(scope)
@@ -248,9 +249,11 @@ class _Sender:
     _seen: RequestOutcome
     _id: str
     _error_body: Callable[[ApiError], Any]
+    _ping_interval: float
     started: bool = False
     _error_event: Callable[[ApiError], bytes] = field(default=lambda error: b"", init=False)  # of its stream
     ended: bool = field(default=False, init=False)
+    _last: float = field(default=0.0, init=False)  # when a piece of its stream was sent
 
     async def send(self, answer: EndpointReply | Events) -> None:
         if isinstance(answer, EndpointReply):
@@ -259,11 +262,30 @@ class _Sender:
         try:
             async with aclosing(answer.stream) as stream:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-                async for chunk in stream:
-                    await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+                pinging = asyncio.ensure_future(self._pinging(answer.ping))
+                try:
+                    async for chunk in stream:
+                        await self._piece(chunk)
+                finally:
+                    pinging.cancel()
         finally:
             answer.cancel()
         await self._end()
+
+    async def _pinging(self, ping: bytes) -> None:
+        """Send a sign of life whenever the stream has been silent for the interval: clients and proxies give up silent connections, and a long
+        prompt has no token for minutes."""
+        clock = asyncio.get_running_loop().time
+        self._last = clock()
+        while True:
+            if (left := self._last + self._ping_interval - clock()) > 0:
+                await asyncio.sleep(left)
+            else:
+                await self._piece(ping)
+
+    async def _piece(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self._last = asyncio.get_running_loop().time()
 
     async def fail(self, error: ApiError) -> None:
         """Send an error: as the answer, or as the last event of a stream that has begun."""
@@ -275,7 +297,7 @@ class _Sender:
             async with asyncio.timeout(1.0):  # a client that does not read blocks the server no longer than that
                 if body is not None:
                     return await self._whole(error.status, body, "application/json", error.headers)
-                await self._send({"type": "http.response.body", "body": self._error_event(error), "more_body": True})
+                await self._piece(self._error_event(error))
                 await self._end()
         except TimeoutError:
             return  # the answer stays incomplete, and the server closes the connection

@@ -228,6 +228,9 @@ def _event(kind: str, **fields: Any) -> bytes:
     return event({"type": kind, **fields}, kind)
 
 
+PING = _event("ping")
+
+
 def _empty(chat: Json) -> Json:
     return {
         "id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": chat["model"], "content": [],

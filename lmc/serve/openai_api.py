@@ -134,7 +134,7 @@ class OpenAIApi:
         request = await self._parsed(messages_api.MessagesRequest, call.body)
         answer = await self._converted(messages_api.as_chat, request, call)
         if isinstance(answer, Chunks):
-            return Events(messages_api.events(answer.stream), answer.cancel, messages_api.error_event)
+            return Events(messages_api.events(answer.stream), answer.cancel, messages_api.error_event, messages_api.PING)
         return EndpointReply(messages_api.whole(answer))
 
     async def count_tokens(self, call: EndpointCall) -> EndpointReply:

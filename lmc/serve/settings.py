@@ -22,6 +22,7 @@ class ServerSettings:
     max_body      bytes of one request
     body_timeout  seconds for a client to send its request
     timeout       seconds from the request's arrival to the last byte of its answer
+    ping_interval  seconds of silence after which a stream gets a sign of life
     max_tokens    default limit of a chat answer; a completion's default is OpenAI's 16
     media_hosts   hosts, with a port if not the default, from which pictures may be fetched; empty: none
     journals      folder of the journals of runs with an id; None: no such runs
@@ -38,6 +39,7 @@ class ServerSettings:
     max_body: int = 8 << 20
     body_timeout: float = 30.0
     timeout: float = 600.0
+    ping_interval: float = 15.0
     max_tokens: int = 1024
     max_choices: int = 128
     lenient: bool = False

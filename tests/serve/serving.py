@@ -148,6 +148,18 @@ class TimeLimits:
             limit.reschedule(loop.time())
 
 
+class FakeTime:
+    """The clock of the running loop, which a test sets forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loop, self._ahead = asyncio.get_running_loop(), 0.0
+        real = loop.time
+        monkeypatch.setattr(loop, "time", lambda: real() + self._ahead)
+
+    def pass_(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
 async def until(ready: Callable[[], Any], seconds: float = 60.0) -> None:
     """Waits until `ready()`; fails after `seconds`."""
     async with asyncio.timeout(seconds):

@@ -9,7 +9,7 @@ import pytest
 
 import lmc
 from tests.backend.gated import Gated
-from tests.serve.serving import HELLO, HOUR, ByHand, events, post, running, talking, until
+from tests.serve.serving import HELLO, HOUR, ByHand, FakeTime, events, post, running, talking, until
 
 pytestmark = pytest.mark.api
 
@@ -143,3 +143,50 @@ async def test_a_fault_in_the_middle_of_a_stream_is_its_last_event():
             mock._fail(handle, lmc.BackendError("out of luck"))
         await call.task
         assert [said["error"]["message"] for said in events(call.text)] == ["out of luck"], "and nothing comes before the first token"
+
+
+MESSAGE = json.dumps({"model": "mock", "max_tokens": 8, **HELLO, "stream": True}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ping"),
+    [
+        (CHAT, STREAM, ": keep-alive\n\n"),
+        ("/v1/completions", b'{"prompt": "Hello", "stream": true}', ": keep-alive\n\n"),
+        ("/v1/responses", b'{"input": "Hello", "stream": true}', ": keep-alive\n\n"),
+        ("/v1/messages", MESSAGE, 'event: ping\ndata: {"type":"ping"}\n\n'),
+    ],
+    ids=["chat", "completions", "responses", "messages"],
+)
+async def test_a_silent_stream_gets_signs_of_life_before_its_first_token(path, body, ping, monkeypatch):
+    mock, time = Gated(), FakeTime(monkeypatch)
+    async with running(mock) as app:
+        call = ByHand(app, path, body)
+        await until(lambda: call.status == 200)
+        for n in range(1, 4):
+            assert call.text == ping * (n - 1), "and none before it is due"
+            time.pass_(15)
+            await until(lambda n=n: call.text == ping * n)
+        mock.open()
+        await call.task
+        answer = call.text.removeprefix(ping * 3)
+        assert ping not in answer and events(answer)
+
+
+async def test_a_stream_that_is_not_silent_gets_no_signs_of_life(monkeypatch):
+    mock, time = lmc.Mock(latency=60), FakeTime(monkeypatch)
+    async with running(mock, ping_interval=30) as app:
+        call = ByHand(app, CHAT, STREAM)
+        await until(lambda: mock._pending and call.sent)
+        time.pass_(20)
+        (handle,) = mock._pending
+        handle.results[0].feed("Hel")
+        await until(lambda: '"Hel"' in call.text)
+        time.pass_(20)
+        handle.results[0].feed("lo")
+        await until(lambda: '"lo"' in call.text)
+        assert "keep-alive" not in call.text
+        time.pass_(30)
+        await until(lambda: "keep-alive" in call.text)
+        call.leave()
+        await call.task
