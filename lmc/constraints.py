@@ -148,14 +148,18 @@ def _schema_of_model(model: Any) -> Any:
 
 @lru_cache(1)
 def _generator() -> Any:
-    """Return pydantic's generator, except that a decimal is a number: as a string its schema allows any text, or has a
-    pattern that looks ahead."""
+    """Return pydantic's generator, except that a decimal is a number (as a string its schema allows any text, or has a
+    pattern that looks ahead), and that a URL has one of the schemes that its type allows."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
         def decimal_schema(self, schema: Any) -> Any:
             found = super().decimal_schema(schema)
             return next((arm for arm in found.get("anyOf", ()) if arm.get("type") == "number"), found)
+
+        def url_schema(self, schema: Any) -> Any:
+            found, schemes = super().url_schema(schema), schema.get("allowed_schemes")
+            return {**found, "pattern": f"^({'|'.join(map(re.escape, schemes))})://"} if schemes else found
 
     return Generator
 

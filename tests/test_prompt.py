@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lmc.backend.mock import Mock
 from lmc.constraints import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR, dtype_constraint, make_constraint
 from lmc.errors import ArgumentError, Loc, ParameterError
+from lmc.fsm.sources import machine_of
 from lmc.parameters import Origin, make_gen, make_select, resolve, sampling
 from lmc.prompt import Prompt
 from lmc.segments import Constraint, Gen, Image, Mark, SamplingParams, Special, Text, derive_seed
@@ -264,6 +265,17 @@ def test_decimals_are_numbers():
     assert json.loads(dtype_constraint(decimal.Decimal)[0].source) == {"type": "number"}
     price = pydantic.create_model("M", price=(Annotated[decimal.Decimal, pydantic.Field(ge=0)], ...))
     assert json.loads(dtype_constraint(price)[0].source)["properties"]["price"] == {"minimum": 0, "title": "Price", "type": "number"}
+
+
+def test_urls_have_the_schemes_of_their_types():
+    pydantic = pytest.importorskip("pydantic")
+    page = pydantic.create_model("M", page=(pydantic.HttpUrl, ...))
+    for dtype, form in ((pydantic.HttpUrl, '"{}"'), (list[pydantic.HttpUrl], '["{}"]'), (page, '{{"page": "{}"}}')):
+        machine = machine_of("json_schema", dtype_constraint(dtype)[0].source)
+        urls = ("https://a.b/c?d=e", "http://a.b:80", "ftp://a.b/c", "httpx://a.b", "file://a/b")
+        assert {url for url in urls if machine.accepts(form.format(url).encode())} == {"https://a.b/c?d=e", "http://a.b:80"}
+    anything = machine_of("json_schema", dtype_constraint(pydantic.AnyUrl)[0].source)
+    assert anything.accepts(b'"ftp://a.b/c"')
 
 
 def test_a_tuple_of_nothing_is_an_empty_list():
