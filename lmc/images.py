@@ -17,6 +17,7 @@ import hashlib
 import io
 import os
 import re
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -177,11 +178,14 @@ def bytes_of_url(url: str, what: Literal["image", "video"], loc: Loc | None) -> 
 
 
 def bytes_of_file(path: Path, what: str, most: int, loc: Loc | None) -> bytes:
-    """Return a file of at most `most` bytes; raises at `loc`."""
+    """Return a regular file of at most `most` bytes; raises at `loc`."""
     try:
-        check_size(path.stat().st_size, what, most, loc)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe, a terminal or a device may block forever
+            raise ValueError(f"{'a directory' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'} is not read, only a regular file; else give the bytes")
+        check_size(found.st_size, what, most, loc)
         with path.open("rb") as file:
-            data = file.read(most + 1)  # what is no plain file has any size
+            data = file.read(most + 1)  # a file of /proc has any size
         check_size(len(data), what, most, loc)
         return data
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,7 @@ import pytest
 
 import lmc
 from lmc.errors import LmcError, Loc
-from lmc.images import MOST_BYTES, _opened, data_url, decoded, digest, encoded, read
+from lmc.images import MOST_BYTES, _opened, bytes_of_file, data_url, decoded, digest, encoded, read
 from lmc.segments import Image
 from tests.pictures import png
 
@@ -67,13 +68,13 @@ def test_a_web_address_stays_one() -> None:
         (b"no picture", "neither PNG, JPEG, GIF nor WebP"),
         ("nowhere.png", "No such file"),
         ("a\0b", "null"),
-        (".", "Is a directory"),
+        (".", r"image\('.'\): a directory is not read, only a regular file"),
         (base64.b64encode(bytes(9000)).decode(), r"image\('A{39}…\): File name too long; base64 is given as a data URL"),
         ("data:text/plain;base64,AAAA", "not a picture's data URL"),
         ("data:image/png;base64,A!A", "not a picture's data URL"),
         (3, "not int"),
         (io.BytesIO(PNG), r"not BytesIO; give its read\(\)"),
-        ("/dev/zero", "the limit is 64"),
+        ("/dev/zero", r"image\('/dev/zero'\): a pipe or a device is not read, only a regular file; else give the bytes"),
         (None, "not NoneType"),
         ([PNG], "not list"),
         (PNG + bytes(MOST_BYTES), "the limit is 64"),
@@ -93,6 +94,13 @@ def test_what_is_no_picture_is_an_error_at_its_line(source: Any, why: str) -> No
             run(backend=mock).sync()
         assert caught.value.loc is not None and caught.value.loc.line == line
     assert not mock.call_log, "refused before the model was asked"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for kind in ("image", "video"):
+        with pytest.raises(lmc.ProgramError, match=rf"{kind}\('.*/pipe'\): a pipe or a device is not read"):
+            bytes_of_file(tmp_path / "pipe", kind, MOST_BYTES, None)
 
 
 def test_a_wrong_detail_is_refused() -> None:
