@@ -1,13 +1,11 @@
-"""Validation of a value by a schema: for keywords that an automaton cannot enforce, checked when the answer ends.
-
-Formats are annotations here, as in the standard: generated text obeys them anyway.
-"""
+"""Validation of a value by a schema: for keywords that an automaton cannot enforce, checked when the answer ends, and for texts that others have
+written, of which formats allow any form that is in use."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -16,6 +14,7 @@ from typing import Any
 
 from lmc import json_data
 from lmc.errors import ConstraintError
+from lmc.fsm.json_formats import may_be
 from lmc.fsm.json_references import References
 from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of
 from lmc.fsm.lazy import Machine
@@ -41,6 +40,7 @@ class Checker:
     def __init__(self, references: References, pattern: Callable[[str], Machine]) -> None:
         self.references, self._pattern = references, lru_cache(256)(pattern)
         self._root = SchemaPointer(references.root, "")
+        self._rules = dict[int, Sequence[tuple[str, _Rule]]]()  # by the id of a schema, all of which the root holds
 
     def wrong(self, text: str) -> str | None:
         """Return why the value of a JSON text is not valid; None if it is. Raises ConstraintError for a schema that was not compiled and cannot be."""
@@ -53,11 +53,17 @@ class Checker:
         except ValueError as error:
             return f"it cannot be checked: {error}"
 
+    def rules_of(self, schema: Mapping[str, Any]) -> Sequence[tuple[str, _Rule]]:
+        """Return the rules of a schema's keywords, in their order."""
+        if (found := self._rules.get(id(schema))) is None:
+            found = self._rules[id(schema)] = [each for each in _RULES.items() if each[0] in schema]
+        return found
+
     def matches(self, pattern: str, text: str) -> bool:
         return self._pattern(pattern).accepts(text.encode("utf-8", "surrogatepass"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Check:
     """A value and a schema by which it is checked.
 
@@ -98,8 +104,8 @@ class _Check:
         if schema.get("nullable") is True and self.value is None:
             return None
         own = _Check(self.checker, self.place, self.value, self.at, self.depth)  # evaluated by this schema and what it applies, not by its neighbours
-        for keyword, rule in _RULES.items():
-            if keyword in schema and (found := rule(own, keyword)) is not None:
+        for keyword, rule in self.checker.rules_of(schema):
+            if (found := rule(own, keyword)) is not None:
                 return (
                     found
                     if isinstance(found, str)
@@ -144,6 +150,10 @@ class _Check:
 
     def _matches(self, keyword: str) -> bool | None:
         return None if not isinstance(self.value, str) or self.checker.matches(self.place.schema["pattern"], self.value) else False
+
+    def _format(self, keyword: str) -> bool | None:
+        name = self.place.schema["format"]
+        return None if not (isinstance(self.value, str) and isinstance(name, str)) or may_be(name, self.value) else False
 
     def _unique(self, keyword: str) -> bool | None:
         if not isinstance(self.value, list) or self.place.schema[keyword] is not True:
@@ -264,11 +274,12 @@ def _canonical(value: Any) -> str:
     return f"{{{','.join(itertools.starmap('{}:{}'.format, pairs))}}}"
 
 
-_RULES: Mapping[str, Callable[[_Check, str], bool | str | None]] = {
+_Rule = Callable[[_Check, str], bool | str | None]
+_RULES: Mapping[str, _Rule] = {
     "type": _Check._type, "enum": _Check._enum, "const": _Check._const,
     **dict.fromkeys("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split(), _Check._bound),
     **dict.fromkeys("minLength maxLength minItems maxItems minProperties maxProperties".split(), _Check._length),
-    "pattern": _Check._matches, "uniqueItems": _Check._unique, "contains": _Check._contains, "required": _Check._required,
+    "pattern": _Check._matches, "format": _Check._format, "uniqueItems": _Check._unique, "contains": _Check._contains, "required": _Check._required,
     **dict.fromkeys("prefixItems items additionalItems".split(), _Check._items),
     **dict.fromkeys("properties patternProperties additionalProperties".split(), _Check._properties),
     "propertyNames": _Check._names, **dict.fromkeys("dependentRequired dependentSchemas dependencies".split(), _Check._dependent),

@@ -1,9 +1,13 @@
-"""JSON Schema's `format`s as languages of characters: every text of them is valid; for a wide format, a simple
-subset. Hosts of URIs and e-mail addresses are of any length, as their grammars have them (RFC 3986; RFC 5321, 4.1.2)."""
+"""JSON Schema's `format`s as languages of characters, by which answers are generated: every text of them is valid; for a wide format, a simple
+subset. Hosts of URIs and e-mail addresses are of any length, as their grammars have them (RFC 3986; RFC 5321, 4.1.2). Beside them tests of texts
+that others have written, in any form that is in use."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ipaddress
+import re
+from collections.abc import Callable, Mapping
+from datetime import date
 from decimal import Decimal
 from functools import lru_cache
 
@@ -96,3 +100,46 @@ def language(name: str, longest: int | None = None) -> Node:
     trees = map(parse, _SHORTER.get(name, ()) if longest is not None else ())
     fitting = (tree for tree in trees if (lengths(tree)[1] or 0) <= (longest or 0))
     return next(fitting, None) or parse(_PATTERNS[name])
+
+
+# -- texts that others have written ------------------------------------------------------------------------------------
+
+_WRITTEN_TIME = r"([01]\d|2[0-3]):[0-5]\d(:([0-5]\d|60)([.,]\d+)?)?\s?(z|[+-]([01]\d|2[0-3]):?[0-5]\d)?"
+_IN_URI = r"[^\s<>\"{}|\\^`]*"
+_PARTS_OF_NAME = r"[^\s/:@.]+(\.[^\s/:@.]+)*\.?"
+_ADDRESS = r"(?s:.+)@(\[[^\s\]]+\]|[^\s@]+)"
+_WRITTEN: Mapping[str, str] = {
+    "date": r"\d{4}-\d\d-\d\d",
+    "time": _WRITTEN_TIME,
+    "date-time": rf"\d{{4}}-\d\d-\d\d[t ]{_WRITTEN_TIME}",
+    "duration": r"[+-]?p(?=[\dt])(\d+([.,]\d+)?[ymwd])*(t(\d+([.,]\d+)?[hms])+)?",
+    "email": _ADDRESS,
+    "idn-email": _ADDRESS,
+    "hostname": _PARTS_OF_NAME,
+    "idn-hostname": _PARTS_OF_NAME,
+    "uuid": r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+    "uri": rf"[a-z][a-z0-9+.-]*:{_IN_URI}",
+    "iri": rf"[a-z][a-z0-9+.-]*:{_IN_URI}",
+    "uri-reference": _IN_URI,
+    "iri-reference": _IN_URI,
+    "json-pointer": r"(/([^/~]|~[01])*)*",
+    "relative-json-pointer": r"(0|[1-9]\d*)(#|(/([^/~]|~[01])*)*)",
+}
+_READ: Mapping[str, Callable[[str], object]] = {
+    "date": date.fromisoformat,
+    "date-time": lambda text: date.fromisoformat(text[:10]),
+    "ipv4": ipaddress.IPv4Address,
+    "ipv6": ipaddress.IPv6Address,
+}
+
+
+def may_be(name: str, text: str) -> bool:
+    """Return whether a text is of a format, in any form that is in use, such as a time without an offset. True for formats without such a test."""
+    if name in _WRITTEN and re.fullmatch(_WRITTEN[name], text, re.ASCII | re.IGNORECASE) is None:
+        return False
+    try:
+        if name in _READ:
+            _READ[name](text)
+    except ValueError:
+        return False
+    return True

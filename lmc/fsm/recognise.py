@@ -1,4 +1,4 @@
-"""Recognition: whether a text is in a constraint's language, or begins one that is. For few, hand-written texts."""
+"""Recognition: whether a text is in a constraint's language, or begins one that is. For whole texts, such as those of others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from lmc.fsm.bytedfa import ByteDFA
-from lmc.fsm.lazy import Machine
+from lmc.fsm.lazy import LazyDFA, Machine
 from lmc.fsm.sources import check_of, machine_of
 
 
@@ -40,22 +40,23 @@ def longest(kind: str, source: str, text: str, ends: Callable[[int], bool]) -> i
 
 def _looked_at(kind: str, source: str, text: str) -> tuple[bool, bool]:
     """Return whether the machine is at an end after a text, and whether it gets that far."""
-    machine, state = _machine(kind, source), 0
-    for byte in text.encode("utf-8", "surrogatepass"):
+    machine, state, data = _machine(kind, source), 0, text.encode("utf-8", "surrogatepass")
+    for part in (data,) if isinstance(machine, ByteDFA) else (data[at : at + 1] for at in range(len(data))):  # each is a step of its own to the budget
         machine.begin()
-        state = machine.step(state, bytes((byte,)))
+        state = machine.step(state, part)
         if state < 0:
             return False, False
     return machine.is_final(state), True
 
 
 def _machine(kind: str, source: str) -> Machine:
-    whole = _whole(kind, source)
-    return machine_of(kind, source) if whole is None else whole
+    machine = _machine_of(kind, source)
+    if isinstance(machine, LazyDFA) and machine.is_worn:
+        _machine_of.cache_clear()
+        return _machine_of(kind, source)
+    return machine
 
 
 @lru_cache(64)
-def _whole(kind: str, source: str) -> ByteDFA | None:
-    """Return the automaton of a constraint; None if it is built on demand, and so used up by what it follows."""
-    machine = machine_of(kind, source)
-    return machine if isinstance(machine, ByteDFA) else None
+def _machine_of(kind: str, source: str) -> Machine:
+    return machine_of(kind, source)

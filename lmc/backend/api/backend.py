@@ -24,7 +24,7 @@ from lmc.backend.api.place import ROOT, PromptNode, Rest, extended
 from lmc.backend.api.replies import Sample, ServerReply, meta_of
 from lmc.backend.api.speculation import FoundAnswer, cut, follow, speculative
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
-from lmc.backend.api.verify import answer_in, as_schema, matching, within
+from lmc.backend.api.verify import answer_in, as_schema, keeps, matching
 from lmc.backend.base import HEALTHY, Beyond, Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.results import Output
 from lmc.backend.usage import Counters, Prices, Spending, Usage, charge
@@ -50,7 +50,6 @@ BEGIN = 8
 OnRefusal = Literal["raise", "return"]
 _ROOM = 16  # tokens of an object around an answer
 _NAMED = 5  # models of a server that a message names
-_OPENING = ("{", "[", '"')
 _TOO_MUCH = (400, 413, 422)  # status of servers for a limit beyond theirs
 
 
@@ -173,9 +172,6 @@ class ApiBackend(SharedBackend, ABC):
         """Return whether the server keeps answers within a constraint; else they are verified here, and requested
         again."""
         return True
-
-    trusted = False
-    """Whether its server is known to enforce what it takes; else answers within a schema are verified all the same, since many servers ignore schemas."""
 
     async def prepare(self) -> None:
         """Find out about the server; awaited once, before the first request."""
@@ -477,24 +473,27 @@ class ApiBackend(SharedBackend, ABC):
     async def _alone(self, place: PromptNode, ask: Gen, broken: int, feed: Feed | None, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request one answer and nothing else. `broken`: later answers of a plan that was not followed."""
         constraint = ask.constraint
-        if constraint is not None and not self.enforces(constraint):
+        if constraint is not None and (tally.unmet or not self.enforces(constraint)):
             return await self._verified(place, ask, constraint, tally)
         reply = await self._accepted(place, ask, None, feed, tally)
-        if constraint is None or all(self._keeps(constraint, sample, ask) for sample in reply.samples):
+        if constraint is None or self.keeps(ask, reply):
             return self.output_of(place, ask, reply, tally, broken)
         if feed is not None:  # what was shown as it came is the answer
             raise self._unmet(constraint, reply, 1, ask)
-        log("backend", f"{self.name} takes a schema and does not keep to it: {reply.samples[-1].text[:80]!r}")
         return await self._verified(place, ask, constraint, tally, reply)
 
-    def _keeps(self, constraint: Constraint, sample: Sample, ask: Gen) -> bool:
-        """Return whether an answer is within the schema that its server has taken, as far as that can be known of one that its limit or a stop may have cut."""
-        if self.trusted or constraint.kind != "json_schema":
+    def keeps(self, ask: Gen, reply: ServerReply) -> bool:
+        """Return whether the answers are within a constraint that the server has taken, as far as that can be known: many servers ignore some."""
+        if ask.constraint is None or all(self._keeps(ask.constraint, sample, ask) for sample in reply.samples):
             return True
+        log("backend", f"{self.name} takes {ask.constraint.kind} and does not keep to it: {reply.samples[-1].text[:80]!r}")
+        return False
+
+    def _keeps(self, constraint: Constraint, sample: Sample, ask: Gen) -> bool:
         if sample.withheld or sample.extra.get("tool_calls") or sample.finish.get("type") == "length":
             return True
-        text = self._ended(sample, ask).text
-        return within(constraint.source, text) or (bool(ask.params.stop or ask.params.stop_regex) and text.lstrip().startswith(_OPENING))
+        params = ask.params
+        return keeps(constraint, self._ended(sample, ask).text, cut=bool(params.stop or params.stop_regex or params.stop_token_ids))
 
     def _unmet(self, constraint: Constraint, reply: ServerReply, attempts: int, ask: Gen) -> UnmetConstraint:
         shown = repr(constraint.source) if len(constraint.source) <= 80 else "…"
@@ -515,7 +514,7 @@ class ApiBackend(SharedBackend, ABC):
     ) -> tuple[PromptNode, Output]:
         """Request without the server's enforcement, or by a schema that it enforces, and again until the answers satisfy
         the constraint: the rest of an answer that begins so is cut off. `first`: a reply that has come already."""
-        schema = as_schema(constraint) if self._schemas_for_values else None
+        schema = as_schema(constraint) if self._schemas_for_values and not self.enforces(constraint) else None
         if schema is not None and (ask.params.return_logprob or not self.enforces(schema) or not self.takes_schema(place)):
             schema = None
         params, asked = ask.params, constraint
@@ -523,7 +522,7 @@ class ApiBackend(SharedBackend, ABC):
             params, asked = replace(params, max_new_tokens=params.max_new_tokens + _ROOM, stop=(), stop_regex=()), schema
         found: list[Sample] = []
         reply = ServerReply(())
-        for attempt in range(self.attempts):
+        for attempt in range(tally.unmet, self.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(params, n=params.n - len(found)), constraint=asked)
             try:
                 reply = first or await self._accepted(place, wanted, None, None, tally)

@@ -271,6 +271,9 @@ class Listed(Completions):
                 return work.complete(member.place)
             with reading(server):
                 reply = self.accepted(self.reply_to(member, body))
+            if not self.keeps(member.ask, reply):
+                member.tally.unmet = 1
+                return self._again(seat, None)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
             return self._again(seat, fault)

@@ -186,7 +186,6 @@ class RemoteBackend(Listed):
     worth = 256
     renames = False
     reached_when_made = True
-    trusted = True
     _access: Access
     _sees = True  # unless the server reports otherwise
 

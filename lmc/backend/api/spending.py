@@ -70,6 +70,7 @@ class AttemptUsage:
 
     turn      batch and number of its run, by which requests wait for one another
     failed    error of the latest attempt, one in a list; None: no need to back off
+    unmet     answers so far, in lists, that are not within their constraint
     waves     of batches for its requests; None: they are sent at once
     identity  of the request, besides its prompt, for batches;  sent: requests for it so far
     choosing  it is a select's
@@ -84,6 +85,7 @@ class AttemptUsage:
     attempts: int = 0
     unreported: int = 0
     failed: Fault | None = None
+    unmet: int = 0
     waves: Waves | None = None
     identity: str = ""
     sent: int = 0

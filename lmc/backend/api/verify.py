@@ -1,5 +1,5 @@
-"""Verification of answers against constraints that their server does not enforce, and the schemas by which it can enforce some of them, too:
-lists of texts and types of numbers."""
+"""Verification of answers against constraints that their server does not enforce, or may have ignored, and the schemas by which it can enforce some of
+them, too: lists of texts and types of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lmc.errors import ConstraintError
 from lmc.fsm.bounds import check_source
 from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import checker_of
-from lmc.fsm.recognise import allows, longest
+from lmc.fsm.recognise import allows, begins, longest
 from lmc.fsm.regex import parse
 from lmc.fsm.sources import check_of, machine_of
 from lmc.reasoning import content_start
@@ -47,16 +47,30 @@ def matching(constraint: Constraint, text: str) -> str | None:
     return begun[:end] if end else None
 
 
-def within(schema: str, text: str) -> bool:
-    """Return whether an answer that its server should have kept within a schema, or its content behind a model's reasoning, means what the schema allows,
-    however it is laid out. Servers take some schemas that lmc cannot read."""
+def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
+    """Return whether an answer that its server should have kept within a constraint, or its content behind a model's reasoning, is what the constraint
+    allows: JSON by its meaning, however it is laid out. `cut`: a stop may have ended it early, so it is enough that it begins so.
+
+    Servers take some constraints that lmc cannot read, and grammars in dialects of their own: those answers are taken as they are.
+    """
+    kind, source = constraint.kind, constraint.source
+    if kind not in VERIFIABLE:
+        return True
     try:
-        return any(checker_of(schema).wrong(text[start:]) is None for start in {0, content_start(text)})
+        for start in {0, content_start(text)}:
+            said = text[start:]
+            if kind == "json_schema":
+                if checker_of(source).wrong(said) is None or (cut and said.lstrip().startswith(_OPENING)):
+                    return True
+            elif (begins if cut else allows)(kind, source, said):
+                return True
     except ConstraintError as error:
         log("backend", f"an answer is taken as the server gave it: {error.message}")
         return True
+    return False
 
 
+_OPENING = ("{", "[", '"')
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
 
 
