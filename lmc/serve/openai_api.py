@@ -152,9 +152,10 @@ class OpenAIApi:
         request = await self._parsed(tokenizing.TokenizeRequest, call.body)
         words = self._words_of(request.model)
         if request.messages is None:
-            text = request.prompt or ""
-            self._check_text((text,), "prompt")
-            ids = await self._in_pool(partial(tokenizing.text_ids, text, words, self._backend, begins=request.add_special_tokens is not False))
+            if request.prompt is None:
+                raise bad("prompt, or messages: one of them is to be tokenized", "prompt")
+            self._check_text((request.prompt,), "prompt")
+            ids = await self._in_pool(partial(tokenizing.text_ids, request.prompt, words, self._backend, begins=request.add_special_tokens is not False))
         else:
             chat = await self._in_pool(_chat_of, request.chat())
             ids = await self._ids_of((await self._prompt_of(chat)).parts)
@@ -173,7 +174,8 @@ class OpenAIApi:
 
     async def tokenizer_info(self, call: EndpointCall) -> EndpointReply:
         whole = whole_template(self._backend)
-        return EndpointReply(tokenizing.info(self._words_of(None), None if whole is None else whole.source))
+        context = self._backend.capabilities.max_context
+        return EndpointReply(tokenizing.info(self._words_of(None), None if whole is None else whole.source, context))
 
     def _words_of(self, model: str | None) -> Any:
         if model is not None:

@@ -53,12 +53,17 @@ def text_ids(text: str, words: Any, backend: Any, *, begins: bool) -> list[int]:
 
 
 def spellings(ids: list[int], words: Any) -> list[str]:
-    """Return the text of each token by itself."""
-    return [words.decode([token], with_specials=True, at_start=False) for token in ids]
+    """Return each token as the vocabulary spells it (`Ġword`)."""
+    return list(map(words.spelling, ids))
 
 
-def info(words: Any, template: str | None) -> Json:
-    """Return the special tokens by which clients begin and end texts, and the chat template."""
-    bos, end = words.bos_token_id, words.eos_token_ids[0]
-    named = {"bos_token": bos, "eos_token": end, "pad_token": None}
-    return {name: None if token is None else words.decode([token], with_specials=True) for name, token in named.items()} | {"chat_template": template}
+def info(words: Any, template: str | None, context: int | None) -> Json:
+    """Return what a tokenizer_config.json tells that is known here: the special tokens by which clients begin and end texts, and the chat template."""
+    named = {"bos_token": words.bos_token_id, "eos_token": words.eos_token_ids[0], "pad_token": None}
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": words.add_bos,
+        "model_max_length": context,
+        **{name: None if token is None else words.spelling(token) for name, token in named.items()},
+        "chat_template": template,
+    }

@@ -134,7 +134,8 @@ async def test_texts_become_token_ids_and_token_ids_texts(engine):
         middle = words.encode(("user\nOù ça ? 🙂",))
         assert found["tokens"] == [words.id_of("<|im_start|>"), *middle, words.id_of("<|im_end|>")]
         assert found["count"] == len(found["tokens"]) and found["max_model_len"] == engine.capabilities.max_context
-        assert found["token_strs"][:3] == ["<|im_start|>", "user", "\n"]
+        assert found["token_strs"] == [words.raw.id_to_token(token) for token in found["tokens"]], "as the vocabulary spells them, as vLLM does"
+        assert found["token_strs"][:3] == ["<|im_start|>", "user", "Ċ"]
         assert (await client.post("/detokenize", json={"tokens": found["tokens"]})).json() == {"prompt": text}
         assert (await tokens(prompt=""))["tokens"] == [] and (await tokens(prompt="a", add_special_tokens=False))["token_strs"] is None
         message = {"model": "mock", "messages": [{"role": "user", "content": "Hello"}]}
@@ -142,9 +143,10 @@ async def test_texts_become_token_ids_and_token_ids_texts(engine):
         assert (await tokens(**message))["count"] == counted
         info = (await client.get("/tokenizer_info")).json()
         assert (await tokens(prompt=info["eos_token"], add_special_tokens=False))["tokens"] == [words.eos_token_ids[0]]
-        assert "messages" in info["chat_template"]
+        assert "messages" in info["chat_template"] and info["bos_token"] == "<|im_start|>"
+        assert info["tokenizer_class"] and info["add_bos_token"] is False and info["model_max_length"] == found["max_model_len"]
         for path, body, param in (
-            ("tokenize", {**message, "prompt": "x"}, "prompt"), ("tokenize", {"messages": []}, "messages"), ("detokenize", {"tokens": [10**8]}, "tokens"),
+            ("tokenize", {**message, "prompt": "x"}, "prompt"), ("tokenize", {"messages": []}, "messages"), ("tokenize", {}, "prompt"), ("detokenize", {"tokens": [10**8]}, "tokens"),
             ("detokenize", {"tokens": [1] * engine.capabilities.max_context}, "tokens"), ("detokenize", {"tokens": [1], "model": "gpt-9"}, "model"),
         ):  # fmt: skip
             refused = await client.post(f"/{path}", json=body)
