@@ -330,10 +330,7 @@ def _estimate(section: Any, backend: Backend, beyond: Loc | None) -> Estimate:
         [(op, 1) for op, _ in asks], asks, [(op, _most(op)) for op, _ in asks],
     ))  # fmt: skip
     loops = sum(op.kind == "loop" for op in graph.ops())
-    prices = backend.capabilities.prices
-    if prices is None:
-        return Estimate((low, high), loops, beyond, prompt, answer, None)
-    cost, batched = dollars.before(graph, backend, prices, {}), dollars.in_batches(graph, backend, prices, {})
+    cost, batched = dollars.before(graph, backend, {}), dollars.in_batches(graph, backend, {})
     return Estimate((low, high), loops, beyond, prompt, answer, cost, batched)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmc.backend.api.caching import CacheRules, Point, choose
-from lmc.backend.base import Backend, answering
+from lmc.backend.base import Backend, OfSeveral, answering
 from lmc.backend.usage import Prices, Usage
 from lmc.config import default_backend, has_default_backend
 from lmc.ir.analysis import always
@@ -23,6 +23,7 @@ from lmc.ir.ops import trait
 from lmc.measured import Total, counted, measured
 from lmc.passes.plan_cache import messages_of, path_of, reached
 from lmc.passes.predict import longest_answer
+from lmc.segments import Gen, Select
 
 if TYPE_CHECKING:
     from lmc.runahead.compiled import CompiledProgram
@@ -48,24 +49,67 @@ class Dollars:
         return f"${self.certain:.6f} certain, ${self.expected:.6f} expected, ${self.most:.6f} with answers at their limits{unknown}"
 
 
-def before(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars:
-    """Estimate a run of a planned graph on a backend. `seen`: cost of its requests in runs so far, by index in
-    `graph.ops()`."""
-    return _before(graph, backend, prices, getattr(backend, "cache_rules", None), seen)
+def before(graph: Graph, backend: Backend, seen: Mapping[int, Total]) -> Dollars | None:
+    """Estimate a run of a planned graph; of several backends as one, what those cost that have prices. None if there are none. `seen`: cost of its
+    requests in runs so far, by index in `graph.ops()`."""
+    parts = [
+        _part(graph, each, asks, prices, getattr(each, "cache_rules", None), seen)
+        for each, asks in _by_backend(graph, backend).items()
+        if (prices := each.capabilities.prices) is not None
+    ]
+    return _together(graph, parts)
 
 
-def in_batches(graph: Graph, backend: Any, prices: Prices, seen: Mapping[int, Total]) -> Dollars | None:
-    """As `before`, for a run with `deadline="24h"`; None if the backend has no batch API."""
-    return _before(graph, backend, prices.batched, None, seen) if getattr(backend, "has_batches", False) else None
+def in_batches(graph: Graph, backend: Backend, seen: Mapping[int, Total]) -> Dollars | None:
+    """As `before`, for a run with `deadline="24h"`; None if a backend has no batch API."""
+    found = _by_backend(graph, backend)
+    if not all(getattr(each, "has_batches", False) for each in found):
+        return None
+    parts = [_part(graph, each, asks, prices.batched, None, seen) for each, asks in found.items() if (prices := each.capabilities.prices) is not None]
+    return _together(graph, parts)
 
 
-def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None, seen: Mapping[int, Total]) -> Dollars:
+_Ask = tuple[int, Op, str]
+"""A request: its index in the graph's ops, itself, and its block."""
+
+
+def _by_backend(graph: Graph, backend: Backend) -> dict[Backend, list[_Ask]]:
+    """Return the requests of a graph by the backend that answers them."""
+    home = {id(op): b.label for b in graph.blocks for op in b.ops}
+    found = dict[Backend, list[_Ask]]() if isinstance(backend, OfSeveral) else {backend: list[_Ask]()}
+    for i, op in enumerate(graph.ops()):
+        if trait(op) == "samples":
+            name: Any = op.attr("name")
+            ask = Gen(name=name, loc=op.loc) if op.kind == "gen" else Select((), name=name, loc=op.loc)
+            found.setdefault(answering(backend, ask), []).append((i, op, home[id(op)]))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one backend's requests cost: as Dollars, `most` by block."""
+
+    certain: float
+    expected: float
+    most: Mapping[str, float]
+    prompts: float
+    guessed: int
+
+
+def _together(graph: Graph, parts: Sequence[_Part]) -> Dollars | None:
+    if not parts:
+        return None
+    whole = {label: sum(part.most.get(label, 0.0) for part in parts) for each in parts for label in each.most}
+    certain, expected, prompts = (sum(getattr(part, what) for part in parts) for what in ("certain", "expected", "prompts"))
+    return Dollars(certain, expected, costliest(graph, whole), prompts, max(part.guessed for part in parts))
+
+
+def _part(graph: Graph, backend: Any, asks: Sequence[_Ask], prices: Prices, rules: CacheRules | None, seen: Mapping[int, Total]) -> _Part:
     per_byte: float = getattr(backend, "tokens_per_byte", 0.25)
     count: Callable[[str], float] = getattr(backend, "count_tokens", None) or (lambda text: len(text.encode("utf-8", "surrogatepass")) * per_byte)
-    home = {id(op): b.label for b in graph.blocks for op in b.ops}
-    asks = [(i, op, home[id(op)]) for i, op in enumerate(graph.ops()) if trait(op) == "samples"]
-    limits = {op.results[1]: float(_limit(graph, op)) for _, op, _ in asks}
-    usual = {op.results[1]: seen[i].usage.completion_tokens / seen[i].count if i in seen and seen[i].count else limits[op.results[1]] / 2 for i, op, _ in asks}
+    every = [(i, op) for i, op in enumerate(graph.ops()) if trait(op) == "samples"]  # of other backends, too: their answers are in prompts
+    limits = {op.results[1]: float(_limit(graph, op)) for _, op in every}
+    usual = {op.results[1]: seen[i].usage.completion_tokens / seen[i].count if i in seen and seen[i].count else limits[op.results[1]] / 2 for i, op in every}
     likely = reached(graph)
     certain_blocks = always(graph)
     sure = [ask for ask in asks if ask[2] in certain_blocks and not ask[1].attr("lazy")]
@@ -88,21 +132,23 @@ def _before(graph: Graph, backend: Any, prices: Prices, rules: CacheRules | None
     for _, op, label in asks:
         answers = limits[op.results[1]] * _samples(op)
         whole[label] = whole.get(label, 0.0) + (longest.of[op.operands[0]] * prompt + answers * prices.completion) / 1e6  # type: ignore[index]
-    return Dollars(certain, expected, costliest(graph, whole), prompts, mean.guessed)
+    return _Part(certain, expected, whole, prompts, mean.guessed)
 
 
 def of_program(program: CompiledProgram) -> Iterator[str]:
-    """Yield lines on what runs of a program will cost and have cost, if its backend has prices. Of several backends as one, what they have cost."""
+    """Yield lines on what runs of a program will cost and have cost, if its backend has prices, or one of several does."""
     backend = program.backend or (default_backend() if has_default_backend() else None)
     if backend is None:
         return
     runs = [list(ledger.records) for ledger in tuple(program.profile.runs)]
-    if (prices := backend.capabilities.prices) is not None:
+    if isinstance(backend, OfSeveral) or backend.capabilities.prices is not None:
         graph = program.planner.planned(program.graph(), program.target).graph
         found = measured(graph, runs)
         graph = counted(graph, found.blocks) if found.runs else graph
-        yield f"a run costs {before(graph, backend, prices, found.ops)}"
-        if (batched := in_batches(graph, backend, prices, found.ops)) is not None:
+        if (cost := before(graph, backend, found.ops)) is not None:
+            free = " and ".join(each.capabilities.name for each in _by_backend(graph, backend) if each.capabilities.prices is None)
+            yield f"a run costs {cost}" + (f", beside the requests to {free}, which are not priced" if free else "")
+        if (batched := in_batches(graph, backend, found.ops)) is not None:
             yield f'with deadline="24h": {batched}'
     paid = [[*_paid(backend, records)] for records in runs]
     if any(paid):

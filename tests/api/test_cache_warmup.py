@@ -122,7 +122,7 @@ def test_dollars_before_a_run_know_what_is_found_cached(caching):
     backend, _, _ = caching(TextModel(lambda prompt: "Four words are it."), prices=prices)
     siblings.run(text="warm up the count of tokens " * 50, backend=backend, temperature=0)
     program, before = lmc.compile(report, backend=backend), backend.spent().usage
-    foreseen = dollars.before(program.planner.planned(program.graph(), program.target).graph, backend, prices, {})
+    foreseen = dollars.before(program.planner.planned(program.graph(), program.target).graph, backend, {})
     program(temperature=0)
     now = backend.spent().usage
     cached = now.cached_tokens - before.cached_tokens

@@ -296,7 +296,7 @@ def test_dollars_before_a_run_are_near_what_it_pays(caching):
 
     graph = before.planner.planned(before.graph(), before.target).graph
     assert backend.capabilities.prices is not None
-    foreseen = dollars.before(graph, backend, backend.capabilities.prices, {})
+    foreseen = dollars.before(graph, backend, {})
     arm = 0.5 * 0.1 * 6400 * 3.0 / 1e6  # the arm that was not taken: half of a request that would have read
     assert foreseen.prompts - arm == pytest.approx(paid, rel=0.1)
     total = backend.spent().cost - spent.cost

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 import lmc
+from lmc import checking
 from lmc.backend.base import Hints
 from lmc.backend.mock import CAPABILITIES
 from lmc.backend.routed import Routed, Site
@@ -74,6 +75,24 @@ def test_reports_say_what_each_backend_did_and_what_it_cost(compiled):
         assert "dear (y): 1 request, 4 prompt tokens (3 shared), 3 tokens of answers, $10" in text
     assert "It cost $10" in shown[0] and (program is None or "the last run cost $10.000000" in shown[2])
     assert backend.spent().usage == free.spent().usage + dear.spent().usage and backend.spent().attempts == 2
+
+
+@pytest.mark.parametrize("by", ("name", "site"))
+def test_the_cost_of_a_run_is_estimated_before_it_by_the_prices_of_each_backend(by):
+    """The dear one reads A, the answer x, B and answers in up to three tokens; the cheap one reads A and answers in up to two."""
+    free, cheap, dear = lmc.Mock(), *[lmc.Mock(capabilities=replace(CAPABILITIES, name=n, prices=p)) for n, p in (("cheap", CHEAP), ("dear", DEAR))]
+    key = "y" if by == "name" else next(iter(lmc.certify(two, [{}], free, lmc.Mock(lambda prompt, ask: {"y": "?"}.get(ask.name))).sites))
+    assert "a run costs $5.000000 certain, $7.000000 expected, $10.000000 with" in lmc.compile(two, backend=cheap).explain()
+    both = lmc.compile(two, backend=Routed(cheap, {key: dear})).explain()
+    assert "a run costs $32.000000 certain, $52.000000 expected, $73.000000 with answers at their limits\n" in both + "\n"
+    half = lmc.compile(two, backend=Routed(free, {key: dear})).explain()
+    assert "at their limits, beside the requests to mock, which are not priced" in half
+    assert "a run costs" not in lmc.compile(two, backend=Routed(free, {key: lmc.Mock()})).explain()
+    routed = Routed(cheap, {key: dear})
+    assert "$32.000000 certain, $52.000000 expected" in str(checking.check(lmc.compile(two, backend=routed), None, routed)[1])
+
+
+CHEAP, DEAR = lmc.Prices(1e6, 1e6), lmc.Prices(1e7, 1e7)
 
 
 def test_each_backend_is_sent_the_whole_prompt():
