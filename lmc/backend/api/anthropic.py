@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from lmc.backend.api import verify
 from lmc.backend.api.anthropic_bodies import EventAssembler, answer_of, cacheable, text_of, tools_of, turns, usage_of, with_marks
-from lmc.backend.api.backend import BEGIN, ApiBackend, ApiTerms, OnRefusal
+from lmc.backend.api.backend import ApiBackend
 from lmc.backend.api.batch_servers import AnthropicBatches
 from lmc.backend.api.bodies import choice_schema, names, strict
 from lmc.backend.api.caching import CacheBook, rules_of
@@ -25,10 +25,10 @@ from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.sdk import SdkWire, client_of_sdk
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Watch
+from lmc.backend.api.terms import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
 from lmc.backend.usage import Prices
-from lmc.config import log
 from lmc.errors import IncompleteAnswer, ParameterError, UnsupportedOpError
 from lmc.segments import Constraint, Gen, SamplingParams, Select
 
@@ -82,7 +82,6 @@ class Anthropic(ApiBackend):
         self.wants_shared = self._cache is not None
         self.cache_rules = rules if self._cache is not None else None
         prices = prices and prices.with_cache(rules.read, rules.write, rules.write_hour)
-        self._cannot: set[str] = set()
         self._choosing_room = 16
         patience = patience or Patience(retries=retries, timeout=timeout)
         make = _wire_maker(client, patience.timeout, client_options)
@@ -159,21 +158,15 @@ class Anthropic(ApiBackend):
             self._choosing_room = _THINKING_ROOM  # a model that thinks unasked
             return await self.choose_by_answer(place, ask, tally, _THINKING_ROOM)
 
-    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
-        if ask.params.max_new_tokens == 0 and beyond is None:
-            return ServerReply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
-        while True:
-            known = frozenset(self._cannot)  # other requests may learn while this is in flight
-            try:
-                replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
-                return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
-            except Fault as fault:
-                said = fault.message.lower()
-                name = "prefill" if "prefill" in said else next((key for key in ("output_config", "cache_control") if names(fault, key) or key in said), None)
-                if fault.status != 400 or name is None or name in known:
-                    raise
-                self._cannot.add(name)
-                log("backend", f"{self.name} does not take {name}: {fault.message}")
+    async def requested(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
+        replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
+        return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
+
+    def dispensable(self, fault: Fault) -> str | None:
+        if fault.status != 400:
+            return None
+        said = fault.message.lower()
+        return "prefill" if "prefill" in said else next((key for key in ("output_config", "cache_control") if names(fault, key) or key in said), None)
 
     async def _asked(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         found = conversation(place, self.name)

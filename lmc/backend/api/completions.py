@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any, Literal
 
 from lmc.backend.api import verify
-from lmc.backend.api.backend import ApiBackend, ApiTerms
+from lmc.backend.api.backend import ApiBackend
 from lmc.backend.api.bodies import (
     REFUSAL,
     calls_of,
@@ -48,6 +48,7 @@ from lmc.backend.api.reports import reasoned_of
 from lmc.backend.api.scoring import aligned, chosen
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Pieces, Watch
+from lmc.backend.api.terms import ApiTerms
 from lmc.backend.api.tokens import spelled, warn_of_spellings
 from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
@@ -102,7 +103,6 @@ class Completions(ApiBackend):
         self.model, self.chat, self.server, self._own = model, chat, SERVERS[server], server
         self._select = select or ("constrained" if chat else "logprobs")
         self._served_as, self._extra = served_as, dict(extra_body or {})
-        self._cannot: set[str] = set()  # parameters that the model has refused
         self._checked: set[SamplingParams] = set()
         self.cache_rules = AUTOMATIC if server == "openai" else None
         self._sizes = [0, 0]  # bytes of prompts whose tokens the server has counted, and those tokens
@@ -157,20 +157,13 @@ class Completions(ApiBackend):
 
     # -- gen
 
-    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
-        if ask.params.max_new_tokens == 0 and beyond is None:
-            return ServerReply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
+    async def requested(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if ask.params.n > 1 and ask.params.temperature == 0 and not self.server.same:
-            reply = await self.generate(place, replace(ask, params=replace(ask.params, n=1)), beyond, feed, tally)
+            reply = await self._asked(place, replace(ask, params=replace(ask.params, n=1)), beyond, feed, tally)
             return replace(reply, samples=reply.samples * ask.params.n)
-        while True:
-            known = frozenset(self._cannot)  # other requests may learn while this is in flight
-            try:
-                if ask.params.n > 1 and "n" in self._cannot:
-                    return await self._one_by_one(place, ask, tally)
-                return await self._asked(place, ask, beyond, feed, tally)
-            except Fault as fault:
-                self._learn(fault, known)
+        if ask.params.n > 1 and "n" in self._cannot:
+            return await self._one_by_one(place, ask, tally)
+        return await self._asked(place, ask, beyond, feed, tally)
 
     async def _one_by_one(self, place: PromptNode, ask: Gen, tally: AttemptUsage) -> ServerReply:
         """Request n answers from a server that gives one at a time."""
@@ -411,14 +404,8 @@ class Completions(ApiBackend):
             remedy = f"if that is right, pass served_as={came!r}" if self.renames else "all servers behind a URL have to run one model under one name"
             raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; {remedy}")
 
-    def _learn(self, fault: Fault, known: frozenset[str]) -> None:
-        """Leave out a parameter that the model does not take and that is dispensable from now on; else raise."""
-        name = next((key for key in _OPTIONAL if not_taken(fault, key)), None)
-        if fault.status not in (400, 422) or name is None or name in known:
-            raise fault
-        if name not in self._cannot:
-            self._cannot.add(name)
-            log("backend", f"{self.name} does not take {name}: {fault.message}")
+    def dispensable(self, fault: Fault) -> str | None:
+        return next((key for key in _OPTIONAL if not_taken(fault, key)), None) if fault.status in (400, 422) else None
 
     # -- select
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
-from lmc.backend.api.backend import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
@@ -16,6 +15,7 @@ from lmc.backend.api.messages import MESSAGES
 from lmc.backend.api.network import check_client_options, http_errors, missing
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import check_key, secrets_of_headers, secrets_of_url
+from lmc.backend.api.terms import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.api.wire import lowered
 from lmc.backend.usage import Prices
 from lmc.errors import ParameterError, UnsupportedOpError

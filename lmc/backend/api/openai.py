@@ -10,7 +10,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from lmc.backend.api import responses
-from lmc.backend.api.backend import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.api.batch_servers import OpenAIBatches
 from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
@@ -19,6 +18,7 @@ from lmc.backend.api.exchange import Fault, HttpRequest, Received, reading
 from lmc.backend.api.network import check_client_options, missing
 from lmc.backend.api.redaction import check_key, check_url, shown
 from lmc.backend.api.sdk import SdkWire, client_of_sdk
+from lmc.backend.api.terms import BEGIN, ApiTerms, OnRefusal
 from lmc.backend.usage import Prices
 from lmc.chat import ChatTemplate, get_chat_template
 from lmc.compat import TokenUsage

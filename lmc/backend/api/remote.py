@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import usage_of
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.fleet import Fleet
@@ -23,6 +22,7 @@ from lmc.backend.api.proxied import ProxiedWire
 from lmc.backend.api.redaction import addressed
 from lmc.backend.api.server_info import is_router, told, urls_of, without_root
 from lmc.backend.api.spending import AttemptUsage
+from lmc.backend.api.terms import ApiTerms
 from lmc.backend.api.tokens import Tokens, known_as, read, spelled
 from lmc.backend.base import Capabilities, Handle, Hints
 from lmc.backend.usage import Usage

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import Listed, check_whole, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import Patience
@@ -36,6 +35,7 @@ from lmc.backend.api.sglang_bodies import (
 )
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Watch
+from lmc.backend.api.terms import ApiTerms
 from lmc.backend.api.tokens import spelled
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities, Hints

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.backend import ApiTerms
 from lmc.backend.api.bodies import choices_of, usage_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
@@ -21,6 +20,7 @@ from lmc.backend.api.scoring import ScoredRow, Scoring
 from lmc.backend.api.server_info import access_of, asked_of, one_model, urls_of, without_root
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.streams import UNWATCHED, Pieces
+from lmc.backend.api.terms import ApiTerms
 from lmc.backend.api.wire import dumped
 from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
