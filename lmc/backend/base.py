@@ -282,7 +282,24 @@ class Backend(Protocol):
 
 
 class SharedBackend:
-    """A backend as Python copies it: a copy is the backend itself, since its model, connections and threads are not copied. No other process can have it."""
+    """A backend as Python copies it: a copy is the backend itself, since its model, connections and threads are not copied. No other process can have it.
+    As a context manager it is closed at the end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def counters(self) -> Counters:
+        raise NotImplementedError
+
+    def spent(self) -> Spending:
+        """Return what its requests have used so far; of a backend of this machine, which has no cost."""
+        return Spending.of(self.counters())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __copy__(self) -> Self:
         return self

@@ -35,7 +35,7 @@ from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
 from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, feeder, hearer, stretches
 from lmc.backend.results import Output, Result
-from lmc.backend.usage import Counters, Spending, charge
+from lmc.backend.usage import Counters, charge
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError, ParameterError, UnsupportedOpError
 from lmc.forking import belongs_here
@@ -195,10 +195,6 @@ class LocalBackend(SharedBackend):
         found, eyes = self._core.counters(), self._builder.eyes
         return found if eyes is None else eyes.counters(found)
 
-    def spent(self) -> Spending:
-        """Return what its requests have used so far; it has no cost."""
-        return Spending.of(self.counters())
-
     def flush_cache(self) -> None:
         """Drop all cached KV that no running request needs, and all cached pictures; return when it is gone."""
         self._core.call(self._scheduler.flush)
@@ -229,12 +225,6 @@ class LocalBackend(SharedBackend):
         self._core.close()
         if self._builder.compiler is not None:
             self._builder.compiler.close()
-
-    def __enter__(self) -> LocalBackend:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- for people and tests ----------------------------------------------------------------------------------
 

@@ -148,14 +148,10 @@ class LocalResult(Result):
 class LocalHandle:
     """A prompt inside the engine, up to and including its submission."""
 
-    __slots__ = ("_results", "steps")
+    __slots__ = ("results", "steps")
 
-    def __init__(self, steps: tuple[Step, ...], results: tuple[Result, ...]) -> None:
-        self.steps, self._results = steps, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
+    def __init__(self, steps: Sequence[Step], results: Sequence[Result]) -> None:
+        self.steps, self.results = steps, results
 
     @property
     def last(self) -> Step:

@@ -20,7 +20,7 @@ from lmc.backend.mock_prompt import KNOWN_SPECIALS, ROOT, MockNode, MockPicture,
 from lmc.backend.mock_samples import KINDS
 from lmc.backend.mock_timer import timer
 from lmc.backend.results import Output, Result, Scored
-from lmc.backend.usage import Counters, Spending, Usage, charge
+from lmc.backend.usage import Counters, Usage, charge
 from lmc.chat import CHATML, ChatTemplate
 from lmc.errors import BackendError, CancelledError, UnsupportedOpError
 from lmc.forking import REMEDY, belongs_here
@@ -359,10 +359,6 @@ class Mock(SharedBackend):
     def counters(self) -> Counters:
         with self._lock:
             return self._count()
-
-    def spent(self) -> Spending:
-        """Return what its requests have used so far; it has no cost."""
-        return Spending.of(self.counters())
 
     def _count(self) -> Counters:
         """Replay the journal since the last time against the trie: count what a prefix cache would have computed."""

@@ -65,8 +65,8 @@ T = TypeVar("T", bound=PlacementTarget)
 class Placement(Generic[T]):
     """Placement over targets. Not thread-safe."""
 
-    def __init__(self, prefixes: Prefixes | None = None) -> None:
-        self.prefixes = prefixes or Prefixes()
+    def __init__(self) -> None:
+        self.prefixes = Prefixes()
         self._targets: list[T] = []
 
     def use(self, targets: Sequence[T]) -> None:

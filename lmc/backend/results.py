@@ -287,3 +287,13 @@ class Result:
                 return
             changed.wait()
             changed.clear()
+
+
+class HeldResult(Result):
+    """A result that keeps its request alive while it may still be read."""
+
+    __slots__ = ("__weakref__", "_held")
+
+    def __init__(self, held: object) -> None:
+        super().__init__()
+        self._held = held

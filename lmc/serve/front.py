@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -59,24 +60,17 @@ class Front:
 
 async def _on_a_thread(work: Callable[[], Any]) -> Any:
     """Return the result of `work`, run on a thread that does not delay the end of the process."""
-    loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-    def tell(act: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            act(value)
+    future = Future[Any]()
+    future.set_running_or_notify_cancel()  # whoever no longer waits for it does not cancel it
 
     def run() -> None:
         try:
-            found = work()
+            future.set_result(work())
         except BaseException as error:  # passed to the future
-            outcome = future.set_exception, error
-        else:
-            outcome = future.set_result, found
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, *outcome)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="lmc-starting", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)
 
 
 def _starting(scope: Scope) -> JSONResponse:

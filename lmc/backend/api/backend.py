@@ -17,14 +17,14 @@ from lmc.backend.api.batches import BatchQueue
 from lmc.backend.api.caching import CacheRules
 from lmc.backend.api.client import Client, LazyClient
 from lmc.backend.api.exchange import Fault, Wire
-from lmc.backend.api.handles import ApiHandle, ApiResult, Submission, SubmissionInbox, SubmissionTicket, end_of, feeder
+from lmc.backend.api.handles import ApiHandle, Submission, SubmissionInbox, SubmissionTicket, end_of, feeder
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.messages import role_after
 from lmc.backend.api.place import ROOT, PromptNode, extended
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
 from lmc.backend.api.terms import ApiTerms
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, SharedBackend, check_supported
-from lmc.backend.results import Output
+from lmc.backend.results import HeldResult, Output
 from lmc.backend.usage import Counters, Spending, charge
 from lmc.chat import ChatTemplate
 from lmc.config import log
@@ -131,7 +131,7 @@ class ApiBackend(Answering, SharedBackend):
             self.ledger.submitted(hints)
         work = Submission(segments, hints, ticket)
         mine = SubmissionTicket(self._loop, work, role, self.ledger)
-        results = tuple([ApiResult(mine) for s in segments if isinstance(s, (Gen, Select))])
+        results = tuple([HeldResult(mine) for s in segments if isinstance(s, (Gen, Select))])
         work.results = [weakref.ref(r) for r in results]
         self._works.add(work)
         if not results and not work.hints.pin and (ticket is None or isinstance(ticket.work.after, PromptNode)):
@@ -191,12 +191,6 @@ class ApiBackend(Answering, SharedBackend):
             if work.after is None:
                 work.fail(error)
         self._loop.close()
-
-    def __enter__(self) -> ApiBackend:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -283,7 +277,7 @@ class ApiBackend(Answering, SharedBackend):
                 place = extended(place, (segment,))
         return place
 
-    async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[ApiResult]) -> PromptNode:
+    async def _answer(self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[HeldResult]) -> PromptNode:
         run = work.hints.run
         turn = (None, 0) if run is None else (run.batch, run.number)
         tally = work.tally or AttemptUsage(ask.name, ask.loc, work.hints.shared, work.hints.trace, turn)
@@ -325,14 +319,14 @@ class ApiBackend(Answering, SharedBackend):
         near = get_close_matches(self.model, names, _NAMED, 0.4) or (names if len(names) <= _NAMED else ())
         return f"; the server has {', '.join(map(repr, near))}" if near else f"; none of the server's {len(names)} models has a name like it"
 
-    def spent_in_vain(self, work: Submission, result: weakref.ref[ApiResult], tally: AttemptUsage) -> None:
+    def spent_in_vain(self, work: Submission, result: weakref.ref[HeldResult], tally: AttemptUsage) -> None:
         """Record that an answer of a submission has failed, and has cost something all the same."""
         charge(work.hints.owner, tally.usage)
         waiting = result()
         if waiting is not None:
             waiting.in_vain = tally.usage, tally.unreported
 
-    def finish(self, work: Submission, result: weakref.ref[ApiResult], output: Output) -> None:
+    def finish(self, work: Submission, result: weakref.ref[HeldResult], output: Output) -> None:
         """Record an answer of a submission."""
         if self._prices is not None:
             cost = self._prices.of(output.usage)
@@ -343,7 +337,7 @@ class ApiBackend(Answering, SharedBackend):
             waiting.finish(output)
 
     async def _asked_for(
-        self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[ApiResult], tally: AttemptUsage
+        self, place: PromptNode, ask: Gen | Select, work: Submission, result: weakref.ref[HeldResult], tally: AttemptUsage
     ) -> tuple[PromptNode, Output]:
         if isinstance(ask, Gen):
             feed = feeder(result) if work.hints.watched and ask.params.n == 1 and tally.waves is None else None

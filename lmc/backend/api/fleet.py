@@ -12,7 +12,6 @@ from math import inf
 from typing import Any
 
 from lmc.backend.api.exchange import Fault, HttpRequest, Malformed, Received, Wire
-from lmc.backend.api.prefixes import Prefixes
 from lmc.backend.api.redaction import addressed, redacted
 from lmc.backend.placement import Placement, PlacementTarget
 from lmc.backend.usage import Usage
@@ -62,8 +61,8 @@ class Fleet(Placement[FleetServer]):
     timeout  seconds after which the client cancels a request
     """
 
-    def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], prefixes: Prefixes | None = None, timeout: float = inf) -> None:
-        super().__init__(prefixes)
+    def __init__(self, urls: Sequence[str], make: Callable[[str], Wire], timeout: float = inf) -> None:
+        super().__init__()
         self._make, self._timeout = make, timeout
         self._bits = 0
         for url in urls:

@@ -3,7 +3,7 @@
 Ownership of objects:
 
     ApiHandle ──► SubmissionTicket ──► Submission ──► the ticket of its parent (until that has answered)
-    ApiResult ──► SubmissionTicket     the task of a submission holds results only weakly: when an answer is no longer
+    HeldResult ──► SubmissionTicket     the task of a submission holds results only weakly: when an answer is no longer
                                        referenced, the ticket is freed, and the request ends
 """
 
@@ -19,7 +19,7 @@ from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.place import ROOT, PromptNode
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
 from lmc.backend.base import Hints
-from lmc.backend.results import Result
+from lmc.backend.results import HeldResult, Result
 from lmc.errors import CancelledError
 from lmc.segments import Segment
 
@@ -37,7 +37,7 @@ class Submission:
 
     def __init__(self, segments: Sequence[Segment], hints: Hints, parent: SubmissionTicket | None) -> None:
         self.segments, self.hints, self.parent = tuple(segments), hints, parent
-        self.results: list[weakref.ref[ApiResult]] = []
+        self.results: list[weakref.ref[HeldResult]] = []
         self.after: PromptNode | BaseException | None = None  # the prompt's end, once known
         self.waiting: list[Callable[[], object]] = []  # called once it is
         self.task: Cancellable | None = None
@@ -75,27 +75,13 @@ class SubmissionTicket:
             self.loop.post_if_running(task.cancel)
 
 
-class ApiResult(Result):
-    """A result that keeps its request alive while it may still be read."""
-
-    __slots__ = ("__weakref__", "_ticket")
-
-    def __init__(self, ticket: SubmissionTicket) -> None:
-        super().__init__()
-        self._ticket = ticket
-
-
 class ApiHandle:
     """A prompt submitted to an API, up to and including its submission."""
 
-    __slots__ = ("_results", "ticket")
+    __slots__ = ("results", "ticket")
 
-    def __init__(self, ticket: SubmissionTicket, results: tuple[Result, ...]) -> None:
-        self.ticket, self._results = ticket, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
+    def __init__(self, ticket: SubmissionTicket, results: Sequence[Result]) -> None:
+        self.ticket, self.results = ticket, results
 
     def cancel(self) -> None:
         """Cancel unfinished parts; their results, and those of everything that depends on them, fail."""
@@ -134,7 +120,7 @@ async def end_of(parent: SubmissionTicket | None) -> PromptNode:
     return work.after
 
 
-def feeder(ref: weakref.ref[ApiResult]) -> Feed:
+def feeder(ref: weakref.ref[HeldResult]) -> Feed:
     def feed(delta: str) -> None:
         result = ref()
         if result is not None and not result.done:

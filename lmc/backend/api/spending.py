@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class UsageLedger:
     def __init__(self, prices: Prices | None) -> None:
         self._prices, self._lock, self._cost = prices, threading.Lock(), 0.0
         self._usages = [Usage()]  # a sum, and what is not yet in it
-        self._attempts = self._retries = self._unreported = self._speculated = self._wasted = 0
+        self._counts = Counter[str]()  # attempts, retries, unreported, speculated, wasted: as in Spending
         self.groups = self.twins = 0
         self._latest = OrderedDict[tuple[int, ...], None]()  # groups, of which more siblings may come
 
@@ -35,7 +35,8 @@ class UsageLedger:
                 if len(self._latest) > _LATEST:
                     self._latest.popitem(last=False)
 
-    def add(self, *, usage: Usage | None = None, attempts: int = 0, retries: int = 0, unreported: int = 0, speculated: int = 0, wasted: int = 0) -> None:
+    def add(self, *, usage: Usage | None = None, **counts: int) -> None:
+        """Add what a request has used, and counts of Spending by their names."""
         with self._lock:
             if usage is not None:
                 self._usages.append(usage)
@@ -43,17 +44,13 @@ class UsageLedger:
                     self._cost += self._prices.of(usage)
                 if len(self._usages) > _UNSUMMED:
                     self._usages = [Usage.sum(self._usages)]
-            self._attempts += attempts
-            self._retries += retries
-            self._unreported += unreported
-            self._speculated += speculated
-            self._wasted += wasted
+            self._counts.update(counts)
 
     def spent(self) -> Spending:
         with self._lock:
             cost = None if self._prices is None else self._cost
             self._usages = [Usage.sum(self._usages)]
-            return Spending(self._usages[0], self._attempts, self._retries, self._unreported, self._speculated, self._wasted, cost)
+            return Spending(self._usages[0], cost=cost, **self._counts)
 
 
 _NO_USAGE = Usage()

@@ -20,7 +20,7 @@ from lmc import codec
 from lmc.backend.base import Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
-from lmc.backend.results import Result
+from lmc.backend.results import HeldResult, Result
 from lmc.backend.usage import Counters
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import REMEDY, belongs_here
@@ -45,27 +45,13 @@ class _RemoteSubmission:
         self.backend.forget(self.id)
 
 
-class _PipeResult(Result):
-    """An answer that keeps its request alive while it may still be read."""
-
-    __slots__ = ("__weakref__", "_held")
-
-    def __init__(self, held: _RemoteSubmission) -> None:
-        super().__init__()
-        self._held = held
-
-
 class PipeHandle:
     """A prompt in the engine of another process."""
 
-    __slots__ = ("__weakref__", "_pictured", "_results", "held")
+    __slots__ = ("__weakref__", "_pictured", "held", "results")
 
-    def __init__(self, held: _RemoteSubmission, results: tuple[Result, ...], pictured: bool) -> None:
-        self.held, self._results, self._pictured = held, results, pictured
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
+    def __init__(self, held: _RemoteSubmission, results: Sequence[Result], pictured: bool) -> None:
+        self.held, self.results, self._pictured = held, results, pictured
 
     def cancel(self) -> None:
         """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
@@ -133,7 +119,7 @@ class PipeBackend(SharedBackend):
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._numbers = itertools.count(1)
-        self._results: dict[int, tuple[weakref.ref[_PipeResult], ...]] = {}  # by handle, until its answers have arrived
+        self._results: dict[int, tuple[weakref.ref[HeldResult], ...]] = {}  # by handle, until its answers have arrived
         self._calls: dict[int, _Reply] = {}
         self._accepted: set[Constraint] = set()
         self._pins: dict[int, float] = {}  # handles whose pin was there, and when, by time.monotonic()
@@ -231,7 +217,7 @@ class PipeBackend(SharedBackend):
             hints = (hints or Hints())._replace(has_more=True)
         written = wire.write_segments(segments)
         held = _RemoteSubmission(self, next(self._numbers))
-        results = tuple([_PipeResult(held) for segment in segments if isinstance(segment, Gen | Select)])
+        results = tuple([HeldResult(held) for segment in segments if isinstance(segment, Gen | Select)])
         if results:
             self._results[held.id] = tuple(map(weakref.ref, results))
         unseen = self._unseen(segments)

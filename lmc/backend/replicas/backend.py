@@ -29,7 +29,7 @@ from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.process import GRACE, Process
 from lmc.backend.replicas.submissions import Forward, Replica, ReplicaHandle, ReplicaResult, ReplicaSubmission, fail_answer, history, is_known, merged
-from lmc.backend.usage import Counters, Spending
+from lmc.backend.usage import Counters
 from lmc.chat import ChatTemplate
 from lmc.errors import BackendEnded, BackendError
 from lmc.forking import belongs_here
@@ -92,10 +92,6 @@ class Replicas(SharedBackend):
         """Return the counters of all replicas, of those that have ended what was last known."""
         return reduce(add, [replica.counters() for replica in self._every], Counters())
 
-    def spent(self) -> Spending:
-        """Return what its requests have used so far; it has no cost."""
-        return Spending.of(self.counters())
-
     def flush_cache(self) -> None:
         for replica in self._living:
             with suppress(BackendEnded):  # what has ended meanwhile has no cache
@@ -120,12 +116,6 @@ class Replicas(SharedBackend):
         """End the replicas and their processes; idempotent."""
         self._closed = True
         _end([replica.backend for replica in self._every], self._processes)
-
-    def __enter__(self) -> Replicas:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- for people and servers ------------------------------------------------------------------------------------------
 

@@ -114,14 +114,10 @@ class ReplicaSubmission:
 class ReplicaHandle:
     """A prompt in one of the replicas."""
 
-    __slots__ = ("__weakref__", "_results", "submission")
+    __slots__ = ("__weakref__", "results", "submission")
 
-    def __init__(self, submission: ReplicaSubmission, results: tuple[Result, ...]) -> None:
-        self.submission, self._results = submission, results
-
-    @property
-    def results(self) -> Sequence[Result]:
-        return self._results
+    def __init__(self, submission: ReplicaSubmission, results: Sequence[Result]) -> None:
+        self.submission, self.results = submission, results
 
     def cancel(self) -> None:
         """Cancel unfinished parts; their results, and those of everything that depends on them, fail with
