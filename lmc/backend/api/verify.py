@@ -5,30 +5,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from lmc import json_data
 from lmc.config import log
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.errors import ConstraintError
 from lmc.fsm.bounds import check_source
-from lmc.fsm.json_layout import one_line
 from lmc.fsm.json_schema import checker_of
 from lmc.fsm.recognise import allows, begins, longest
 from lmc.fsm.regex import parse
-from lmc.fsm.sources import check_of, machine_of
+from lmc.fsm.sources import machine_of
 from lmc.reasoning import content_start
 from lmc.segments import Constraint
 
 VERIFIABLE = frozenset({"regex", "json_schema"})
 
 
+@lru_cache(maxsize=256)
 def check(constraint: Constraint) -> None:
-    """Raise ConstraintError for a constraint that is invalid or cannot be verified."""
-    (_allows if constraint.kind == "json_schema" else _parsed)(constraint.source)
+    """Raise ConstraintError for a constraint that is invalid or cannot be verified, before a server is asked."""
+    if constraint.kind == "json_schema":
+        machine_of("json_schema", constraint.source)
+    else:  # without building its automaton
+        check_source("regex", constraint.source)
+        parse(constraint.source)
 
 
 def matching(constraint: Constraint, text: str) -> str | None:
@@ -72,13 +76,6 @@ def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
 
 _OPENING = ("{", "[", '"')
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
-
-
-@lru_cache(maxsize=256)
-def _parsed(source: str) -> None:
-    """Refuse a regex before a server is asked, without building its automaton."""
-    check_source("regex", source)
-    parse(source)
 
 
 @lru_cache(maxsize=256)
@@ -134,40 +131,9 @@ def _json(schema: str, text: str) -> str | None:
     for start in dict.fromkeys((content, min((i for i in (text.find(c, content) for c in "{[") if i >= 0), default=0), 0)):
         start += len(text[start:]) - len(text[start:].lstrip())
         try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-            if _allows(schema)(value):
+            _, end = json.JSONDecoder().raw_decode(text, start)
+            if checker_of(schema).wrong(text[start:end]) is None:
                 return text[start:end]
         except (ValueError, RecursionError):  # the second: nested too deeply
             continue
     return None
-
-
-@lru_cache(maxsize=256)
-def _allows(schema: str) -> Callable[[Any], bool]:
-    """Return a test of values against a schema: by the engine's automaton, on JSON as lmc writes it, and by the checks
-    of whole answers."""
-    automaton, check = machine_of("json_schema", one_line(schema)), check_of("json_schema", schema)
-    parsed = json.loads(schema)
-    options = parsed.get("x-lmc", {}) if isinstance(parsed, dict) else {}
-    comma, colon = options.get("separators", (",", ":") if options.get("whitespace") == "compact" else (", ", ": "))
-
-    def allows(value: Any) -> bool:
-        written = json.dumps(_ordered(parsed, value), ensure_ascii=False, separators=(comma, colon))
-        return automaton.accepts(written.encode("utf-8", "surrogatepass")) and (check is None or check(written) is None)
-
-    return allows
-
-
-def _ordered(schema: Any, value: Any) -> Any:
-    """Return a value with the properties of its objects in the order of the schema, which does not change its
-    meaning."""
-    if not isinstance(schema, Mapping):
-        return value
-    known = cast("Mapping[str, Any]", schema)
-    if isinstance(value, dict) and isinstance(known.get("properties"), Mapping):
-        properties = known["properties"]
-        names = [*[n for n in properties if n in value], *[n for n in value if n not in properties]]
-        return {n: _ordered(properties.get(n), value[n]) for n in names}
-    if isinstance(value, list):
-        return [_ordered(known.get("items"), item) for item in value]
-    return value
