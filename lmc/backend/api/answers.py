@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,19 +39,25 @@ class Answering(ABC):
     async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         """Request an answer, again without a dispensable parameter that the model does not take. With `beyond`, the answer may continue beyond its own
         end, and lists its tokens if the server can."""
-        if ask.params.max_new_tokens == 0 and beyond is None:
+        if ask.params.max_new_tokens == 0 and beyond is None and ask.params.logprob_start_len in (None, -1):  # else the prompt is scored
             return ServerReply((Sample("", {"type": "length", "length": 0}),) * ask.params.n)
         while True:
             known = frozenset(self._cannot)  # other requests may learn while this is in flight
             try:
                 return await self.requested(place, ask, beyond, feed, tally)
             except Fault as fault:
-                name = self.dispensable(fault)
-                if name is None or name in known:
+                if not self.learn(fault, known):
                     raise
-                if name not in self._cannot:
-                    self._cannot.add(name)
-                    log("backend", f"{self.name} does not take {name}: {fault.message}")
+
+    def learn(self, fault: Fault, known: Collection[str]) -> bool:
+        """Return whether a refusal tells what to leave out, besides what is `known`, so that the same may be requested again."""
+        name = self.dispensable(fault)
+        if name is None or name in known:
+            return False
+        if name not in self._cannot:
+            self._cannot.add(name)
+            log("backend", f"{self.name} does not take {name}: {fault.message}")
+        return True
 
     @abstractmethod
     async def requested(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:

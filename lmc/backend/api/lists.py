@@ -62,10 +62,6 @@ class Listed(Completions):
         """Return the answer to a member. Raises Malformed."""
         raise NotImplementedError
 
-    def learned(self, fault: Fault) -> bool:
-        """Return whether a refusal told what to leave out, so that the same may be retried."""
-        return False
-
     # submissions
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -310,7 +306,7 @@ class Listed(Completions):
             log(
                 "backend",
                 f"a list of {members} requests was refused ({redacted(fault.message, self._fleet.secrets)}); "
-                f"{'they are sent without that' if (learned := self.learned(fault)) else 'they are sent one by one'}",
+                f"{'they are sent without that' if (learned := self.learn(fault, self._cannot)) else 'they are sent one by one'}",
             )
             if learned:
                 for seat in left:

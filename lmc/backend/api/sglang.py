@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,6 @@ class SGLang(RemoteBackend):
 
     root = "/v1"
     _able: Capabilities | None = None
-    _sparse = True  # it takes `stream_interval`
 
     def __init__(
         self,
@@ -180,24 +179,23 @@ class SGLang(RemoteBackend):
 
     # -- gen
 
-    async def generate(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
+    async def requested(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:
         if self.by_messages(place, ask):
             if ask.constraint is not None and ask.constraint.kind == "lark":
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
-            return await super().generate(place, ask, beyond, feed, tally)
-        while True:
-            sent = self._sends  # others may learn while this is on its way
-            try:
-                async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
-                    return await self._generated(place, ask, beyond, feed, turn, tally)
-            except Fault as fault:
-                if not self.learned(fault, sent):
-                    raise
+            return await super().requested(place, ask, beyond, feed, tally)
+        async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
+            return await self._generated(place, ask, beyond, feed, turn, tally)
 
-    @property
-    def _sends(self) -> tuple[bool, bool, bool]:
-        """Return whether requests have intervals of streams, ids and seeds: what a server may refuse."""
-        return self._sparse, self._prompts.tokens is not None, "sampling_seed" not in self._cannot
+    def dispensable(self, fault: Fault) -> str | None:
+        told = next((name for word, name in _REFUSALS.items() if fault.mendable and word in fault.message), None)
+        return told or super().dispensable(fault)
+
+    def learn(self, fault: Fault, known: Collection[str]) -> bool:
+        learned = super().learn(fault, known)
+        if "input_ids" in self._cannot and self._prompts.tokens is not None:  # one server of several; others accepted them
+            self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
+        return learned
 
     async def _generated(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, turn: WarmupTurn, tally: AttemptUsage) -> ServerReply:
         stops = self._stops(ask) if beyond is None else beyond.stop
@@ -222,7 +220,7 @@ class SGLang(RemoteBackend):
             reply = await self.client.call(lambda: request, usage_of, read, tally)
             turn.begun()
             return reply
-        interval = {"stream_interval": limit} if feed is None and self._sparse else {}
+        interval = {"stream_interval": limit} if feed is None and "stream_interval" not in self._cannot else {}
         streamed = replace(request, body={**request.body, "sampling_params": {**body["sampling_params"], **interval}, "stream": True})
         watch = UNWATCHED if feed is None else Watch(feed)
         return await self.client.stream(lambda: streamed, usage_of, lambda: WatchedStream(watch, read, turn.begun), tally)
@@ -275,7 +273,7 @@ class SGLang(RemoteBackend):
         if len(members) == 1:
             return b'{"%b":%b,"sampling_params":%b}' % (name, dumped(members[0].prompt), members[0].params)
         params = [member.params for member in members]
-        if self._sparse:  # two events an answer, its first token and its end, in place of one a token
+        if "stream_interval" not in self._cannot:  # two events an answer, its first token and its end, in place of one a token
             params = [b'%b,"stream_interval":%d}' % (each[:-1], max(1, member.limit)) for each, member in zip(params, members, strict=True)]
         shared = params[0] if len(set(params)) == 1 else b"[%b]" % b",".join(params)  # routers take no list of them
         return b'{"%b":%b,"sampling_params":%b,"stream":true}' % (name, dumped([member.prompt for member in members]), shared)
@@ -290,21 +288,6 @@ class SGLang(RemoteBackend):
     def reply_to(self, member: Member, body: Body) -> ServerReply:
         (item,) = items_of_reply(body)
         return ServerReply((self._item(item),), str(item["meta_info"].get("id", "")), self.model, stops=member.stops)
-
-    def learned(self, fault: Fault, sent: tuple[bool, bool, bool] | None = None) -> bool:
-        sparse, ids, seeds = sent or self._sends
-        if not fault.mendable:
-            return False
-        if sparse and "stream_interval" in fault.message:
-            self._sparse = False
-        elif ids and "field `text`" in fault.message:  # one server of several; others accepted them
-            self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
-        elif seeds and "sampling_seed" in fault.message:
-            self._cannot.add("sampling_seed")
-            log("backend", f"{self.name} takes no seeds: {fault.message}")
-        else:
-            return False
-        return True
 
     def _item(self, item: Body) -> Sample:
         meta: Body = item["meta_info"]
@@ -447,6 +430,7 @@ _WORTH_OF_ROWS = 128  # extra tokens of several prompts from which on a common p
 
 
 _WRITTEN = 1024  # parameters cached as JSON
+_REFUSALS = {"stream_interval": "stream_interval", "field `text`": "input_ids", "sampling_seed": "sampling_seed"}  # words of a refusal, and what is left out
 _READING = b'{"max_new_tokens":0,"temperature":0}'
 
 
