@@ -19,7 +19,7 @@ from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
 from lmc.backend.api.handles import Submission
-from lmc.backend.api.members import Member, MemberAnswer, Seat, index_of
+from lmc.backend.api.members import Member, MemberAnswer, index_of
 from lmc.backend.api.place import ROOT, PromptNode, extended
 from lmc.backend.api.rates import Ticket
 from lmc.backend.api.redaction import redacted
@@ -66,7 +66,7 @@ class Listed(Completions):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._waiting: deque[Seat] = deque()
+        self._waiting: deque[Member] = deque()
         self._scheduled = False
         self._refused = 0  # refused lists in a row
 
@@ -121,25 +121,24 @@ class Listed(Completions):
         assert before is not None
         last = work.segments[-1]
         ask = last if isinstance(last, Gen) else None
-        seat = None
+        member = None
         if not before.broken and before.rest is None:
             try:
                 place = extended(before, work.segments if ask is None else work.segments[:-1])
                 member = self.member(place, ask)
                 if member is None and ask is None:
                     return work.complete(place)
-                seat = Seat(work, member) if member is not None else None
             except Exception as error:  # it belongs to this request: raised to the reader of the answer
                 if isinstance(error, LmcError) and ask is not None:
                     error.loc = error.loc or ask.loc
                 work.fail(error)
                 return work.complete(error)
-        if seat is None:
+        if member is None:
             return self.alone(work)
         if ask is not None:
-            seat.member.tally = work.tally or AttemptUsage(ask.name, ask.loc)
-        work.task = seat
-        self._waiting.append(seat)
+            member.tally = work.tally or AttemptUsage(ask.name, ask.loc)
+        member.work, work.task = work, member
+        self._waiting.append(member)
         self._schedule()
 
     # sending
@@ -167,60 +166,60 @@ class Listed(Completions):
             if free <= 0:
                 client.rates.room.freed = self._schedule
                 return
-            seats: list[Seat] = []
-            while self._waiting and len(seats) < min(free, _MOST):
-                seat = self._waiting.popleft()
-                if not seat.over:
-                    seats.append(seat)
-            self._divide(client, seats)
+            members: list[Member] = []
+            while self._waiting and len(members) < min(free, _MOST):
+                member = self._waiting.popleft()
+                if not member.over:
+                    members.append(member)
+            self._divide(client, members)
 
-    def _divide(self, client: Client, seats: Sequence[Seat]) -> None:
+    def _divide(self, client: Client, members: Sequence[Member]) -> None:
         """Send members to their servers, those of a kind together."""
-        lists: dict[Hashable, tuple[FleetServer, list[Seat]]] = {}
-        for seat in seats:
-            server, seat.cost = self._fleet.take(seat.member)
-            kind = seat.member.kind if self._refused < _REFUSED else None
-            key = (server.bit, id(seat) if kind is None else kind)
-            lists.setdefault(key, (server, []))[1].append(seat)
-        client.rates.room.enter(len(seats))
+        lists: dict[Hashable, tuple[FleetServer, list[Member]]] = {}
+        for member in members:
+            server, member.cost = self._fleet.take(member)
+            kind = member.kind if self._refused < _REFUSED else None
+            key = (server.bit, id(member) if kind is None else kind)
+            lists.setdefault(key, (server, []))[1].append(member)
+        client.rates.room.enter(len(members))
         # the code below returns each one's place, in `_leaves`
         for server, some in lists.values():
             task = self._loop.spawn(self._ask(client, server, some))
-            for seat in some:
-                seat.asking, seat.task = some, task
+            for member in some:
+                member.asking, member.task = some, task
 
-    async def _ask(self, client: Client, server: FleetServer, seats: Sequence[Seat]) -> None:
+    async def _ask(self, client: Client, server: FleetServer, members: Sequence[Member]) -> None:
         """Send a list, or one request."""
-        left = dict(enumerate(seats))
+        left = dict(enumerate(members))
         ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
         try:
             try:
-                request = HttpRequest(self.path, {}, self.headers(seats[0].member.place), data=self.listed([seat.member for seat in seats]))
+                request = HttpRequest(self.path, {}, self.headers(members[0].place), data=self.listed(members))
                 async with asyncio.timeout(client.patience.timeout):
-                    if len(seats) == 1:
+                    if len(members) == 1:
                         received = await server.wire.post(request)
                         client.heard(ticket, received.headers)
-                        self._came(client, server, ticket, left.pop(0), received.body)
+                        self._came(client, server, left.pop(0), received.body)
                     else:
                         await self._stream(client, server, ticket, request, left)
             except TimeoutError:
                 raise Fault(f"no answer within {client.patience.timeout:g} s") from None
         except Fault as fault:
-            self._failed(client, server, ticket, fault.redacted(self._fleet.secrets), [*left.values()], len(seats))
+            self._failed(client, server, ticket, fault.redacted(self._fleet.secrets), [*left.values()], len(members))
         except asyncio.CancelledError:
             client.ledger.add(attempts=len(left))
-            for seat in left.values():
-                self._leaves(client, server, seat)
-                seat.cancel()
+            for member in left.values():
+                self._leaves(client, server, member)
+                member.cancel()
             raise
         except Exception as error:  # a bug in lmc: raised to all waiters
-            for seat in left.values():
-                self._leaves(client, server, seat)
-                seat.fail(error)
+            for member in left.values():
+                self._leaves(client, server, member)
+                member.fail(error)
         finally:
             await self._fleet.end(server)
 
-    async def _stream(self, client: Client, server: FleetServer, ticket: Ticket, request: HttpRequest, left: dict[int, Seat]) -> None:
+    async def _stream(self, client: Client, server: FleetServer, ticket: Ticket, request: HttpRequest, left: dict[int, Member]) -> None:
         parts = [self.part() for _ in left]
         heard = False
         async for received in server.wire.stream(request):
@@ -236,20 +235,20 @@ class Listed(Completions):
                 body = parts[index].add(received.body) if index in left else None
             if body is not None:
                 self._refused = 0
-                self._came(client, server, ticket, left.pop(index), body)
+                self._came(client, server, left.pop(index), body)
         if left:
             raise Fault("a list's stream ended before all of its answers were there")
 
-    def _leaves(self, client: Client, server: FleetServer, seat: Seat) -> None:
-        self._fleet.leave(server, seat.cost)
+    def _leaves(self, client: Client, server: FleetServer, member: Member) -> None:
+        self._fleet.leave(server, member.cost)
         client.rates.room.leave()
 
     # receiving
 
-    def _came(self, client: Client, server: FleetServer, ticket: Ticket, seat: Seat, body: Body) -> None:
+    def _came(self, client: Client, server: FleetServer, member: Member, body: Body) -> None:
         """Deliver a member's answer."""
-        self._leaves(client, server, seat)
-        member, work = seat.member, seat.work
+        self._leaves(client, server, member)
+        work = member.work
         self._fleet.answered(server, member)
         usage = client.usage(self.usage_in, body, member.sent)
         client.rates.room.grow()
@@ -259,93 +258,93 @@ class Listed(Completions):
         member.tally.attempts += 1
         member.tally.unreported += usage is None
         client.ledger.add(usage=usage, attempts=1, retries=member.tally.attempts > 1, unreported=usage is None)
-        if seat.over:
+        if member.over:
             return
         try:
             if member.ask is None:
-                seat.over = True
+                member.over = True
                 return work.complete(member.place)
             with reading(server):
                 reply = self.accepted(self.reply_to(member, body))
             if not self.keeps(member.ask, reply):
                 member.tally.unmet = 1
-                return self._again(seat, None)
+                return self._again(member, None)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:
-            return self._again(seat, fault)
+            return self._again(member, fault)
         except LmcError as error:
             error.loc = error.loc or member.tally.loc
             self.spent_in_vain(work, work.results[0], member.tally)
-            return seat.fail(error)
-        seat.over = True
+            return member.fail(error)
+        member.over = True
         self.finish(work, work.results[0], output)
         work.complete(after)
 
-    def _failed(self, client: Client, server: FleetServer, ticket: Ticket, fault: Fault, left: Sequence[Seat], members: int) -> None:
+    def _failed(self, client: Client, server: FleetServer, ticket: Ticket, fault: Fault, left: Sequence[Member], size: int) -> None:
         """Handle a failed request with all its unanswered members."""
         client.heard(ticket, fault.headers)
         self._fleet.failed(server, fault)
         if not fault.elsewhere:
             client.rates.refused(ticket, fault.status)
-        for seat in left:
-            self._leaves(client, server, seat)
+        for member in left:
+            self._leaves(client, server, member)
         if fault.transient:
             lost = fault.status is None
-            client.ledger.add(attempts=len(left), unreported=len(left) if lost else 0, retries=sum(seat.member.tally.attempts > 0 for seat in left))
-            for seat in left:
-                seat.member.tally.attempts += 1
-                seat.member.tally.unreported += lost
-        elif fault.about_the_server or (members == 1 and not fault.mendable):
+            client.ledger.add(attempts=len(left), unreported=len(left) if lost else 0, retries=sum(member.tally.attempts > 0 for member in left))
+            for member in left:
+                member.tally.attempts += 1
+                member.tally.unreported += lost
+        elif fault.about_the_server or (size == 1 and not fault.mendable):
             client.ledger.add(attempts=len(left))
-            for seat in left:
-                seat.member.tally.attempts += 1
-                self._refuse(client, seat, fault)
+            for member in left:
+                member.tally.attempts += 1
+                self._refuse(client, member, fault)
             return
-        elif members > 1:
+        elif size > 1:
             self._refused += 1
             log(
                 "backend",
-                f"a list of {members} requests was refused ({redacted(fault.message, self._fleet.secrets)}); "
+                f"a list of {size} requests was refused ({redacted(fault.message, self._fleet.secrets)}); "
                 f"{'they are sent without that' if (learned := self.learn(fault, self._cannot)) else 'they are sent one by one'}",
             )
             if learned:
-                for seat in left:
-                    seat.work.tally = seat.member.tally if seat.member.ask is not None else None
-                    if not seat.over:
-                        self._go_on(seat.work)
+                for member in left:
+                    member.work.tally = member.tally if member.ask is not None else None
+                    if not member.over:
+                        self._go_on(member.work)
                 return
-            for seat in left:
-                seat.work.waiting.append(lambda work=seat.work: self._explains(work))
-        for seat in left:
-            if not seat.over:
-                self._again(seat, fault if fault.transient else None)
+            for member in left:
+                member.work.waiting.append(lambda work=member.work: self._explains(work))
+        for member in left:
+            if not member.over:
+                self._again(member, fault if fault.transient else None)
 
-    def _refuse(self, client: Client, seat: Seat, fault: Fault) -> None:
+    def _refuse(self, client: Client, member: Member, fault: Fault) -> None:
         """Fail a member for good: asked by itself it would be refused again."""
-        if seat.over:
+        if member.over:
             return
-        if seat.member.ask is None:
-            return self._again(seat, fault)
-        self.spent_in_vain(seat.work, seat.work.results[0], seat.member.tally)
-        seat.fail(client.failed(fault, seat.member.tally))
+        if member.ask is None:
+            return self._again(member, fault)
+        self.spent_in_vain(member.work, member.work.results[0], member.tally)
+        member.fail(client.failed(fault, member.tally))
 
     def _explains(self, work: Submission) -> None:
         """A member of a refused list is answered by itself: if it is refused again, lists are not."""
         if isinstance(work.after, BackendError | PromptTooLongError):
             self._refused = 0
 
-    def _again(self, seat: Seat, fault: Fault | None) -> None:
+    def _again(self, member: Member, fault: Fault | None) -> None:
         """Request a member again: on another server with others, or by itself, if it may have caused the failure."""
-        member, work = seat.member, seat.work
+        work = member.work
         patience = self._client.now.patience
         if member.ask is None:  # not needed: the next request will fail by itself if the server is gone
             log("prefix", f"{self.name}: a prompt was not computed ahead: {fault}")
-            seat.over = True
+            member.over = True
             return work.complete(member.place)
         if fault is not None and fault.elsewhere and member.tally.attempts <= patience.retries:
-            self._waiting.append(seat)
+            self._waiting.append(member)
             return self._schedule()
-        seat.over = True
+        member.over = True
         member.tally.failed = fault
         work.tally = member.tally
         self.alone(work)

@@ -1,4 +1,4 @@
-"""Members of lists: a prompt that may be asked for with others, and a submission that has a seat in a list."""
+"""Members of lists: submissions whose prompts may be asked for with others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ class MemberAnswer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A prompt that may be a list's member, and its request; `ask` None: the prompt is only prefilled.
+    """A prompt that may be in a list, and its request; `ask` None: the prompt is only prefilled. The one task of its submission: cancelled when that is
+    no longer wanted.
 
     kind    members of equal kinds may be in one list; None: this one is sent without a list
     params  its sampling parameters, as JSON
     stops   that end the answer
     keys, size, limit  as of a Request
+    over    it has its answer, or is no longer wanted
+    asking  the members of its list, and task, which asks for them
+    cost    at its server
     """
 
     place: PromptNode
@@ -43,37 +47,29 @@ class Member:
     size: int = 0
     limit: int = 0
     tally: AttemptUsage = field(default_factory=AttemptUsage)
-
-    @property
-    def sent(self) -> Mapping[str, Any]:
-        """The fields that its cost depends on, as in a request of its own."""
-        return {"prompt": [self.prompt], "max_tokens": self.limit, "n": 1 if self.ask is None else self.ask.params.n}
-
-
-class Seat:
-    """A submission in a list, as the one task of `Work`: cancelled when no longer wanted."""
-
-    __slots__ = ("asking", "cost", "member", "over", "task", "work")
-
-    def __init__(self, work: Submission, member: Member) -> None:
-        self.work, self.member = work, member
-        self.over = False  # it has its answer, or is no longer wanted
-        self.asking: Sequence[Seat] = ()  # its list
-        self.task: asyncio.Task[None] | None = None
-        self.cost = 0
+    work: Submission = field(init=False)
+    over: bool = False
+    asking: Sequence[Member] = ()
+    task: asyncio.Task[None] | None = None
+    cost: int = 0
 
     def cancel(self) -> None:
         """Cancel it. A list ends with its last member."""
         if self.over:
             return
         self.fail(CancelledError("the request was cancelled before its answer was complete"))
-        if self.task is not None and all(seat.over for seat in self.asking):
+        if self.task is not None and all(member.over for member in self.asking):
             self.task.cancel()
 
     def fail(self, error: BaseException) -> None:
         self.over = True
         self.work.fail(error)
         self.work.complete(error)
+
+    @property
+    def sent(self) -> Mapping[str, Any]:
+        """The fields that its cost depends on, as in a request of its own."""
+        return {"prompt": [self.prompt], "max_tokens": self.limit, "n": 1 if self.ask is None else self.ask.params.n}
 
 
 def index_of(body: Body) -> int:
