@@ -47,3 +47,21 @@ class RequestBody(BaseModel):
     """A JSON object with known fields, each of exactly its type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class OpenAIBody(RequestBody):
+    """The fields that requests of OpenAI's APIs share. Those from `metadata` on have no effect: nothing is stored, and prompts are cached anyway."""
+
+    model: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Probability | None = None
+    stream: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    moderation: Absent = None

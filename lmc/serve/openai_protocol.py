@@ -14,7 +14,7 @@ from lmc.errors import LmcError
 from lmc.parameters import sampling
 from lmc.segments import Constraint, SamplingParams
 from lmc.serve.errors import bad, naming
-from lmc.serve.fields import ONLY, Absent, Count, ListOf, Probability, RequestBody, TemplateVariable, TokenId
+from lmc.serve.fields import ONLY, Absent, Count, ListOf, OpenAIBody, RequestBody, TemplateVariable, TokenId
 
 _PROMPTS = Field(max_length=4096)  # before they are counted with their answers
 
@@ -161,33 +161,20 @@ class Message(RequestBody):
 # -- common parameters ------------------------------------------------------------------------------------------
 
 
-class Sampled(RequestBody):
+class Sampled(OpenAIBody):
     """Parameters of sampling and of constraints. Names are OpenAI's, then vLLM's and SGLang's."""
 
-    model: str | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     stop: str | ListOf[str] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None  # nothing is stored
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-    moderation: Absent = None
     prediction: dict[str, Any] | None = None
     modalities: Annotated[ListOf[Literal["text"]], Field(min_length=1)] | None = None
     # vLLM's and SGLang's

@@ -12,7 +12,7 @@ from pydantic import Field
 from lmc.serve.answering import Json, event
 from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
-from lmc.serve.fields import ONLY, Absent, Count, ListOf, Probability, RequestBody, Stored
+from lmc.serve.fields import ONLY, Absent, Count, ListOf, OpenAIBody, RequestBody, Stored
 
 
 class Reasoning(RequestBody):
@@ -26,33 +26,21 @@ class TextOptions(RequestBody):
     verbosity: str | None = None
 
 
-class ResponsesRequest(RequestBody):
+class ResponsesRequest(OpenAIBody):
     """The body of a request. `truncation`, the reasoning effort, and of `include` all but log-probabilities have no effect."""
 
-    model: str | None = None
     input: str | ListOf[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Count | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     tools: ListOf[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
-    user: str | None = None
-    store: bool | None = None
     include: ListOf[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     background: Annotated[Literal[False] | None, ONLY] = None
     max_tool_calls: int | None = None
@@ -60,7 +48,6 @@ class ResponsesRequest(RequestBody):
     conversation: Stored = None
     prompt: Absent = None
     context_management: Absent = None
-    moderation: Absent = None
 
 
 def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, dict[str, str]]:
