@@ -214,12 +214,9 @@ class Anthropic(ApiBackend):
     async def _sent(
         self, body: Body, read: Callable[[Body], ServerReply], watch: Watch | None, tally: AttemptUsage, begun: Callable[[], None] = lambda: None
     ) -> ServerReply:
-        """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
-        arrive."""
-        if watch is None:
-            return await self.client.call(lambda: HttpRequest("/v1/messages", body), usage_of, read, tally)
-        streamed = {**body, "stream": True}
-        return await self.client.stream(lambda: HttpRequest("/v1/messages", streamed), usage_of, lambda: EventAssembler(watch, read, begun), tally)
+        """Send a request, as a stream for a watcher; `begun` is called when the answer begins to arrive."""
+        gather = None if watch is None else lambda: EventAssembler(watch, read, begun)
+        return await self.sent(lambda: HttpRequest("/v1/messages", body), {}, usage_of, read, gather, tally)
 
     def _body(self, ask: Gen, beyond: Beyond | None, prefix: int, stops: Sequence[str], choosing: bool) -> Body:
         params, constraint = ask.params, ask.constraint

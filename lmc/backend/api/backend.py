@@ -15,17 +15,18 @@ from lmc.backend.api.answers import Answering
 from lmc.backend.api.batch_api import BatchApi
 from lmc.backend.api.batches import BatchQueue
 from lmc.backend.api.caching import CacheRules
-from lmc.backend.api.client import Client, LazyClient
-from lmc.backend.api.exchange import Fault, Wire
+from lmc.backend.api.client import Client, Gatherer, LazyClient
+from lmc.backend.api.exchange import Body, Fault, HttpRequest, Wire
 from lmc.backend.api.handles import ApiHandle, Submission, SubmissionInbox, SubmissionTicket, end_of, feeder
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.messages import role_after
 from lmc.backend.api.place import ROOT, PromptNode, extended
+from lmc.backend.api.replies import ServerReply
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
 from lmc.backend.api.terms import ApiTerms
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, SharedBackend, check_supported
 from lmc.backend.results import HeldResult, Output
-from lmc.backend.usage import Counters, Spending, charge
+from lmc.backend.usage import Counters, Spending, Usage, charge
 from lmc.chat import ChatTemplate
 from lmc.config import log
 from lmc.errors import (
@@ -344,6 +345,20 @@ class ApiBackend(Answering, SharedBackend):
             return await self.answer(place, ask, work.hints, feed, tally)
         output = await self.choose(place, ask, tally)
         return place.answered(output.text), output
+
+    async def sent(
+        self, request: Callable[[], HttpRequest], stream: Body, usage: Callable[[Body], Usage | None], read: Callable[[Body], ServerReply],
+        gather: Callable[[], Gatherer[ServerReply]] | None, tally: AttemptUsage,
+    ) -> ServerReply:  # fmt: skip
+        """Send a request, with the answer at once, or by the fields of `stream` in pieces for a gatherer."""
+        if gather is None:
+            return await self.client.call(request, usage, read, tally)
+
+        def streamed() -> HttpRequest:
+            whole = request()
+            return replace(whole, body={**whole.body, "stream": True, **stream})
+
+        return await self.client.stream(streamed, usage, gather, tally)
 
     @property
     def client(self) -> Client:

@@ -260,24 +260,12 @@ class Completions(ApiBackend):
         return {"strict": True, **tool} if forced else tool
 
     async def _sent(
-        self,
-        request: Callable[[], HttpRequest],
-        read: Callable[[Body], ServerReply],
-        watch: Watch | None,
-        chat: bool,
-        tally: AttemptUsage,
+        self, request: Callable[[], HttpRequest], read: Callable[[Body], ServerReply], watch: Watch | None, chat: bool, tally: AttemptUsage,
         begun: Callable[[], None] = lambda: None,
-    ) -> ServerReply:
-        """Send a request, with the answer at once, or as a stream for a watcher; `begun` is called when it begins to
-        arrive."""
-        if watch is None or "stream" in self._cannot:
-            return await self.client.call(request, usage_of, read, tally)
-
-        def streaming() -> HttpRequest:
-            plain_request = request()
-            return replace(plain_request, body={**plain_request.body, "stream": True, "stream_options": {"include_usage": True}})
-
-        return await self.client.stream(streaming, usage_of, lambda: Pieces(chat, watch, read, begun), tally)
+    ) -> ServerReply:  # fmt: skip
+        """Send a request, as a stream for a watcher; `begun` is called when the answer begins to arrive."""
+        gather = None if watch is None or "stream" in self._cannot else lambda: Pieces(chat, watch, read, begun)
+        return await self.sent(request, {"stream_options": {"include_usage": True}}, usage_of, read, gather, tally)
 
     def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
         """Return whether this is requested as a conversation, not as text."""

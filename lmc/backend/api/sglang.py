@@ -216,14 +216,12 @@ class SGLang(RemoteBackend):
 
         limit = request.limit
         leads = turn.first and ask.params.n == 1 and limit > 0 and "return_logprob" not in body
-        if feed is None and not leads:
-            reply = await self.client.call(lambda: request, usage_of, read, tally)
-            turn.begun()
-            return reply
         interval = {"stream_interval": limit} if feed is None and "stream_interval" not in self._cannot else {}
-        streamed = replace(request, body={**request.body, "sampling_params": {**body["sampling_params"], **interval}, "stream": True})
-        watch = UNWATCHED if feed is None else Watch(feed)
-        return await self.client.stream(lambda: streamed, usage_of, lambda: WatchedStream(watch, read, turn.begun), tally)
+        watch = Watch(feed) if feed is not None else UNWATCHED if leads else None
+        gather = None if watch is None else lambda: WatchedStream(watch, read, turn.begun)
+        reply = await self.sent(lambda: request, {"sampling_params": {**body["sampling_params"], **interval}}, usage_of, read, gather, tally)
+        turn.begun()
+        return reply
 
     def _sampled(self, ask: Gen, beyond: Beyond | None, stops: Sequence[str]) -> Body:
         body = self._sampled_alike(ask, beyond, stops)
