@@ -93,18 +93,6 @@ class Entrance:
         self.closed.set()
         asyncio.get_running_loop().call_later(drain, self.over.set)
 
-    async def before_it_closes(self, waiting: Awaitable[T]) -> T:
-        """Return the awaitable's result, unless the entrance closes first: then raise ApiError."""
-        task, closed = asyncio.ensure_future(waiting), asyncio.ensure_future(self.closed.wait())
-        try:
-            await asyncio.wait((task, closed), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise shutting_down()
-            return await task
-        finally:
-            task.cancel()
-            closed.cancel()
-
     @contextmanager
     def admitted(self) -> Iterator[None]:
         if self.inside >= self.most:
@@ -198,8 +186,9 @@ class Gate:
             return await sender.send(await self.endpoint(self._call(scope, b"", entry, account)))
         _check_json(scope)
         with account.admitted(self.program), self.entrance.admitted():
-            body = await self.entrance.before_it_closes(self._body(scope, receive))
-            await _unless_gone(receive, self._work(self._call(scope, body, entry, account), sender), self.entrance.over)
+            body = await _unless(self._body(scope, receive), (self.entrance.closed.wait(), shutting_down))
+            work = self._work(self._call(scope, body, entry, account), sender)
+            await _unless(work, (_left(receive), ClientGone), (self.entrance.over.wait(), shutting_down))
 
     def _call(self, scope: Scope, body: bytes, entry: AuditEntry, account: Account) -> EndpointCall:
         query = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True))
@@ -319,19 +308,19 @@ class _Sender:
         self.ended = True
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, None], over: asyncio.Event) -> None:
-    """Run the work, unless the client leaves first, or the server's time is over: then cancel it, and raise ClientGone
-    or ApiError."""
-    task, gone, ended = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive)), asyncio.ensure_future(over.wait())
+async def _unless(work: Coroutine[Any, Any, T], *others: tuple[Coroutine[Any, Any, object], Callable[[], Exception]]) -> T:
+    """Return the result of the work, unless one of the others ends first: then cancel it, and raise what belongs to that one."""
+    task = asyncio.ensure_future(work)
+    watched = {asyncio.ensure_future(other): error for other, error in others}
     try:
-        await asyncio.wait((task, gone, ended), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, *watched), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise ClientGone if gone.done() else shutting_down()
-        await task
+            raise next(error() for each, error in watched.items() if each.done())
+        return await task
     finally:
-        for each in (task, gone, ended):
+        for each in (task, *watched):
             each.cancel()
-        await asyncio.gather(task, gone, ended, return_exceptions=True)
+        await asyncio.gather(task, *watched, return_exceptions=True)
 
 
 def shutting_down() -> ApiError:

@@ -35,6 +35,7 @@ from lmc.serve.errors import ApiError
 from lmc.serve.front import Front
 from lmc.serve.gate import Entrance, new_id
 from lmc.serve.settings import ServerSettings
+from lmc.serve.supervisor import handling
 from lmc.serve.workers import WorkerOptions
 
 log = logging.getLogger("lmc.serve")
@@ -157,14 +158,8 @@ def _signals_end_it() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    if (hangup := getattr(signal, "SIGHUP", None)) is not None and signal.getsignal(hangup) is signal.SIG_DFL:  # a terminal that is closed
-        before[hangup] = signal.signal(hangup, lambda *_: signal.raise_signal(signal.SIGTERM))
-    try:
+    with handling(lambda *_: None, lambda *_: signal.raise_signal(signal.SIGTERM)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class DrainingServer(uvicorn.Server):

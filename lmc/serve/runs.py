@@ -80,14 +80,14 @@ class JournaledRuns:
             raise ApiError(409, self._said(run, f"run {run} waits: {error.message}"), code="in_doubt")
         if isinstance(error, JournalError):
             raise ApiError(status_of_journal(error), self._said(run, error.message), code="journal")
-        return EndpointReply({"run": run, **self._one(run)}, status=202) if isinstance(error, Interrupted) else None
+        return EndpointReply(self._one(run), status=202) if isinstance(error, Interrupted) else None
 
     async def _on_pool(self, work: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def _all(self) -> list[Json]:
         there = sorted(path.name for path in self._directory.iterdir() if re.fullmatch(_NAME, path.name)) if self._directory.is_dir() else []
-        return [{"run": run, **self._told(run)} for run in there]
+        return list(map(self._one, there))
 
     def _one(self, run: str) -> Json:
         return {"run": run, **self._told(run)}
