@@ -60,16 +60,18 @@ class Family:
             if not found or None in found:
                 return text, []
             return text[: text.find(self.opening)].rstrip(), [c for c in found if c is not None]
-        values = _json_values(text)
-        calls = [_as_call(value, self.key) for value in values]
-        if not calls or None in calls:
+        values, whole = _values(text, " \n\t;")
+        calls = [_as_call(call, self.key) for value in values for call in (value if isinstance(value, list) else [value])]
+        if not calls or None in calls or not whole:
             return text, []
         return "", [c for c in calls if c is not None]
 
     def closed(self, text: str) -> list[WrittenCall]:
         """Return calls of a growing answer whose arguments are complete."""
-        values = [m[1] for m in _HERMES.finditer(text)] if self.name == "hermes" else _closed_objects(text) if self.settled(text) == 0 else []
-        calls = [_call(value, self.key) for value in values]
+        if self.name == "hermes":
+            calls = [_call(m[1], self.key) for m in _HERMES.finditer(text)]
+        else:
+            calls = [_as_call(value, self.key) for value in (_values(text, " \n\t;,[")[0] if self.settled(text) == 0 else ())]
         return [call for call in calls if call is not None]
 
     @property
@@ -140,34 +142,17 @@ def _as_call(value: Any, key: str) -> WrittenCall | None:
         return None
 
 
-def _closed_objects(text: str) -> list[str]:
-    """Yield the texts of the complete objects in a growing `{…}; {…}` or `[{…}, {…}`."""
-    found: list[str] = []
-    at, decoder = 0, json.JSONDecoder()
-    while at < len(text):
-        if text[at] in " \n\t;,[":
-            at += 1
-            continue
-        try:
-            _, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            break
-        found.append(text[at:end])
-        at = end
-    return found
-
-
-def _json_values(text: str) -> list[Any]:
-    """Return the objects of `{…}; {…}` or of `[{…}, {…}]`; none if the text is anything else."""
+def _values(text: str, between: str) -> tuple[list[Any], bool]:
+    """Return the JSON values of a text with these characters between them, and whether nothing else is in it."""
     values: list[Any] = []
     at, decoder = 0, json.JSONDecoder()
     while at < len(text):
-        if text[at] in " \n\t;":
+        if text[at] in between:
             at += 1
             continue
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return []
-        values += value if isinstance(value, list) else [value]
-    return values
+            return values, False
+        values.append(value)
+    return values, True
