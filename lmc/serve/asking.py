@@ -88,13 +88,16 @@ class RequestedAnswers:
         return found
 
     async def outputs(self) -> list[Output]:
-        """Return all answers; raise the first error among them, and cancel the others."""
-        async for _ in self._changes():
-            if (failed := next((r.error for r in self.results if r.error is not None), None)) is not None:
-                with naming(self._fields):
-                    raise failed
-            if all(result.done for result in self.results):
-                break
+        """Return all answers; raise the first error among them. Those that are not complete at the end are cancelled."""
+        try:
+            async for _ in self._changes():
+                if (failed := next((r.error for r in self.results if r.error is not None), None)) is not None:
+                    with naming(self._fields):
+                        raise failed
+                if all(result.done for result in self.results):
+                    break
+        finally:
+            self.cancel()
         return [result.output() for result in self.results]
 
     async def follow(self) -> AsyncIterator[Grown]:

@@ -97,10 +97,7 @@ class OpenAIApi:
         if request.stream:
             pieces = [CompletionPieces(i, token_bytes, params, echo) for i, echo in enumerate(echoes)]
             return Events(self._completion_events(stamp, request, generation, pieces, arrived), generation.cancel)
-        try:
-            outputs = await generation.outputs()
-        finally:
-            generation.cancel()
+        outputs = await generation.outputs()
         made = [completion_choice(i, o, echo, token_bytes, params) for i, (o, echo) in enumerate(zip(outputs, echoes, strict=True))]
         return EndpointReply(stamp.object(made, usage_of(outputs, request.choices)))
 
@@ -229,10 +226,7 @@ class OpenAIApi:
         reader = CallReader(family, 1 if request.parallel_tool_calls is False else None)
         if request.stream:
             return Chunks(self._chunks(stamp, request, params, generation, reader, token_bytes, arrived), generation.cancel)
-        try:
-            outputs = await generation.outputs()
-        finally:
-            generation.cancel()
+        outputs = await generation.outputs()
         made = [chat_choice(i, output, reader, token_bytes, params) for i, output in enumerate(outputs)]
         return stamp.object(made, usage_of(outputs, request.choices))
 
@@ -254,10 +248,7 @@ class OpenAIApi:
         if (ids := await self._ids_of(parts)) is not None:
             return len(ids)
         generation = await self._begin([Ask(parts, SamplingParams(max_new_tokens=0), **call.share)], {PromptTooLongError: "messages"})
-        try:
-            (output,) = await generation.outputs()
-        finally:
-            generation.cancel()
+        (output,) = await generation.outputs()
         return output.usage.prompt_tokens
 
     async def _ids_of(self, parts: Sequence[Part | Image]) -> list[int] | None:

@@ -10,7 +10,7 @@ from lmc.backend.api.exchange import HttpRequest, Received
 from lmc.backend.api.network import CONNECT, Access, broken, client_of, http_errors, http_library, secrets_of_proxies, tls
 from lmc.backend.api.redaction import addressed, authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.sse import events
-from lmc.backend.api.wire import bounded, dumped, lowered, no_stream, parsed, refused
+from lmc.backend.api.wire import bounded, dumped, lowered, parsed, refused
 
 
 class ProxiedWire:
@@ -50,12 +50,8 @@ class ProxiedWire:
                 headers = lowered(response.headers)
                 if response.status_code >= 300:
                     raise refused(response.status_code, headers, await response.aread(), self._path + request.path)
-                came = False
-                async for body in events(response.aiter_bytes(), self.secrets):
-                    came = True
-                    yield Received(body, headers)
-                if not came:
-                    raise no_stream(headers)
+                async for received in events(response.aiter_bytes(), headers, self.secrets):
+                    yield received
         except http_errors() as error:
             raise broken(error, self._url) from None
 

@@ -13,7 +13,7 @@ from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received
 from lmc.backend.api.network import CONNECT, broken, certificates_of_environment, client_of, http_errors, secrets_of_proxies
 from lmc.backend.api.redaction import addressed, authorization, check_key, check_url, secrets_by_name, secrets_of_headers, secrets_of_url
 from lmc.backend.api.sse import events
-from lmc.backend.api.wire import bounded, lowered, no_stream, parsed, refused
+from lmc.backend.api.wire import bounded, lowered, parsed, refused
 from lmc.config import log
 
 T = TypeVar("T")
@@ -66,13 +66,8 @@ class SdkWire:
         """Yield the events of a stream, up to the `last` one."""
         with self.faults():
             async with self._resource(request).with_streaming_response.create(**self._arguments(request)) as response:
-                headers = lowered(response.headers)
-                came = False
-                async for body in events(response.iter_bytes(), self.secrets, last):
-                    came = True
-                    yield Received(body, headers)
-                if not came:
-                    raise no_stream(headers)
+                async for received in events(response.iter_bytes(), lowered(response.headers), self.secrets, last):
+                    yield received
 
     async def close(self) -> None:
         await self._client.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lmc.backend.api.exchange import Fault
-from lmc.backend.api.wire import parsed, refusal
+from lmc.backend.api.exchange import Fault, Received
+from lmc.backend.api.wire import no_stream, parsed, refusal
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
@@ -116,17 +116,22 @@ STATUS = {
 
 
 async def events(
-    pieces: AsyncIterator[bytes], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False
-) -> AsyncIterator[dict[str, Any]]:
+    pieces: AsyncIterator[bytes], headers: Mapping[str, str], secrets: Sequence[str], last: Callable[[dict[str, Any]], bool] = lambda body: False
+) -> AsyncIterator[Received]:
     """Yield the JSON objects of a stream, up to its `[DONE]` or the `last` one, or its end: whether the answer is complete
-    then, says the answer."""
-    source = EventSource(secrets)
+    then, says the answer. Raises Fault if there is none."""
+    source, came = EventSource(secrets), False
     async for piece in pieces:
         for body in source.feed(piece):
-            yield body
+            came = True
+            yield Received(body, headers)
             if last(body):
                 return
         if source.ended:
-            return
-    for body in source.end():
-        yield body
+            break
+    else:
+        for body in source.end():
+            came = True
+            yield Received(body, headers)
+    if not came:
+        raise no_stream(headers)
