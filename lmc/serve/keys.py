@@ -173,17 +173,12 @@ class Keyring:
     def __init__(self, keys: Collection[str | Key], clock: Callable[[], float] = time.monotonic) -> None:
         made = [Key.of(key, f"key {i}") if isinstance(key, str) else key for i, key in enumerate(keys, 1)]
         self._accounts = {key.digest: Account(key, clock) for key in made}
-        self._nobody = Account(None, clock)
+        self.nobody = Account(None, clock)  # of requests without a key
 
     @property
     def open(self) -> bool:
         """Return whether no key is required."""
         return not self._accounts
-
-    @property
-    def nobody(self) -> Account:
-        """Return the account of requests without a key."""
-        return self._nobody
 
     def account(self, token: str) -> Account | None:
         """Return the account of a key, by digests, whose comparison reveals nothing of keys; None for an unknown

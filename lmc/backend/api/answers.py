@@ -54,10 +54,14 @@ class Answering(ABC):
         name = self.dispensable(fault)
         if name is None or name in known:
             return False
+        self.leave_out(name, fault.message)
+        return True
+
+    def leave_out(self, name: str, why: str) -> None:
+        """Leave a parameter out from now on."""
         if name not in self._cannot:
             self._cannot.add(name)
-            log("backend", f"{self.name} does not take {name}: {fault.message}")
-        return True
+            log("backend", f"{self.name} does not take {name}: {why}")
 
     @abstractmethod
     async def requested(self, place: PromptNode, ask: Gen, beyond: Beyond | None, feed: Feed | None, tally: AttemptUsage) -> ServerReply:

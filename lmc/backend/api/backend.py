@@ -67,10 +67,12 @@ class ApiBackend(Answering, SharedBackend):
     def forked(self, parent: int) -> None:
         self._loop.forked(parent)
         if self._loop.error is not None:
-            error = BackendError(f"{self.name}: {self._loop.error.message}")
-            for work in list(self._works):
-                if work.after is None:
-                    work.fail(error)
+            self._fail_all(BackendError(f"{self.name}: {self._loop.error.message}"))
+
+    def _fail_all(self, error: BackendError | CancelledError) -> None:
+        for work in list(self._works):
+            if work.after is None:
+                work.fail(error)
 
     # overridden by subclasses
 
@@ -187,10 +189,7 @@ class ApiBackend(Answering, SharedBackend):
 
     def close(self) -> None:
         """Cancel running requests, close the connections and end the thread; idempotent."""
-        error = CancelledError(f"{self.name} was closed before the answer was complete")
-        for work in list(self._works):
-            if work.after is None:
-                work.fail(error)
+        self._fail_all(CancelledError(f"{self.name} was closed before the answer was complete"))
         self._loop.close()
 
     def __repr__(self) -> str:
@@ -259,13 +258,10 @@ class ApiBackend(Answering, SharedBackend):
                 await self.warm(place, work.hints)
             work.complete(place)
         except asyncio.CancelledError:
-            error = CancelledError("the request was cancelled before its answer was complete")
-            work.fail(error)
-            work.complete(error)
+            work.end(CancelledError("the request was cancelled before its answer was complete"))
             raise
         except Exception as error:  # it belongs to this request: raised to the reader of the answer
-            work.fail(error)
-            work.complete(error)
+            work.end(error)
 
     async def _answered(self, place: PromptNode, work: Submission) -> PromptNode:
         """Return the prompt's end when all requests of a submission are answered."""
@@ -376,11 +372,8 @@ def _begin(backend: weakref.ref[ApiBackend], inbox: SubmissionInbox) -> None:
     found, works = backend(), list[Submission]()
     while inbox:
         work = inbox.popleft()
-        if found is None or work.abandoned:
-            error = CancelledError("the answer is no longer awaited")
-            work.fail(error)
-            work.complete(error)
-        elif work.after is None:
+        work.abandoned |= found is None
+        if work.is_wanted():
             works.append(work)
     if found is not None:
         found.begin(works)

@@ -406,8 +406,7 @@ class Completions(ApiBackend):
             except Fault as fault:
                 if fault.status not in (400, 422) or not any(names(fault, key) for key in ("echo", "logprobs", "max_tokens")):
                     raise
-                log("backend", f"{self.name} does not score text: {fault.message}")
-                self._cannot.add("echo")
+                self.leave_out("echo", fault.message)
         return await self.choose_by_answer(place, ask, tally)
 
     async def _scored(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:

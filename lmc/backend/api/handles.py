@@ -58,6 +58,17 @@ class Submission:
             if result is not None:
                 result.fail(error)
 
+    def end(self, error: BaseException) -> None:
+        """Fail it, and let what waits for its end go on."""
+        self.fail(error)
+        self.complete(error)
+
+    def is_wanted(self) -> bool:
+        """Return whether it is still to be answered; end it if it is not."""
+        if self.after is None and self.abandoned:
+            self.end(CancelledError("the answer is no longer awaited"))
+        return self.after is None
+
 
 class SubmissionTicket:
     """Keeps a submission wanted; when it is freed, the request ends."""

@@ -27,7 +27,7 @@ from lmc.backend.api.replies import ServerReply
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 from lmc.config import log
-from lmc.errors import BackendError, CancelledError, LmcError, PromptTooLongError
+from lmc.errors import BackendError, LmcError, PromptTooLongError
 from lmc.segments import Gen, Given, Text
 
 _MOST = 256  # most requests of a list
@@ -85,12 +85,8 @@ class Listed(Completions):
                 self.alone(work)  # each of them fails with it
         else:
             for work in works:
-                if work.after is None and not work.abandoned:
+                if work.is_wanted():
                     self._begin_one(work)
-                elif work.after is None:
-                    error = CancelledError("the answer is no longer awaited")
-                    work.fail(error)
-                    work.complete(error)
 
     def _begin_one(self, work: Submission) -> None:
         if not self._is_plain(work):
@@ -116,8 +112,7 @@ class Listed(Completions):
             return
         before = work.parent.work.after if work.parent is not None else ROOT
         if isinstance(before, BaseException):
-            work.fail(before)
-            return work.complete(before)
+            return work.end(before)
         assert before is not None
         last = work.segments[-1]
         ask = last if isinstance(last, Gen) else None
@@ -131,8 +126,7 @@ class Listed(Completions):
             except Exception as error:  # it belongs to this request: raised to the reader of the answer
                 if isinstance(error, LmcError) and ask is not None:
                     error.loc = error.loc or ask.loc
-                work.fail(error)
-                return work.complete(error)
+                return work.end(error)
         if member is None:
             return self.alone(work)
         if ask is not None:

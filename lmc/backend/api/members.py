@@ -63,8 +63,7 @@ class Member:
 
     def fail(self, error: BaseException) -> None:
         self.over = True
-        self.work.fail(error)
-        self.work.complete(error)
+        self.work.end(error)
 
     @property
     def sent(self) -> Mapping[str, Any]:

@@ -42,7 +42,6 @@ from lmc.backend.base import Beyond, Capabilities, Hints
 from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
-from lmc.config import log
 from lmc.errors import BackendError
 from lmc.fsm.sources import ebnf_of
 from lmc.images import digest
@@ -338,8 +337,7 @@ class SGLang(RemoteBackend):
             listed: Any = items_of_reply(body)[0]["meta_info"].get("output_token_ids_logprobs")
             found = {row[1]: (row[0], row[2] or "") for row in (listed[0] if listed else ())}
             if not found.keys() >= set(wanted):
-                self._cannot.add("token_ids_logprob")
-                log("backend", f"{self.name} does not list the log-probabilities of chosen tokens; choices are scored as prompts")
+                self.leave_out("token_ids_logprob", "it lists no log-probabilities of chosen tokens; choices are scored as prompts")
                 return None
             texts.update({token: text for token, (_, text) in found.items()})
             return {token: found[token][0] for token in wanted}

@@ -26,7 +26,6 @@ from lmc.backend.base import Beyond, Capabilities
 from lmc.backend.results import Output
 from lmc.backend.usage import Prices, Usage
 from lmc.chat import ChatTemplate
-from lmc.config import log
 from lmc.errors import BackendError
 from lmc.segments import Gen, Select
 
@@ -245,20 +244,15 @@ class VLLM(RemoteBackend):
             for (context, tokens), found in zip(some.items(), await self.client.call(lambda: request, usage_of, read, tally), strict=True):
                 if found.keys() >= tokens:
                     known.setdefault(context, {}).update({token: found[token] for token in tokens})
-                elif "logprob_token_ids" not in self._cannot:
-                    self._cannot.add("logprob_token_ids")
-                    log(
-                        "backend",
-                        f"{self.name} does not list the log-probabilities of chosen tokens (vLLM does since 0.23); choices are scored as whole prompts",
-                    )
+                else:
+                    self.leave_out("logprob_token_ids", "it lists no log-probabilities of chosen tokens (vLLM does since 0.23); choices are scored as prompts")
 
         try:
             await asyncio.gather(*[ask(some) for some in _named_at_once(contexts)])
         except Fault as fault:
             if fault.status not in (400, 422) or "logprob" not in fault.message:
                 raise
-            self._cannot.add("logprob_token_ids")
-            log("backend", f"{self.name} does not list the log-probabilities of chosen tokens: {fault.message}")
+            self.leave_out("logprob_token_ids", fault.message)
         words = self._prompts.tokens.words if self._prompts.tokens is not None else None
         if words is not None:
             texts.update({token: words.decode([token], with_specials=True, at_start=False) for row in scoring.rows for token in row.own})
