@@ -33,7 +33,7 @@ from lmc.backend.engine.request_results import Finished
 from lmc.backend.engine.riders import equals
 from lmc.backend.engine.runner import AheadRunner, Runner
 from lmc.backend.engine.scheduler import Scheduler
-from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, feeder, hearer, stretches
+from lmc.backend.local_steps import LocalHandle, LocalResult, Step, StepState, bounded, stretches, teller
 from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, charge
 from lmc.chat import ChatTemplate
@@ -362,7 +362,9 @@ class LocalBackend(SharedBackend):
             requests = self._with_tools(step, step.ask, place)
         elif isinstance(step.ask, Gen):
             ask = bounded(step.ask, step.hints.reserve)
-            requests = self._builder.gen(ask, place, order, feeder(ref), lambda done: self._answered(ref, done), lambda after: self._select_behind(ref, after))
+            requests = self._builder.gen(
+                ask, place, order, teller(ref, "feed"), lambda done: self._answered(ref, done), lambda after: self._select_behind(ref, after)
+            )
         elif isinstance(step.ask, Select):
             request = self._builder.select(step.ask, place, order, lambda done: self._answered(ref, done))
             request.namespace, rider = step.namespace, step.rider
@@ -437,7 +439,9 @@ class LocalBackend(SharedBackend):
         step.streams = step.streams or bool(prompt.tools)  # calls begin as soon as they are complete
         constrained = prompt.constrained(ask)
         self._builder.validate(constrained)
-        return self._builder.gen(constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(feeder(ref), hearer(ref)), answered)
+        return self._builder.gen(
+            constrained, PromptPosition(ROOT.closed, prompt.parts), step.hints.order, prompt.feeder(teller(ref, "feed"), teller(ref, "heard")), answered
+        )
 
     def _script(self, req: Request) -> np.ndarray | None:
         """Return the tokens recorded for its prompt. Looked up once: it takes as long as what else the host does for a request."""

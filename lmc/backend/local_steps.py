@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from lmc.backend.conversing import Trail
 from lmc.backend.engine.eyes import Preparing
 from lmc.backend.engine.prompt_position import ROOT
 from lmc.backend.engine.request import Group, Request
-from lmc.backend.results import Result, Scored
+from lmc.backend.results import Result
 from lmc.backend.usage import Usage, charge
 from lmc.errors import CancelledError
 from lmc.segments import Gen, Given, Image, Part, Segment, Select, Text
@@ -193,22 +193,15 @@ def bounded(ask: Gen, most: int | None) -> Gen:
     return replace(ask, params=replace(p, max_new_tokens=most))
 
 
-def feeder(ref: weakref.ref[Step]) -> Callable[[str, Scored], None]:
-    def feed(delta: str, scored: Scored) -> None:
+def teller(ref: weakref.ref[Step], act: str) -> Callable[..., None]:
+    """Return a function that calls a method of a step's result, while that is wanted."""
+
+    def tell(*args: Any) -> None:
         step = ref()
         if step is not None:
-            step.tell("feed", delta, scored)
+            step.tell(act, *args)
 
-    return feed
-
-
-def hearer(ref: weakref.ref[Step]) -> Callable[[str, Mapping[str, Any]], None]:
-    def hear(name: str, arguments: Mapping[str, Any]) -> None:
-        step = ref()
-        if step is not None:
-            step.tell("heard", name, arguments)
-
-    return hear
+    return tell
 
 
 def stretches(segments: Sequence[Segment], prepare: Callable[[Image], Preparing]) -> list[tuple[tuple[Part | Preparing, ...], Gen | Select | Given | None]]:

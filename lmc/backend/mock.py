@@ -381,17 +381,9 @@ class Mock(SharedBackend):
             computed += length - known
             generated += answer
             passes += answer or 1
-        done = self._counters
-        self._counters = Counters(
-            calls=done.calls + calls,
-            prompt_tokens=done.prompt_tokens + prompt,
-            cached_tokens=done.cached_tokens + cached,
-            prefilled_tokens=done.prefilled_tokens + computed,
-            unique_tokens=done.unique_tokens + computed,
-            generated_tokens=done.generated_tokens + generated,
-            passes=done.passes + passes,
-            rows=done.rows + computed + generated,
-            groups=len(self.groups),
-            twins=self._twins,
-        )
+        new = Counters(
+            calls=calls, prompt_tokens=prompt, cached_tokens=cached, prefilled_tokens=computed, unique_tokens=computed, generated_tokens=generated,
+            passes=passes, rows=computed + generated,
+        )  # fmt: skip
+        self._counters = replace(self._counters + new, groups=len(self.groups), twins=self._twins)
         return self._counters
