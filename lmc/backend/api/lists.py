@@ -185,7 +185,7 @@ class Listed(Completions):
     async def _ask(self, client: Client, server: FleetServer, members: Sequence[Member]) -> None:
         """Send a list, or one request."""
         left = dict(enumerate(members))
-        ticket = Ticket(asyncio.get_running_loop().time(), {}, {})
+        ticket = Ticket(asyncio.get_running_loop().time(), {})
         try:
             try:
                 request = HttpRequest(self.path, {}, self.headers(members[0].place), data=self.listed(members))

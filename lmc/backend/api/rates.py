@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from lmc.config import log
 
@@ -63,13 +63,11 @@ class Bucket:
         self._left = said if said < known else known + _BELIEVED * (said - known)
 
 
-class Ticket:
+class Ticket(NamedTuple):
     """A sent request: its time, and its position in each bucket."""
 
-    __slots__ = ("cost", "places", "then")
-
-    def __init__(self, then: float, cost: Mapping[str, float], places: Mapping[str, float]) -> None:
-        self.then, self.cost, self.places = then, cost, places
+    then: float
+    places: Mapping[str, float]
 
 
 class ConcurrencyLimit:
@@ -187,14 +185,14 @@ class Rates:
         """Wait until a request with this body may be sent."""
         clock = asyncio.get_running_loop().time
         if self.quiet:
-            return Ticket(clock(), {}, {})
+            return Ticket(clock(), {})
         async with self._turn:
             cost = self._cost(body) if self._buckets else {}
             while (wait := self._wait(cost, clock())) > 0:
                 await asyncio.sleep(max(wait, _TICK))
                 cost = self._cost(body) if self._buckets else {}
             places = {name: bucket.take(cost.get(name, 0.0)) for name, bucket in self._buckets.items()}
-            return Ticket(clock(), cost, places)
+            return Ticket(clock(), places)
 
     def _wait(self, cost: Mapping[str, float], now: float) -> float:
         return max(self._paused_until - now, *[bucket.wait(cost.get(name, 0.0), now) for name, bucket in self._buckets.items()], 0.0)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -97,22 +96,18 @@ def prompt_tokens_of(body: Body) -> int:
 def usage_of(body: Body) -> Usage | None:
     """Return the usage of one prompt, whose n answers each report it."""
     metas = _counted(body)
-    return (
-        replace(usage_of_all(body) or Usage(), prompt_tokens=count_of(metas[0].get("prompt_tokens")), cached_tokens=count_of(metas[0].get("cached_tokens")))
-        if metas
-        else None
-    )
+    return _usage(metas[:1], metas)
 
 
 def usage_of_all(body: Body) -> Usage | None:
     """Return the usage of several prompts."""
-    prompt = completion = cached = 0
     metas = _counted(body)
-    for meta in metas:
-        prompt += count_of(meta.get("prompt_tokens"))
-        completion += count_of(meta.get("completion_tokens"))
-        cached += count_of(meta.get("cached_tokens"))
-    return Usage(prompt, completion, cached, 0, 1, 0) if metas else None
+    return _usage(metas, metas)
+
+
+def _usage(prompts: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]) -> Usage | None:
+    prompt, cached = (sum(count_of(meta.get(name)) for meta in prompts) for name in ("prompt_tokens", "cached_tokens"))
+    return Usage(prompt, sum(count_of(meta.get("completion_tokens")) for meta in answers), cached, 0, 1, 0) if answers else None
 
 
 def listed_tokens(rows: Any) -> Listed | None:
