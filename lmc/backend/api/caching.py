@@ -254,7 +254,7 @@ class CacheBook:
         samples  number of equal requests sent with it
         """
         now = self.warmup.clock()
-        hour = self._keeps_hour(prompt, site, now)
+        hour = self.ttl == "1h" or (self.ttl == "auto" and self._sites.get(site, _PromptStatistics()).late)
         points = self._points(prompt, shared, site, again, samples, now)
         self._note(prompt, site, now)
         marked: list[int] = []
@@ -313,11 +313,6 @@ class CacheBook:
     def _was_sent(self, key: bytes, now: float) -> bool:
         sent = self._sent.get(key)
         return sent is not None and now - sent[0] < 3600.0
-
-    def _keeps_hour(self, prompt: BlockedPrompt, site: Hashable, now: float) -> bool:
-        if self.ttl != "auto":
-            return self.ttl == "1h"
-        return self._sites.get(site, _PromptStatistics()).late
 
     def _note(self, prompt: BlockedPrompt, site: Hashable, now: float) -> None:
         own = self._sites.setdefault(site, _PromptStatistics())

@@ -81,7 +81,7 @@ class Client:
             self.heard(ticket, received.headers)
             reported = self.usage(usage, received.body, sent.body)
             account.reported(reported, received.origin)
-            self._answered(ticket, sent, reported)
+            self._answered(sent, reported)
             with reading(received.origin):
                 return read(received.body)
 
@@ -108,7 +108,7 @@ class Client:
                 with reading(last.origin):
                     into.add(last.body)
             account.reported(reported, last.origin)
-            self._answered(ticket, sent, reported)
+            self._answered(sent, reported)
             with reading(last.origin):
                 return into.result()
 
@@ -146,9 +146,9 @@ class Client:
         self._reached |= bool(headers)
         self.rates.heard(ticket, headers, self.patience.timeout)
 
-    def _answered(self, ticket: Ticket, sent: HttpRequest, usage: Usage | None) -> None:
+    def _answered(self, sent: HttpRequest, usage: Usage | None) -> None:
         self._reached = True
-        self.rates.answered(ticket, sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
+        self.rates.answered(sent.body, *((usage.prompt_tokens, usage.completion_tokens) if usage is not None else (0, 0)))
 
     async def _patiently(self, request: Callable[[], HttpRequest], attempt: Callable[[HttpRequest, Ticket, AttemptAccount], Any], tally: AttemptUsage) -> Any:
         number = 0

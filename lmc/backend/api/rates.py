@@ -220,7 +220,7 @@ class Rates:
             bucket.told(limit, remaining, max(rate, _SMALLEST), ticket.places.get(name, 0.0), ticket.then, now)
             self.room.open()
 
-    def answered(self, ticket: Ticket, body: Mapping[str, Any], prompt: int, completion: int) -> None:
+    def answered(self, body: Mapping[str, Any], prompt: int, completion: int) -> None:
         """Record that a request was answered, and cost that many tokens."""
         self.room.grow()
         if self._buckets and prompt > 0:
