@@ -30,15 +30,8 @@ def keys_of(prompt: Sequence[int] | str) -> Keys:
     """Return a key for each whole number of blocks that a prompt begins with; equal keys, equal prefixes (up to 64-bit
     collisions, which cost a wrong guess)."""
     if isinstance(prompt, str):
-        data, size = prompt.encode("utf-32-le", "surrogatepass"), 4 * _CHARACTERS
-    else:
-        data, size = array("i", prompt).tobytes(), 4 * BLOCK
-    key = 0
-    found: list[int] = []
-    for end in range(size, len(data) + 1, size):
-        key = hash((key, data[end - size : end]))
-        found.append(key)
-    return tuple(found)
+        return extended((), "", prompt)[0]
+    return _keys((), array("i", prompt).tobytes(), 4 * BLOCK)
 
 
 def extended(keys: Keys, rest: str, text: str) -> tuple[Keys, str]:
@@ -47,11 +40,17 @@ def extended(keys: Keys, rest: str, text: str) -> tuple[Keys, str]:
     rest += text
     if len(rest) < _CHARACTERS:
         return keys, rest
-    found, key, whole = list(keys), keys[-1] if keys else 0, len(rest) // _CHARACTERS * _CHARACTERS
-    for at in range(0, whole, _CHARACTERS):
-        key = hash((key, rest[at : at + _CHARACTERS].encode("utf-32-le", "surrogatepass")))
+    whole = len(rest) // _CHARACTERS * _CHARACTERS
+    return _keys(keys, rest[:whole].encode("utf-32-le", "surrogatepass"), 4 * _CHARACTERS), rest[whole:]
+
+
+def _keys(keys: Keys, data: bytes, size: int) -> Keys:
+    """Return the keys of a prompt extended by whole blocks of so many bytes."""
+    found, key = list(keys), keys[-1] if keys else 0
+    for end in range(size, len(data) + 1, size):
+        key = hash((key, data[end - size : end]))
         found.append(key)
-    return tuple(found), rest[whole:]
+    return tuple(found)
 
 
 class Prefixes:
