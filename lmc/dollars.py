@@ -53,7 +53,7 @@ def before(graph: Graph, backend: Backend, seen: Mapping[int, Total]) -> Dollars
     """Estimate a run of a planned graph; of several backends as one, what those cost that have prices. None if there are none. `seen`: cost of its
     requests in runs so far, by index in `graph.ops()`."""
     parts = [
-        _part(graph, each, asks, prices, getattr(each, "cache_rules", None), seen)
+        _cost_of(graph, each, asks, prices, getattr(each, "cache_rules", None), seen)
         for each, asks in _by_backend(graph, backend).items()
         if (prices := each.capabilities.prices) is not None
     ]
@@ -65,7 +65,7 @@ def in_batches(graph: Graph, backend: Backend, seen: Mapping[int, Total]) -> Dol
     found = _by_backend(graph, backend)
     if not all(getattr(each, "has_batches", False) for each in found):
         return None
-    parts = [_part(graph, each, asks, prices.batched, None, seen) for each, asks in found.items() if (prices := each.capabilities.prices) is not None]
+    parts = [_cost_of(graph, each, asks, prices.batched, None, seen) for each, asks in found.items() if (prices := each.capabilities.prices) is not None]
     return _together(graph, parts)
 
 
@@ -86,7 +86,7 @@ def _by_backend(graph: Graph, backend: Backend) -> dict[Backend, list[_Ask]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _BackendCost:
     """What one backend's requests cost: as Dollars, `most` by block."""
 
     certain: float
@@ -96,7 +96,7 @@ class _Part:
     guessed: int
 
 
-def _together(graph: Graph, parts: Sequence[_Part]) -> Dollars | None:
+def _together(graph: Graph, parts: Sequence[_BackendCost]) -> Dollars | None:
     if not parts:
         return None
     whole = {label: sum(part.most.get(label, 0.0) for part in parts) for each in parts for label in each.most}
@@ -104,7 +104,7 @@ def _together(graph: Graph, parts: Sequence[_Part]) -> Dollars | None:
     return Dollars(certain, expected, costliest(graph, whole), prompts, max(part.guessed for part in parts))
 
 
-def _part(graph: Graph, backend: Any, asks: Sequence[_Ask], prices: Prices, rules: CacheRules | None, seen: Mapping[int, Total]) -> _Part:
+def _cost_of(graph: Graph, backend: Any, asks: Sequence[_Ask], prices: Prices, rules: CacheRules | None, seen: Mapping[int, Total]) -> _BackendCost:
     per_byte: float = getattr(backend, "tokens_per_byte", 0.25)
     count: Callable[[str], float] = getattr(backend, "count_tokens", None) or (lambda text: len(text.encode("utf-8", "surrogatepass")) * per_byte)
     every = [(i, op) for i, op in enumerate(graph.ops()) if trait(op) == "samples"]  # of other backends, too: their answers are in prompts
@@ -132,7 +132,7 @@ def _part(graph: Graph, backend: Any, asks: Sequence[_Ask], prices: Prices, rule
     for _, op, label in asks:
         answers = limits[op.results[1]] * _samples(op)
         whole[label] = whole.get(label, 0.0) + (longest.of[op.operands[0]] * prompt + answers * prices.completion) / 1e6  # type: ignore[index]
-    return _Part(certain, expected, whole, prompts, mean.guessed)
+    return _BackendCost(certain, expected, whole, prompts, mean.guessed)
 
 
 def of_program(program: CompiledProgram) -> Iterator[str]:
