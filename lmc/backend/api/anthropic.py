@@ -19,7 +19,7 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Received, reading
 from lmc.backend.api.handles import Feed
 from lmc.backend.api.messages import MESSAGES, conversation
-from lmc.backend.api.network import check_client_options, missing
+from lmc.backend.api.network import check_client_options, imported
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.replies import Sample, ServerReply
 from lmc.backend.api.sdk import SdkWire, client_of_sdk
@@ -242,10 +242,7 @@ _THINKING_ROOM = 1 << 14  # tokens for a choice of a model whose thinking cannot
 
 def _wire_maker(client: Any, timeout: float, options: Mapping[str, Any]) -> Callable[[], AnthropicWire]:
     check_client_options("Anthropic", options)
-    try:
-        import anthropic
-    except ImportError as error:
-        raise missing("lmc.Anthropic", "anthropic", "anthropic", error) from None
+    anthropic = imported("lmc.Anthropic", "anthropic")
     if client is not None:  # with its default time-out the SDK refuses long answers that are not streamed
         limit = {"timeout": timeout} if client.timeout == anthropic.DEFAULT_TIMEOUT else {}
         return lambda: AnthropicWire(client.with_options(max_retries=0, **limit), anthropic)

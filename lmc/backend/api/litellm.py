@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Literal
 
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, gemini_rules, rules_of
@@ -12,7 +11,7 @@ from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
 from lmc.backend.api.messages import MESSAGES
-from lmc.backend.api.network import check_client_options, http_errors, missing
+from lmc.backend.api.network import check_client_options, http_errors, imported
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import check_key, secrets_of_headers, secrets_of_url
 from lmc.backend.api.terms import BEGIN, ApiTerms, OnRefusal
@@ -64,10 +63,7 @@ class LiteLLM(Completions):
             raise ParameterError(f"cache={cache!r}: {model_name} is not known to have a prompt cache that requests control; leave cache= out")
         if chat_template is not None:
             raise UnsupportedOpError("LiteLLM(chat_template=…)", "LiteLLM", "it takes messages; leave it out")
-        try:
-            import litellm
-        except ImportError as error:
-            raise missing("lmc.LiteLLM", "litellm", "litellm", error) from None
+        litellm = imported("lmc.LiteLLM", "litellm")
         rules = (
             None
             if cache == "off"
@@ -114,10 +110,7 @@ class VertexAI(LiteLLM):
         credentials: str | None = None,
         **options: Any,
     ) -> None:
-        try:
-            import_module("google.auth")
-        except ImportError as error:
-            raise missing("lmc.VertexAI", "google-auth", "vertexai") from error
+        imported("lmc.VertexAI", "google-auth", "vertexai")
         listed = [{"category": name, "threshold": at} for name, at in safety_settings.items()] if isinstance(safety_settings, Mapping) else safety_settings
         given = {
             "vertex_project": project or os.environ.get("GCP_PROJECT_ID"),

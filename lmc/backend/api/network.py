@@ -43,6 +43,15 @@ def missing(what: str, package: str, extra: str, error: ImportError | None = Non
     return _missing(what, [package], extra, f"which cannot be imported ({error})" if broken else "")
 
 
+def imported(what: str, package: str, extra: str = "") -> Any:
+    """Return the module of `what`, on whose package it is. Raises MissingPackageError."""
+    module = package.replace("-", ".")
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing(what, package, extra or package, None if module.startswith(error.name or module) else error) from None
+
+
 def check_client_options(what: str, options: Mapping[str, Any]) -> None:
     """Refuse sampling parameters among the options of an SDK's client, which take no effect there."""
     name = next((name for name in options if name in _SAMPLING), None)

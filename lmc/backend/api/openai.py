@@ -15,7 +15,7 @@ from lmc.backend.api.bodies import not_taken
 from lmc.backend.api.client import Patience
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Fault, HttpRequest, Received, reading
-from lmc.backend.api.network import check_client_options, missing
+from lmc.backend.api.network import check_client_options, imported
 from lmc.backend.api.redaction import check_key, check_url, shown
 from lmc.backend.api.sdk import SdkWire, client_of_sdk
 from lmc.backend.api.terms import BEGIN, ApiTerms, OnRefusal
@@ -149,10 +149,7 @@ def _wire_maker(
 ) -> Callable[[], OpenAIWire]:
     """Return a factory of the wire on the loop; that the SDK is installed and takes the options is checked before."""
     check_client_options("OpenAI", options)
-    try:
-        import openai
-    except ImportError as error:
-        raise missing("lmc.OpenAI", "openai", "openai", error) from None
+    openai = imported("lmc.OpenAI", "openai")
     if client is not None:
         check_key(client.api_key)
         return lambda: OpenAIWire(client.with_options(max_retries=0), openai, api)
