@@ -66,7 +66,7 @@ def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
             if kind == "json_schema":
                 if checker_of(source).wrong(said) is None or (cut and said.lstrip().startswith(_OPENING)):
                     return True
-            elif (begins if cut else allows)(kind, source, said):
+            elif any((begins if cut else allows)(kind, each, said) for each in _readings(source, said)):
                 return True
     except ConstraintError as error:
         log("backend", f"an answer is taken as the server gave it: {error.message}")
@@ -75,6 +75,13 @@ def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
 
 
 _OPENING = ("{", "[", '"')
+
+
+def _readings(regex: str, text: str) -> tuple[str, ...]:
+    """Return a regex, and the same with Unicode's classes, which some servers have, where it makes a difference."""
+    return (regex,) if text.isascii() or "(?a" in regex else (regex, f"(?u){regex}")
+
+
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
 
 
