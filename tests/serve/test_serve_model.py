@@ -146,7 +146,8 @@ async def test_texts_become_token_ids_and_token_ids_texts(engine):
         assert "messages" in info["chat_template"] and info["bos_token"] == "<|im_start|>"
         assert info["tokenizer_class"] and info["add_bos_token"] is False and info["model_max_length"] == found["max_model_len"]
         for path, body, param in (
-            ("tokenize", {**message, "prompt": "x"}, "prompt"), ("tokenize", {"messages": []}, "messages"), ("tokenize", {}, "prompt"), ("detokenize", {"tokens": [10**8]}, "tokens"),
+            ("tokenize", {**message, "prompt": "x"}, "prompt"), ("tokenize", {"messages": []}, "messages"), ("tokenize", {}, "prompt"),
+            ("detokenize", {"tokens": [10**8]}, "tokens"),
             ("detokenize", {"tokens": [1] * engine.capabilities.max_context}, "tokens"), ("detokenize", {"tokens": [1], "model": "gpt-9"}, "model"),
         ):  # fmt: skip
             refused = await client.post(f"/{path}", json=body)
