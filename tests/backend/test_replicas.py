@@ -12,7 +12,6 @@ import weakref
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import cycle
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +35,7 @@ from tests.backend import engine_fakes
 from tests.backend.engine_fakes import gen
 from tests.backend.gated import InPieces
 from tests.conformance.harness import differences_through
-from tests.conformance.table import CARRIED
+from tests.conformance.table import CARRIED, carried
 from tests.pictures import png
 from tests.searching import some
 from tests.waiting import until
@@ -100,7 +99,7 @@ def requests(backend: Replicas) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:text contains")
-@some("name, compiled", zip(CARRIED, cycle((True, False))), 9)
+@some("name, compiled", carried(1), 10)
 def test_programs_mean_the_same(name, compiled):
     @contextmanager
     def by_two(engine: Any):

@@ -46,3 +46,8 @@ def tagged(*tags: str) -> dict[str, Case]:
 _ASKING = ("forks", "samples", "constraints", "choices", "scopes", "sub_programs")
 CARRIED = {name: case for name, case in tagged(*_ASKING).items() if "async" not in case.tags}
 """Those that ask a backend in every way there is: what carries requests elsewhere runs them. Which of several tasks is first depends on when answers come."""
+
+
+def carried(first: int) -> list[tuple[str, bool]]:
+    """Those, and whether they are run compiled: in turn, also if each tenth is taken."""
+    return [(name, (i + i // 10) % 2 == first) for i, name in enumerate(CARRIED)]
