@@ -16,6 +16,7 @@ from PIL import Image as pillow
 
 from lmc.backend.engine.models.loader import load
 from lmc.backend.engine.models.vision import Vision
+from lmc.backend.local import LocalBackend
 from lmc.backend.local_model import Engine
 from lmc.segments import Gen, Image, SamplingParams, Text
 from tests.backend.engine_fakes import reserving_little
@@ -297,7 +298,7 @@ class Pair:
             engine.check()
 
 
-def together(engine: Engine, prompts: Sequence[Sequence[Any]], ask: Gen) -> list[list[int]]:
+def together(engine: LocalBackend, prompts: Sequence[Sequence[Any]], ask: Gen) -> list[list[int]]:
     """Tokens of prompts and answers that are all asked before the engine's loop goes on, so that they wait for room together."""
     held, all_asked = threading.Event(), threading.Event()
 

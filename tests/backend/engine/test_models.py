@@ -252,13 +252,15 @@ def test_safetensors_of_each_family(saved, family):
     ids = torch.randint(0, 96, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = their_logits(theirs, ids)
     spread = float(expected.std())
-    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25))[: None if family in KINDS else 2]:
+    for dtype, tolerance in (("float32", 1e-4), (None, 1e-2), ("float16", 3e-2), ("bfloat16", 0.25)):
         loaded = load(str(folder), dtype=dtype)
         found, near = all_logits(loaded, ids), {"atol": tolerance * spread, "rtol": 1e-3}
         if loaded.config.num_experts and dtype != "float32":  # a row for which rounding changes the experts is another
             assert torch.isclose(found, expected, **near).all(1).float().mean() > 0.8
         else:
             torch.testing.assert_close(found, expected, **near)
+        if dtype is None and family not in KINDS:
+            break
     assert loaded.config.eos_token_ids == (2,) and isinstance(loaded.model, LlamaModel)
 
 
