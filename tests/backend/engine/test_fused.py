@@ -34,8 +34,7 @@ def causal(q, keys, values):
     return F.scaled_dot_product_attention(q.transpose(0, 1), k, v, is_causal=True).transpose(0, 1).contiguous()
 
 
-@pytest.mark.parametrize("spread", [False, True])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "spread"), [("llama", False), ("llama", True), ("qwen3", False), ("mixtral", True), ("qwen3_moe", False)])
 def test_each_layer_gives_the_references_numbers(name, spread, tmp_path):
     pytest.importorskip("triton")
     from lmc.backend.engine.models.fused import FusedLlama
