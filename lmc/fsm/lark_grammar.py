@@ -121,23 +121,8 @@ class _LarkReader:
         key = f"{name}{{{self.templates.setdefault((name, args), len(self.templates))}}}" if args else name
         if key not in self.rules:
             self.rules[key] = EMPTY  # named from inside: there already
-            self.rules[key] = self.in_rule(tree, dict(zip(params, args)), name)
+            self.rules[key] = self.read(tree, name, dict(zip(params, args)))
         return Ref(key)
-
-    def in_rule(self, tree: Any, args: Mapping[str, Node], rule: str) -> Node:
-        """Return the tree of the right-hand side of a rule."""
-        from lark.grammar import NonTerminal, Terminal
-
-        if isinstance(tree, NonTerminal):
-            return args[tree.name] if tree.name in args else self.rule(str(tree.name), ())
-        if isinstance(tree, Terminal):
-            return seq(self.term(str(tree.name)), self.gap)
-        if tree.data == "template_usage":
-            name, *given = tree.children
-            return self.rule(str(name.name), tuple(self.in_rule(g, args, rule) for g in given))
-        if tree.data in ("literal", "range"):
-            return seq(self.pattern(tree, rule), self.gap)
-        return self.combined(tree, rule, lambda part: self.in_rule(part, args, rule))
 
     def term(self, name: str) -> Node:
         if name not in self.made:
@@ -154,34 +139,37 @@ class _LarkReader:
             if name in self.open:
                 raise ConstraintError(f"lark: terminal {name} refers to itself; make it a rule")
             self.open.add(name)
-            self.made[name] = parse_part(_ESCAPED_STRING) if tree == _escaped_string() else self.in_term(tree, name)
+            self.made[name] = self.read(tree, name)
             self.open.remove(name)
         return self.made[name]
 
-    def in_term(self, tree: Any, name: str) -> Node:
-        from lark.grammar import Terminal
+    def read(self, tree: Any, name: str, args: Mapping[str, Node] | None = None) -> Node:
+        """Return the tree of the right-hand side of a terminal, or of a rule, which has the arguments of its template."""
+        from lark.grammar import NonTerminal, Terminal
 
+        gap = EMPTY if args is None else self.gap
         if isinstance(tree, Terminal):
-            return self.term(str(tree.name))
-        if tree == _escaped_string():
+            return seq(self.term(str(tree.name)), gap)
+        if isinstance(tree, NonTerminal):
+            return args[tree.name] if args and tree.name in args else self.rule(str(tree.name), ())
+        if args is None and tree == _escaped_string():
             return parse_part(_ESCAPED_STRING)
-        if tree.data in ("literal", "range"):
-            return self.pattern(tree, name)
-        return self.combined(tree, name, lambda part: self.in_term(part, name))
-
-    def combined(self, tree: Any, name: str, read: Any) -> Node:
         parts = tree.children
         match tree.data:
+            case "template_usage":
+                return self.rule(str(parts[0].name), tuple([self.read(part, name, args) for part in parts[1:]]))
+            case "literal" | "range":
+                return seq(self.pattern(tree, name), gap)
             case "expansions":
-                return one_of([read(p) for p in parts])
+                return one_of([self.read(part, name, args) for part in parts])
             case "expansion":
-                return seq(*(read(p) for p in parts))
+                return seq(*[self.read(part, name, args) for part in parts])
             case "value" | "alias":
-                return read(parts[0])
+                return self.read(parts[0], name, args)
             case "maybe":
-                return repeat(read(parts[0]), 0, 1)
+                return repeat(self.read(parts[0], name, args), 0, 1)
             case "expr":
-                return _repeated(read(parts[0]), [str(p) for p in parts[1:]])
+                return _repeated(self.read(parts[0], name, args), [str(p) for p in parts[1:]])
             case other:
                 raise ConstraintError(f"lark: {name}: {other} cannot be used in a constraint")
 

@@ -96,15 +96,11 @@ class _FormatReader:
         kind = given.get("type", "tag" if "begin" in given else None)
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise _wrong(at, f"has the type {kind!r}, which cannot be enforced; there are {', '.join(_FIELDS)}")
-        if unknown := set(given) - _FIELDS[kind] - {"type"}:
-            raise _wrong(at, f"has {min(unknown)!r}, which cannot be enforced in a {kind}")
+        _check_fields(given, kind, at)
         return _READERS[kind](self, given, at, ends)
 
-    def formats(self, given: Mapping[str, Any], field: str, at: str, ends: Sequence[str]) -> list[Node]:
-        parts = given.get(field)
-        if not isinstance(parts, list) or not parts:
-            raise _wrong(f"{at}/{field}", "must be a list that is not empty")
-        return [self.format(part, f"{at}/{field}/{i}", ends) for i, part in enumerate(parts)]
+    def formats(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> list[Node]:
+        return [self.format(part, f"{at}/elements/{i}", ends) for i, part in enumerate(_some(given, "elements", at))]
 
     def content(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         return self.format(given.get("content"), f"{at}/content", ends)
@@ -153,21 +149,6 @@ class _FormatReader:
         except ConstraintError as error:
             raise _wrong(at, f"cannot be enforced: {error.message}") from None
 
-    def sequence(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return seq(*self.formats(given, "elements", at, ends))
-
-    def or_(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return one_of(self.formats(given, "elements", at, ends))
-
-    def optional(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return repeat(self.content(given, at, ends), 0, 1)
-
-    def plus(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return repeat(self.content(given, at, ends), 1, None)
-
-    def star(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return repeat(self.content(given, at, ends), 0, None)
-
     def repeat(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         low, high = given.get("min", 0), given.get("max")
         if not isinstance(low, int) or not 0 <= low <= MAX_REPEAT or not (high is None or high == -1 or (isinstance(high, int) and low <= high <= MAX_REPEAT)):
@@ -185,16 +166,12 @@ class _FormatReader:
         return seq(self.content(given, at, [*ends, *filter(None, own)]), last)
 
     def tags_of(self, given: Mapping[str, Any], at: str) -> list[tuple[str, Mapping[str, Any], str]]:
-        tags = given.get("tags")
-        if not isinstance(tags, list) or not tags:
-            raise _wrong(f"{at}/tags", "must be a list that is not empty")
         found: list[tuple[str, Mapping[str, Any], str]] = []
-        for i, tag in enumerate(tags):
+        for i, tag in enumerate(_some(given, "tags", at)):
             place = f"{at}/tags/{i}"
             if not isinstance(tag, dict) or tag.get("type", "tag") != "tag":
                 raise _wrong(place, "must be a tag")
-            if unknown := set(tag) - _FIELDS["tag"] - {"type"}:
-                raise _wrong(place, f"has {min(unknown)!r}, which cannot be enforced in a tag")
+            _check_fields(tag, "tag", place)
             if not isinstance(tag.get("begin"), str) or not tag["begin"]:
                 raise _wrong(f"{place}/begin", "must be a string that is not empty")
             found.append((tag["begin"], tag, place))
@@ -228,7 +205,12 @@ class _FormatReader:
 
 
 _READERS: Mapping[str, Callable[[_FormatReader, Mapping[str, Any], str, Sequence[str]], Node]] = {
-    kind: getattr(_FormatReader, "or_" if kind == "or" else kind) for kind in _FIELDS
+    "sequence": lambda self, given, at, ends: seq(*self.formats(given, at, ends)),
+    "or": lambda self, given, at, ends: one_of(self.formats(given, at, ends)),
+    "optional": lambda self, given, at, ends: repeat(self.content(given, at, ends), 0, 1),
+    "plus": lambda self, given, at, ends: repeat(self.content(given, at, ends), 1, None),
+    "star": lambda self, given, at, ends: repeat(self.content(given, at, ends), 0, None),
+    **{kind: getattr(_FormatReader, kind) for kind in _FIELDS if hasattr(_FormatReader, kind)},
 }
 
 
@@ -266,6 +248,18 @@ def _renamed(node: Node, prefix: str) -> Node:
     if isinstance(node, Ref):
         return Ref(prefix + node.rule)
     return rebuilt(node, [_renamed(part, prefix) for part in parts_of(node)])
+
+
+def _check_fields(given: Mapping[str, Any], kind: str, at: str) -> None:
+    if unknown := set(given) - _FIELDS[kind] - {"type"}:
+        raise _wrong(at, f"has {min(unknown)!r}, which cannot be enforced in a {kind}")
+
+
+def _some(given: Mapping[str, Any], field: str, at: str) -> list[Any]:
+    found = given.get(field)
+    if not isinstance(found, list) or not found:
+        raise _wrong(f"{at}/{field}", "must be a list that is not empty")
+    return found
 
 
 def _literal(value: Any, at: str) -> Node:
