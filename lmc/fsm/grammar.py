@@ -33,29 +33,14 @@ class Grammar:
     rules: Mapping[str, Node] = field(default_factory=dict[str, Node])
     styles: Sequence[Style] = ()
 
-    @property
-    def named(self) -> Mapping[str, frozenset[str]]:
-        """Return the rules that each rule names, and marks."""
-        return self._survey.named
-
-    @property
-    def chars(self) -> Sequence[Chars]:
-        """Return the sets of characters in all trees."""
-        return self._survey.chars
-
-    @property
-    def parts(self) -> int:
-        """Return the number of parts of all trees, shared ones counted once."""
-        return self._survey.parts
-
     @cached_property
-    def _survey(self) -> _Survey:
-        return _Survey(self.start, self.rules)
+    def survey(self) -> Survey:
+        return Survey(self.start, self.rules)
 
     @cached_property
     def recursive(self) -> frozenset[str]:
         """Return the recursive rules."""
-        return frozenset().union(*cycles(self.named))
+        return frozenset().union(*cycles(self.survey.named))
 
     @cached_property
     def written(self) -> Grammar:
@@ -64,7 +49,7 @@ class Grammar:
 
     @property
     def marks(self) -> Styles:
-        return Styles(self.rules, self.recursive, self.named, self.styles)
+        return Styles(self.rules, self.recursive, self.survey.named, self.styles)
 
     def tree(self, depth: int | None = None, most: int | None = None) -> Node | None:
         """Return the grammar without references: None if it is recursive and no depth is given, or by far too large.
@@ -74,7 +59,7 @@ class Grammar:
         """
         if self.recursive and depth is None:
             return None
-        if (not self.rules and self._survey.places > (most or MAX_NODES)) or self._size(depth or 0) > (most or MAX_NODES):  # before it is written in each style
+        if (not self.rules and self.survey.places > (most or MAX_NODES)) or self._size(depth or 0) > (most or MAX_NODES):  # before it is written in each style
             return None
         if self.styles:
             return self.written.tree(depth, most)
@@ -136,9 +121,9 @@ class Grammar:
 
     def productive(self) -> Grammar:
         """Return the grammar without unproductive parts. Raises ConstraintError if it derives no text."""
-        if self._survey.whole:
+        if self.survey.whole:
             return self
-        productive, known = self._survey.productive, dict[int, Node]()
+        productive, known = self.survey.productive, dict[int, Node]()
         rules = {name: _within(body, productive, known) for name, body in self.rules.items() if name in productive}
         start = _within(self.start, productive, known)
         if start == NOTHING:
@@ -179,7 +164,7 @@ def cycles(ways: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
     return found
 
 
-class _Survey:
+class Survey:
     """Properties of the parts of a grammar, found in one visit of each.
 
     named   by rule, the rules that it names, and marks

@@ -17,7 +17,7 @@ from typing import Any
 from lmc.fsm.json_shapes import wrong
 from lmc.fsm.json_styles import CLOSE, ITEM, KEY, MODEL, OPEN, Style
 from lmc.fsm.json_text import string
-from lmc.fsm.nodes import EMPTY, Concat, Node, NodeGraph, one_of, seq, text
+from lmc.fsm.nodes import EMPTY, NOTHING, Concat, Node, NodeGraph, one_of, seq, text
 from lmc.fsm.regex import parse
 
 WHITESPACE = ("model", "compact", "any")
@@ -136,6 +136,10 @@ class Layout:
         if inner == EMPTY:
             return seq(text(marks[0]), self.gap, text(marks[1]))
         return seq(text(marks[0]), self.open, inner, self.close, text(marks[1]))
+
+    def maybe_empty(self, marks: str, inner: Node, *, empty: bool) -> Node:
+        """Return brackets around some parts, NOTHING if there are none; or, if they may be `empty`, around nothing."""
+        return one_of([self.bracketed(marks, EMPTY) if empty else NOTHING, self.bracketed(marks, inner)])
 
     def member(self, key: Node, value: Node) -> Node:
         return seq(key, self.key, value)

@@ -132,17 +132,19 @@ class References:
             pointer = pointer.rpartition("/")[0]
         return self._bases[pointer]
 
-    @cached_property
+    @property
     def _bases(self) -> Mapping[str, str]:
         """Return, by pointer of each resource, its address."""
-        _ = self._places
-        return self._found_bases
+        return self._resources[0]
 
-    @cached_property
+    @property
     def _places(self) -> Mapping[str, SchemaPointer]:
         """Return, by address, resources and schemas with an anchor."""
-        places: dict[str, SchemaPointer] = {}
-        self._found_bases: dict[str, str] = {"": ""}
+        return self._resources[1]
+
+    @cached_property
+    def _resources(self) -> tuple[Mapping[str, str], Mapping[str, SchemaPointer]]:
+        bases, places = {"": ""}, dict[str, SchemaPointer]()
         root = SchemaPointer(self.root, "")
         for place, base in self._schemas(root, "") if self._has_names_inside or not isinstance(self.root, dict) else ((root, ""),):
             schema: Any = place.schema
@@ -152,7 +154,7 @@ class References:
                 if anchor and self.draft <= 7:
                     places.setdefault(f"{address}#{anchor}", place)
                 if address != base or not place.pointer:
-                    self._found_bases[place.pointer] = base = address
+                    bases[place.pointer] = base = address
                     places.setdefault(address, place)
             elif not place.pointer:
                 places[""] = place
@@ -161,7 +163,7 @@ class References:
                     places.setdefault(f"{base}#{name}", place)
                     if keyword == "$dynamicAnchor":
                         self._dynamic.setdefault(name, []).append(base)
-        return places
+        return bases, places
 
     @cached_property
     def _has_names_inside(self) -> bool:

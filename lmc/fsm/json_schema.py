@@ -386,10 +386,7 @@ class _Compiler:
             go_on = seq(self.layout.item, first[i], more)
             more = one_of([EMPTY, go_on]) if i >= low else go_on
         inner = NOTHING if high == 0 else seq(first[0] if first else rest, more)
-        return one_of([
-            self.layout.bracketed("[]", EMPTY) if low == 0 else NOTHING,
-            self.layout.bracketed("[]", inner) if inner != NOTHING else NOTHING,
-        ])  # fmt: skip
+        return self.layout.maybe_empty("[]", inner, empty=low == 0)
 
     def few_values(self, shape: SchemaShape) -> Sequence[Any] | None:
         """Return those of the items of an array, each once; None where there are many."""

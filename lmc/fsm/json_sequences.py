@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lmc.fsm.bounds import TooLarge
 from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_shapes import All, SchemaShape, counts_behind
-from lmc.fsm.nodes import EMPTY, NOTHING, Node, NodeGraph, one_of, seq
+from lmc.fsm.nodes import EMPTY, NOTHING, Node, NodeGraph, seq
 
 _MOST_COUNTED = 1024  # states of an array whose items are counted
 
@@ -54,8 +54,7 @@ def members(layout: Layout, fixed: Sequence[tuple[Node, bool]], others: Sequence
             for i, other in enumerate(others if room else ()):
                 if not used >> i & 1:
                     edges.append((here, other, state(len(fixed) + 1, True, count + 1, more, used | each_once << i)))
-    full = layout.bracketed("{}", NodeGraph(tuple(edges), frozenset(final))) if final else NOTHING
-    return one_of([layout.bracketed("{}", EMPTY) if empty else NOTHING, full])
+    return layout.maybe_empty("{}", NodeGraph(tuple(edges), frozenset(final)) if final else NOTHING, empty=empty)
 
 
 def counted_items(layout: Layout, shape: SchemaShape, item_of: Callable[[int, All], Node]) -> Node:
@@ -89,8 +88,7 @@ def counted_items(layout: Layout, shape: SchemaShape, item_of: Callable[[int, Al
             raise TooLarge
     enough = {state for state in order if all(n >= least for n, (_, least, _) in zip(state[1], shape.contains))}
     final = frozenset(numbers[state] for state in enough if state[0] >= max(low, 1))
-    empty = layout.bracketed("[]", EMPTY) if low == 0 and start in enough else NOTHING
-    return one_of([empty, layout.bracketed("[]", NodeGraph(tuple(edges), final)) if final else NOTHING])
+    return layout.maybe_empty("[]", NodeGraph(tuple(edges), final) if final else NOTHING, empty=low == 0 and start in enough)
 
 
 def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int | None]) -> Node:
@@ -105,5 +103,4 @@ def unique_items(layout: Layout, texts: Sequence[Node], limits: tuple[int, int |
             if not used >> i & 1 and used.bit_count() < most:
                 edges.append((used, seq(layout.item, item) if used else item, used | 1 << i))
     final = frozenset(used for used in range(1, 1 << len(texts)) if low <= used.bit_count() <= most)
-    full = layout.bracketed("[]", NodeGraph(tuple(edges), final)) if final else NOTHING
-    return one_of([layout.bracketed("[]", EMPTY) if low == 0 else NOTHING, full])
+    return layout.maybe_empty("[]", NodeGraph(tuple(edges), final) if final else NOTHING, empty=low == 0)

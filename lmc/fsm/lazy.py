@@ -112,7 +112,7 @@ class LazyDFA:
 
     def __init__(self, grammar: Grammar) -> None:
         marks = grammar.marks
-        alphabet = Alphabet.of_all((*grammar.chars, *marks.texts))
+        alphabet = Alphabet.of_all((*grammar.survey.chars, *marks.texts))
         self._classes, self.sets = alphabet.size, tuple(chars.ranges for chars in alphabet.members)
         self._shapes = Shapes(alphabet.segments)
         self._widths = [0] * alphabet.size  # ASCII characters of each class
@@ -120,7 +120,7 @@ class LazyDFA:
             self._widths[c] += max(min(high, 0x7F) - low + 1, 0)
         self._terms = Terms(alphabet.members, marks)
         self._lock = threading.RLock()
-        self._wide = min(_OF_A_PART * grammar.parts, MOST_A_STEP)  # visited in a step in which any part may come next
+        self._wide = min(_OF_A_PART * grammar.survey.parts, MOST_A_STEP)  # visited in a step in which any part may come next
         self._numbers: dict[_Set | _Inner, int] = {}
         self._contents: list[_Set | _Inner] = []
         self.places, self.ends = array("q", bytes(8 * 256)), bytearray(256)

@@ -461,25 +461,20 @@ class Vocabulary:
     def reach(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
         """Return tokens that begin with `after` and whose rest, not empty, is legal from `state`: (ids, next
         states)."""
-        short = self.reach_short(dfa, state, after)
-        if after not in self._long_heads:
-            return short
-        long = [(i, end) for i in self.long_ids if self.tokens[i].startswith(after) and (end := dfa.step(state, self.tokens[i][len(after) :])) >= 0]
+        if (node := self.trie.find(after)) is None:
+            short = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        elif node:
+            short = self.held(*self.trie.below(dfa, node, state))
+        else:
+            of_token = self.trie.walk(dfa, state)[self.trie.node_of]
+            legal = np.flatnonzero(of_token >= 0)
+            short = self._ids[legal], of_token[legal]
+        long = [(i, end) for i in (self.long_ids if after in self._long_heads else ())
+                if self.tokens[i].startswith(after) and (end := dfa.step(state, self.tokens[i][len(after) :])) >= 0]  # fmt: skip
         if not long:
             return short
         ids, ends = np.array(long).T
         return np.concatenate([short[0], ids]), np.concatenate([short[1], ends.astype(np.int32)])
-
-    def reach_short(self, dfa: Arrays, state: int, after: bytes = b"") -> tuple[np.ndarray, np.ndarray]:
-        """As `reach`, for the tokens up to LONG bytes."""
-        node = self.trie.find(after)
-        if node is None:
-            return np.zeros(0, np.int64), np.zeros(0, np.int32)
-        if not node:
-            of_token = self.trie.walk(dfa, state)[self.trie.node_of]
-            legal = np.flatnonzero(of_token >= 0)
-            return self._ids[legal], of_token[legal]
-        return self.held(*self.trie.below(dfa, node, state))
 
     def is_outside(self, nodes: np.ndarray, uppers: Sequence[int]) -> np.ndarray:
         """Return bool, of each of `nodes`: it is at or below none of the others."""
