@@ -334,20 +334,20 @@ def test_masks_that_each_take_long_end_in_an_error(monkeypatch):
     assert most < lazy.MOST_FORMS / 2 and automaton.dfa.lazy._terms.spent < lazy.MOST_FORMS + (2 * steps + 1) * lazy.FORMS_A_STEP
 
 
+def calls_of(monkeypatch, owner: type, name: str) -> list[object]:
+    """One item for each call of a method from now on."""
+    calls, method = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda self, *args: calls.append(None) or method(self, *args))
+    return calls
+
+
 def test_repeats_behind_each_of_many_optional_ones_are_paid(monkeypatch):
     """A million frames, of 1,500 repeats for each of them, were free: half a second until an error."""
-    frames = 0
-
-    def frame(self, *args, _frame=Terms.frame):
-        nonlocal frames
-        frames += 1
-        return _frame(self, *args)
-
-    monkeypatch.setattr(Terms, "frame", frame)
+    frames = calls_of(monkeypatch, Terms, "frame")
     machine = machine_of("ebnf", "root ::= " + '("a" | "b")? ' * 1500)
     with pytest.raises(ConstraintError, match="following this constraint takes too long"):
         follow(machine)
-    assert frames < 8 * lazy.MOST_FORMS
+    assert len(frames) < 8 * lazy.MOST_FORMS
 
 
 @apart
@@ -436,16 +436,9 @@ def test_what_is_too_large_in_one_style_is_not_written_in_all(monkeypatch):
 
 def test_a_long_chain_of_rules_is_looked_through_a_few_times(monkeypatch):
     """As often as there are rules: seconds to the first mask and to the nearest end, or an error of the recursion limit."""
-    visits = 0
-
-    def visit(self, *args, _visit=ShortestLengths.of):
-        nonlocal visits
-        visits += 1
-        return _visit(self, *args)
-
-    monkeypatch.setattr(ShortestLengths, "of", visit)
+    visits = calls_of(monkeypatch, ShortestLengths, "of")
     rules = [f'r{i} ::= "[" r{(i + 1) % 1500} "]"' for i in range(1500)]
     for order in (rules, rules[::-1]):
         made = begun("ebnf", "\n".join(["root ::= r0", *order, 'r1499 ::= "x"']))
         assert (made.representative(0), made.distance(0)) == (0, 2 * 1499 + 1)
-    assert visits < 2 * 3 * 5 * 1500
+    assert len(visits) < 2 * 3 * 5 * 1500
