@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -78,11 +79,17 @@ def apply(target: Any, change: list[Any], decoded: Callable[[Any], Any]) -> Any:
             target.difference_update(decoded(rest[1]))
         case "{":
             target = {} if target is None else target
-            entries: Any = mutations.fields_in_place(target) if mutations.is_object(target) else target
+            get, put, drop = _OF_OBJECTS if mutations.is_object(target) else _OF_MAPPINGS
             for key, inner in rest[0]:
-                entries[key] = apply(entries.get(key), inner, decoded)
+                put(target, key, apply(get(target, key, None), inner, decoded))
             for key in rest[1]:
-                entries.pop(key, None)
+                if get(target, key, target) is not target:
+                    drop(target, key)
         case _:
             raise ValueError(f"a change {kind!r}")
     return target
+
+
+_OF_MAPPINGS: Any = (lambda x, key, default: x.get(key, default), operator.setitem, operator.delitem)
+_OF_OBJECTS: Any = (getattr, object.__setattr__, object.__delattr__)
+"""Attributes, which are more than the fields of an instance: a model has its private ones elsewhere."""

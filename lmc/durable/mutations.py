@@ -65,7 +65,10 @@ def restored(target: Any, wanted: Any) -> Any:
         target[:] = wanted if moved else [*map(restored, target, wanted), *wanted[len(target) :]]
     elif isinstance(target, dict | Slots):
         items = {k: restored(target[k], w) if k in target else w for k, w in wanted.items()}
-        target.clear()
+        if isinstance(target, dict):
+            target.clear()  # for the order
+        for name in [*target.keys() - items.keys()]:  # a field that its class gives cannot be deleted
+            del target[name]
         target.update(items)
     elif isinstance(target, set | deque):
         target.clear()

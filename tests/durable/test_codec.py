@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 import lmc
 from lmc import codec, json_data
 from lmc.codec import BadData, NotData, decode, encode, reading
-from lmc.durable import mutations
+from lmc.durable import changes, mutations
 from lmc.json_data import from_bytes, to_bytes
 from tests.searching import search
 
@@ -268,6 +268,36 @@ def test_restore_keeps_the_containers() -> None:
     target: dict[str, Any] = {"a": inner, "b": 2}
     mutations.restored(target, {"a": [1, 2], "c": [3]})
     assert target == {"a": [1, 2], "c": [3]} and target["a"] is inner
+
+
+class TwoSlots:
+    __slots__ = ("x", "y")
+
+
+class Shadowing(TwoSlots):
+    x: Any = 5  # in place of the slot
+
+
+def test_restore_keeps_fields_that_a_class_gives() -> None:
+    owner, inner = Shadowing(), [1]
+    owner.y, owner.__dict__["z"] = inner, 2
+    fields = mutations.fields_in_place(owner)
+    assert fields is not None and dict(fields) == {"x": 5, "y": [1], "z": 2}
+    mutations.restored(fields, {"x": 5, "y": [2, 3]})
+    assert dict(fields) == {"x": 5, "y": [2, 3]} and owner.y is inner
+
+
+def test_a_change_of_an_object_reaches_its_private_attributes() -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Basket(pydantic.BaseModel):
+        count: int = 0
+        _log: list[int] = pydantic.PrivateAttr(default_factory=list)
+
+    basket = Basket()
+    log = basket._log
+    changes.apply(basket, ["{", [["count", ["#", 0, 2]], ["_log", ["+", [7]]]], []], lambda x: x)
+    assert basket.count == 2 and basket._log is log and log == [7]
 
 
 def test_an_exception_that_only_its_library_makes_is_not_data() -> None:
