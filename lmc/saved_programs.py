@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import inspect
 import json
+import operator
 import os
 import pkgutil
 import sys
@@ -79,7 +80,7 @@ def _function(function: Function) -> dict[str, Any]:
             f"{function.described} cannot be saved with options ({', '.join(function.given)}), which belong to a call: save it without, and give them to "
             "what lmc.load returns", loc=caller_loc())  # fmt: skip
     qualname = getattr(func, "__qualname__", None)
-    if not isinstance(func, types.FunctionType) or not isinstance(qualname, str) or "<" in qualname:
+    if not isinstance(func, types.FunctionType) or not isinstance(qualname, str) or "<" in qualname or not _has(sys.modules.get(func.__module__), qualname):
         raise ProgramError(
             f"{function.described} cannot be saved: no other process could find its function by a name; define it at the top of a module", loc=caller_loc()
         )
@@ -90,6 +91,15 @@ def _function(function: Function) -> dict[str, Any]:
         "state": [state.name, int(state.kind)], "parameters": [_parameter_data(function, p) for p in parameters],
         "bound": [[name, _encoded(function, name, x)] for name, x in function.bound.items()],
     }  # fmt: skip
+
+
+def _has(module: types.ModuleType | None, qualname: str) -> bool:
+    """Return whether a module has this name, as it has not for what `exec` made; True if it is not imported."""
+    try:
+        _ = module and operator.attrgetter(qualname)(module)
+    except AttributeError:
+        return False
+    return True
 
 
 def _parameter_data(function: Function, p: inspect.Parameter) -> list[Any]:

@@ -125,3 +125,10 @@ def test_no_more_is_read_of_a_file_than_a_saved_program_can_be(tmp_path, monkeyp
 def _write(path, saved):
     body = json.dumps(saved).encode()
     path.write_bytes(f"lmc-program 2 {hashlib.blake2b(body, digest_size=12).hexdigest()}\n".encode() + body)
+
+
+def test_a_function_that_its_module_does_not_have_is_refused(tmp_path):
+    names = {"lmc": lmc, "__name__": __name__}
+    exec("@lmc.function\ndef made(s):\n    s += 'a'\n", names)
+    with pytest.raises(lmc.ProgramError, match=r"made\(\).* cannot be saved: no other process could find its function by a name"):
+        lmc.compile(names["made"]).save(tmp_path / "made.lmcp")
