@@ -33,7 +33,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from typing import Any
 
 from lmc import codec
-from lmc.durable.reaches import attribute
+from lmc.durable.reaches import attribute, from_library
 
 CACHED = type(functools.lru_cache(lambda: None))
 """The type of functions with a cache, such as `urlsplit`."""
@@ -67,6 +67,8 @@ KEPT = frozenset({
     logging.LoggerAdapter,
 })  # fmt: skip
 """Classes of Python whose objects are made again with what a program has done to them: those that it has made itself."""
+_KEPT_BASES = KEPT - {random.Random}
+"""Those of them from which a program may derive its own: a generator's seed is not known then."""
 _KEPT_OF: Mapping[str, str] = {
     "_struct": "Struct", "argparse": "ArgumentParser", "calendar": "Calendar HTMLCalendar TextCalendar",
     "configparser": "ConfigParser RawConfigParser", "graphlib": "TopologicalSorter", "hmac": "HMAC",
@@ -108,7 +110,8 @@ _OF_THREAD_POOLS = frozenset({"ThreadPool", "ApplyResult", "IMapIterator"})
 
 def is_of_kept(fn: Any, owner: object) -> bool:
     """Return whether a method of such an object, or one that it has of a mixin, stays within it."""
-    return type(owner) in KEPT or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
+    of_base = not _KEPT_BASES.isdisjoint(type(owner).__mro__) and (type(fn) in BUILTINS or from_library(attribute(fn, "__func__", fn)))
+    return type(owner) in KEPT or of_base or attribute(fn, "__module__") == "collections.abc" or (passes_on(type(owner)) and fn.__name__ not in _FILES)
 
 
 MADE_AGAIN = frozenset({

@@ -76,6 +76,8 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             self.based(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
+            if kind is CallKind.AGAIN and isinstance(fn.__init__, types.FunctionType) and is_instrumented(fn.__init__.__code__):
+                return functools.partial(self._kept, fn)  # of a subclass of a library's
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
         if isinstance(fn, types.MethodType) and fn.__name__ == "run_in_executor" and isinstance(fn.__self__, asyncio.AbstractEventLoop):
@@ -83,6 +85,8 @@ class Recorder:
         if type(fn) is types.FunctionType and fn in _OF_THREADS:  # `Thread.__init__(self, …)`
             return lambda thread, *args, **kwargs: self.callee(types.MethodType(fn, thread))(*args, **kwargs)
         owner = attribute(fn, "__self__")
+        if attribute(fn, "__name__") == "__init__" and owner is not None and not isinstance(owner, type) and not from_library(type(owner)):
+            self.journal.effects.keep(owner)  # the program makes it: `super().__init__()` of a library's class
         if isinstance(owner, threading.Thread) and attribute(fn, "__func__") is threading.Thread.start and not from_library(type(owner)):
             return functools.partial(self._started, owner) if self.journal.effects.has_made(owner) else RecordedFunction(self, fn, CallKind.EITHER)
         if fn is contextlib.closing or fn is contextlib.aclosing:
@@ -228,6 +232,8 @@ class Recorder:
 
         loc = caller_loc()
         owner = fn if mutations.is_object(fn) else attribute(fn, "__self__")  # `model(x)` may change the model, as a method does
+        if owner is None and attribute(fn, "__name__") == "__init__" and args and not from_library(type(args[0])):
+            self.journal.effects.keep(args[0])  # as in `callee`, of `Parser.__init__(self)`
         of, given = (
             (fn.__func__, (owner, *args))
             if isinstance(attribute(fn, "__func__"), HostFunction)

@@ -320,7 +320,18 @@ def _look(x: Any, instances: Mapping[int, Callable[[], Any]]) -> Callable[[Any],
         return None
     if isinstance(x, list | dict | set | deque):
         return lambda x: [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]
+    if any(base in _WATCHED for base in type(x).__mro__[1:-1]):
+        return _as_of_base
     return _WATCHED.get(type(x), _pickled if from_library(type(x)) else None)
+
+
+def _as_of_base(x: Any) -> Any:
+    """Return the state that an object of a derived class has of its base, if the base's constructor has run."""
+    look = next(_WATCHED[base] for base in type(x).__mro__ if base in _WATCHED)
+    try:
+        return look(x)
+    except AttributeError:
+        return None
 
 
 def _pickled(x: Any) -> Any:

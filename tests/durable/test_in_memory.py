@@ -344,6 +344,78 @@ def test_an_error_because_of_a_thread_in_doubt_says_so(tmp_path: Path) -> None:
     assert "once('x', []) was begun before the run was cut off" in note
 
 
+@lmc.function
+def derives_from_pythons_classes(s: Any) -> Any:
+    class Mailbox(queue.Queue[str]):
+        def __init__(self) -> None:
+            super().__init__(5)
+            self.seen: list[str] = []
+
+        def put(self, item: str) -> None:  # type: ignore[override]
+            self.seen.append(item)
+            super().put(item)
+
+    class Page(io.StringIO):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lines = 0
+
+        def write(self, text: str) -> int:
+            self.lines += 1
+            return super().write(text.upper())
+
+    class Encoder(json.JSONEncoder):
+        def __init__(self) -> None:
+            json.JSONEncoder.__init__(self, indent=1)
+            self.unknown = 0
+
+        def default(self, o: Any) -> Any:
+            self.unknown += 1
+            return str(o)
+
+    class Filler(string.Formatter):
+        def __init__(self) -> None:
+            self.missing = 0
+
+        def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+            self.missing += key not in kwargs
+            return kwargs.get(key, "?")
+
+    box, page, encoder, filler = Mailbox(), Page(), Encoder(), Filler()
+    box.put("a")
+    page.write("a")
+    texts = [encoder.encode([{1}]), filler.format("{a}{b}", a="x")]
+    s += "".join(texts) + lmc.gen("a", max_tokens=2)
+    box.put(s["a"])
+    page.write(s["a"])
+    texts += [encoder.encode([{2}]), filler.format("{c}")]
+    s += "".join(texts) + lmc.gen("b", max_tokens=2)
+    return box.seen, box.get(), box.qsize(), page.getvalue(), page.lines, encoder.unknown, filler.missing, texts
+
+
+@pytest.mark.search
+def test_objects_of_a_programs_subclasses_are_made_again(tmp_path: Path) -> None:
+    resumes_anywhere(derives_from_pythons_classes, {}, tmp_path, doubtful=True)
+
+
+@lmc.function
+def derives_a_generator(s: Any) -> Any:
+    class Dice(random.Random):
+        def __init__(self, seed: int | None = None) -> None:
+            super().__init__(seed)
+
+    dice = Dice()
+    s += str(dice.random()) + lmc.gen("a", max_tokens=2)
+    return s["a"], dice.random()
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")
+def test_a_generator_of_a_programs_subclass_ends_in_an_error_on_resuming(tmp_path: Path) -> None:
+    derives_a_generator.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    with pytest.raises(JournalError, match="cannot be resumed"):
+        derives_a_generator.run(backend=lmc.Mock(), journal=tmp_path / "j")
+
+
 def finish(x: Any) -> None:
     x.set() if isinstance(x, threading.Event | asyncio.Event) else x.prepare()
 
