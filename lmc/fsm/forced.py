@@ -257,7 +257,7 @@ class _Endings:
     def __init__(self, dfa: Arrays) -> None:
         self.dfa = dfa
         self._steps: dict[int, tuple[int, int]] = {}
-        self._known: dict[int, bytes] = {}  # shortest endings
+        self._known: dict[tuple[int, int], bytes] = {}  # shortest endings
         dfa.prepare()
 
     def of_each_kind(self, state: int) -> list[bytes]:
@@ -274,12 +274,12 @@ class _Endings:
         some = leads if len(leads) <= len(_RARE) else []
         return found + [bytes([lead]) + self._shortest(self.dfa.step(state, bytes([lead]))) for lead in some]
 
-    def _shortest(self, state: int) -> bytes:
-        """Return at most so many bytes of it as are looked at."""
-        if (known := self._known.get(state)) is not None:
+    def _shortest(self, state: int, most: int = _BEHIND) -> bytes:
+        """Return at most so many bytes of it."""
+        if (known := self._known.get((state, most))) is not None:
             return known
         out, at = bytearray(), state
-        while len(out) < _BEHIND and not self.dfa.is_final(at):
+        while len(out) < most and not self.dfa.is_final(at):
             forced, at = self.dfa.forced(at)
             out += forced
             if not self.dfa.is_final(at):
@@ -287,7 +287,7 @@ class _Endings:
                 out.append(byte)
         if len(self._known) >= _KEPT:
             self._known.clear()
-        found = self._known[state] = bytes(out[:_BEHIND])
+        found = self._known[state, most] = bytes(out[:most])
         return found
 
     def _step(self, state: int) -> tuple[int, int]:
