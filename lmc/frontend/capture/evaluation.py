@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+from collections.abc import Iterable
 from typing import Any
 
 from lmc.errors import Loc
@@ -9,8 +11,8 @@ from lmc.frontend.capture import calls, havoc, objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
-from lmc.frontend.capture.outside import Outside, OutsideSnapshot
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.outside import Outside, OutsideSnapshot, any_of
+from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
@@ -79,11 +81,12 @@ class Evaluation(Evaluator):
             self.snapshot.changed.add(id(origin))
             self.lose(x, None)
 
-    def lose(self, x: Any, deps: Deps) -> None:
-        """Make the contents of a container, state or object unknown from now on."""
+    def lose(self, x: Any, deps: Deps, given: Iterable[Any] = (), stores: Iterable[Any] = ()) -> None:
+        """Make the contents of a container, state, object or class unknown from now on: what they were, or some of what it may be `given`. Of a class,
+        under the names `stores`."""
         kind = type(x)
         if kind is Unknown:
-            return havoc.lose_parts(self, x, deps)
+            return havoc.lose_parts(self, x, deps, given, stores)
         self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
@@ -91,12 +94,16 @@ class Evaluation(Evaluator):
         elif kind is op.StateGroup or kind is tuple:
             for item in x.states if kind is op.StateGroup else x:
                 if type(item) not in op.ATOMS:
-                    self.lose(item, deps)
+                    self.lose(item, deps, given)
             return
         elif kind is LazyItems:
-            return x.abandon(deps)
-        elif type(x) is op.Object:
-            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
-        elif kind not in op.CONTAINERS or kind is frozenset:
+            x.stuck = x.stuck or Undecided(deps)
             return
-        self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
+        elif type(x) is op.Object:
+            x.attributes.update({name: any_of((held, *given), deps) for name, held in x.attributes.items()})
+        elif kind is types.ModuleType:
+            return self.lose_globals(vars(x), any_of(given, deps))
+        elif (kind not in op.CONTAINERS or kind is frozenset) and not isinstance(x, type):
+            return
+        before = self.lost.get(id(x))
+        self.lost[id(x)] = any_of(given, deps) if before is None else any_of((before, *given), join(before.deps, deps))

@@ -207,7 +207,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
 CHANGES = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
-"""Functions that change their first argument."""
+"""Functions that change their first argument, and give it the others to hold."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
 
@@ -231,7 +231,7 @@ _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference
 def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
 
-    def run() -> Any:
+    def run(*args: Any) -> Any:
         given = [op.all_of(ev, a) if name in _TAKES_ALL and type(a) is LazyItems else a for a in args]
         named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
         return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
@@ -241,10 +241,10 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
     deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
     try:
         if changes:
-            return op.change(ev, x, deps, run)
+            return op.change(ev, x, deps, run, *args)
         if (deps := join(op.known(ev, x), deps)) != NOTHING:
             raise Undecided(deps)
-        found = run()
+        found = run(*args)
         return list(found) if name == "values" else LazyItems(ev, lambda: found) if name == "elements" else found
     except Undecided as undecided:
         ev.left_off([x] if name in ("index", "count", "remove", "sort") else [], undecided.deps)
@@ -317,7 +317,7 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
+    setattr: lambda ev, args, kwargs: ev.set_attribute(*args),
     print: lambda ev, args, kwargs: ev.left_off([x for x in args if type(x) in op.CONTAINERS or (type(x) is Object and op.text_of(ev, x, "s"))], None),
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),
