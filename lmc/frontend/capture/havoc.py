@@ -32,7 +32,7 @@ _MOST_ENTERED = 32
 """Functions that are followed from code that is skipped; what further ones get is lost."""
 _MOST_NAMED = 64
 """Most items of a container that are named one by one where a value may be one of them, and not the container instead."""
-_FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type, HostFunction})
+_FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type, HostFunction, Later})
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
 _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(), ("text", "messages", "get_meta_info", "get_var", "sync", "error"))
@@ -150,7 +150,7 @@ class Losses:
         scan, own, code = effects.scan, frame.vars, frame.code
         self.ev.count(8)
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
-        read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
+        read: Read = {name: own[name] if name in own else None if name in local else frame.peek(name) for name in scan.names}
         if CODE in scan.names:
             read[CODE] = Later(frame, effects)
         self._attributes |= scan.attributes
@@ -217,12 +217,8 @@ class Losses:
             fn, given = fn.func, [(0, None), *((key + 1 if type(key) is int else key, x) for key, x in given)]
         if fn is None or (isinstance(fn, Unknown) and fn.of):
             self._call_any(call, of, given, values)
-        elif type(fn) is Partial or (type(fn) is BoundMethod and type(fn.function) is str):
-            self.use((), values, [fn])
-        elif not isinstance(fn, HostFunction) and (callee := callee_of(ev, fn)) is not None:
-            self._enter(callee, given)
-        elif _is_opaque(fn):
-            self.hand([fn, *values])
+        elif not self._follow(fn, given) and _is_opaque(fn):
+            self.hand(values)
         if isinstance(fn, type) and is_plain(fn):
             self._call_all([BoundMethod(one, any_of(values)) for one in implicit_methods(fn)], given)
 
@@ -243,25 +239,32 @@ class Losses:
             self.hand(values)
 
     def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
-        """Enter those that are functions of the program's; return how many."""
-        every, callees = any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
-        for fn, callee in callees:
-            self._enter(callee, [(None, any_of((every, *fn.of)) if type(fn) is Partial else every)])
-        later = [fn for fn in functions if type(fn) is Later]
-        for one in later:
-            self._run_later(one)
-        return len(callees) + len(later)
+        """Call any of these functions with these arguments in any order; return how many are followed."""
+        every = [(None, any_of([x for _, x in given]))]
+        return sum([self._follow(fn, every) for fn in functions])
 
-    def _run_later(self, x: Later) -> None:
-        if (key := (id(x.frame), id(x.effects))) not in self._followed:
-            self._followed.add(key)
-            self.skip(x.frame, x.effects)
+    def _follow(self, fn: Any, given: Sequence[tuple[int | str | None, Any]]) -> bool:
+        """Follow what is called; return whether nothing else is known to happen to its arguments."""
+        if type(fn) is Later:
+            if (key := (id(fn.frame), id(fn.effects))) not in self._followed:
+                self._followed.add(key)
+                self.skip(fn.frame, fn.effects)
+        elif type(fn) is BoundMethod and type(fn.function) is str:
+            if fn.function in CHANGING or fn.function in SAYING:
+                self.lose(fn.receiver)
+                self.given += [x for _, x in given]
+        elif (callee := callee_of(self.ev, fn)) is not None:
+            self._enter(callee, [(None, x) for x in (*(x for _, x in given), *fn.of)] if type(fn) is Partial else given)
+            return type(fn) is not HostFunction
+        else:
+            return type(fn) is Partial
+        return True
 
     def _enter(self, callee: Callee, given: Sequence[tuple[int | str | None, Any]]) -> None:
         """Follow a function of the program's with these arguments, by position or name; None: any."""
         code, inner, shift = callee
         scan = code.effects.scan
-        if scan.is_quiet and all(type(_peek(inner, name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
+        if scan.is_quiet and all(type(inner.peek(name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
             return
         if any(key is None for key, _ in given) or code.rest:
             every = any_of([x for _, x in given])
@@ -286,15 +289,13 @@ class Losses:
     def use(self, values: Sequence[Any], operands: Sequence[Any], functions: Sequence[Any]) -> None:
         """Use values by operators, builtins and iteration, and call functions."""
         methods, ev = [*functions], self.ev
-        ev.iterators = [x for x in ev.iterators if not x.over]
-        for x in self._reach(values) if ev.iterators or any(map(implicit_methods, ev.classes)) else ():
+        if ev.iterators:
+            ev.iterators = [x for x in ev.iterators if not x.over]
+        for x in self._reach(values) if ev.iterators or (ev.classes and any(map(implicit_methods, ev.classes))) else ():
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:
                 methods += [BoundMethod(fn, x) for fn in implicit_methods(x.cls)]
-        for x in functions:
-            if type(x) is BoundMethod and type(x.function) is str and (x.function in CHANGING or x.function in SAYING):
-                self.lose(x.receiver)
         if methods:
             self._call_all(methods, [(None, x) for x in operands])
 
@@ -302,12 +303,7 @@ class Losses:
         """Pass values to code that may do anything with them."""
         for x in self._reach(values):
             self.lose(x)
-            if type(x) is Later:
-                self._run_later(x)
-            elif type(x) is BoundMethod:
-                self.lose(x.receiver)
-            elif isinstance(x, Function):
-                self.asks = True
+            self.asks |= isinstance(x, Function)
             if type(x) is Object or type(x) in _FUNCTIONS:
                 methods = [BoundMethod(fn, x) for fn in implicit_methods(x.cls)] if type(x) is Object else []
                 self._call_all([x, *methods], [(None, one) for one in values])
@@ -364,15 +360,8 @@ class Losses:
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
             code, inner, _ = callee
             whole, inside = code.effects.scan.origins(code.effects.scan.returned)
-            return [_peek(inner, name) for name in whole | inside]
+            return [inner.peek(name) for name in whole | inside]
         return ()
-
-
-def _peek(frame: Frame, name: str) -> Any:
-    """Return the value of a name; None if it is unbound."""
-    if frame.code is not None and name in frame.code.bound and ((holder := frame.holder(name)) is None or holder.code is not frame.code):
-        return None
-    return frame.peek(name)
 
 
 @functools.lru_cache(4096)
@@ -436,16 +425,12 @@ def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
         return peek(node.id)
     if isinstance(node, ast.Attribute):
         base = _resolved(ev, peek, node.value)
-        if isinstance(base, types.ModuleType):
-            return ev.attribute(base, node.attr)
         if type(base) is Object:
             found = class_attribute(ev, base.cls, node.attr)
             return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
-        if isinstance(base, (State, StateGroup, Function)):
-            return BoundMethod(node.attr, base)
-        if isinstance(base, Unknown):
-            return base
-        if type(base) in op.ATOMS or type(base) in op.CONTAINERS:
+        if isinstance(base, (types.ModuleType, Unknown)):
+            return base if isinstance(base, Unknown) else ev.attribute(base, node.attr)
+        if isinstance(base, (State, StateGroup, Function)) or type(base) in op.ATOMS or type(base) in op.CONTAINERS:
             return BoundMethod(node.attr, base)
         if isinstance(base, type) and is_plain(base):
             return class_attribute(ev, base, node.attr)

@@ -93,16 +93,16 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
         if x.__class__ not in PLAIN and (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
-            return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
+            return stopped(ev, name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
     except Undecided as undecided:
-        return _stopped(ev, name, args, undecided.deps)
+        return stopped(ev, name, args, undecided.deps)
 
 
-def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
-    """Return the result of an operation that stopped at something undecided, perhaps within iterators or objects that it was given."""
-    ev.left_off([x for x in args if type(x) in (LazyItems, Object) or (name != "item" and (type(x) in CONTAINERS or type(x) in VIEWS))], deps)
+def stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
+    """Return the result of an operation that stopped at something undecided: in iterators, objects and functions that it was given, perhaps."""
+    ev.left_off([x for x in args if name != "item" or type(x) in (LazyItems, Object)], deps)
     return ev.operation(name, args, deps)
 
 

@@ -21,14 +21,14 @@ import re
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import flow, searching
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -81,15 +81,9 @@ def of_rule(ev: Evaluator, rule: Rule, name: str, args: list[Any], kwargs: dict[
     try:
         return rule(ev, args, kwargs)
     except Undecided as undecided:
-        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
+        return op.stopped(ev, name, (*args, *kwargs.values()), undecided.deps)
     except IndexError:
         raise raised(TypeError) from None
-
-
-def _undecided(ev: Evaluator, name: str, given: Sequence[Any], deps: Deps) -> Any:
-    """Return the result of an operation to which something undecided matters: how often it calls functions that it is given is undecided, too."""
-    ev.left_off(given, deps)
-    return ev.operation(name, given, deps)
 
 
 def _computes(fn: Any, name: str) -> Rule:
@@ -105,7 +99,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
-        return _undecided(ev, name, (*args, *kwargs.values()), deps)
+        return op.stopped(ev, name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
     wide = 16 if name.startswith(".") else op.LARGEST_NUMBER  # bits: of widths, and of other numbers
@@ -117,7 +111,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     try:
         found = op.native(run)
     except Undecided as undecided:
-        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
+        return op.stopped(ev, name, (*args, *kwargs.values()), undecided.deps)
     return LazyItems(ev, lambda: found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
