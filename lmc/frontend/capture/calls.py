@@ -16,8 +16,9 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import CHANGING, SAYING
+from lmc.frontend.capture.havoc import returned
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
+from lmc.frontend.capture.outside import LRU, PLAIN, any_of, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
@@ -156,10 +157,12 @@ def run_frame(ev: Evaluator, frame: Frame) -> Any:
         if abandoned.target is not frame:
             raise
         ev.havoc(frame, code.effects, abandoned.deps)
-        return Unknown(abandoned.deps)
+        return any_of(returned(frame, code.effects), abandoned.deps)
     finally:
         ev.depth -= 1
-    return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(ev, frame.result) or NOTHING))
+    if frame.undecided is False:
+        return frame.result
+    return any_of((frame.result, *returned(frame, code.effects)), join(frame.undecided, op.need(ev, frame.result) or NOTHING))
 
 
 # -- programs

@@ -289,8 +289,11 @@ class Evaluator:
             self.risks.append(deps)
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """Return the result of a pure operation with some unknown operands."""
+        """Return the result of a pure operation with some unknown operands, which may be objects with methods for it."""
         self.may_raise(deps)
+        for x in operands:
+            if type(x) is Unknown and x.of:
+                self.left_off((x,), deps)
         return self.domain.operation(self, name, operands, deps)
 
     @property

@@ -83,6 +83,12 @@ def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Iterable[Any], stor
         losses.apply(deps)
 
 
+def returned(frame: Frame, effects: PossibleEffects) -> list[Any]:
+    """Return what a function may return, or a part of."""
+    whole, inside = effects.scan.origins(effects.scan.returned)
+    return [frame.peek(name) for name in whole | inside]
+
+
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
     """Return whether code with these effects may make requests."""
     for call in effects.scan.calls:
@@ -358,9 +364,7 @@ class Losses:
             names = {*_changeable(x), *(self._attributes if self.ev.snapshot.changed else ())} if is_plain(x) else ()
             return [held for name in names if (held := class_attribute(self.ev, x, name)) is not MISSING]
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
-            code, inner, _ = callee
-            whole, inside = code.effects.scan.origins(code.effects.scan.returned)
-            return [inner.peek(name) for name in whole | inside]
+            return returned(callee[1], callee[0].effects)
         return ()
 
 

@@ -102,7 +102,7 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
 
 def stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
     """Return the result of an operation that stopped at something undecided: in iterators, objects and functions that it was given, perhaps."""
-    ev.left_off([x for x in args if name != "item" or type(x) in (LazyItems, Object)], deps)
+    ev.left_off([x for x in args if type(x) in (LazyItems, Object) or (name != "item" and type(x) is not Unknown)], deps)
     return ev.operation(name, args, deps)
 
 
@@ -240,6 +240,8 @@ def truth(ev: Evaluator, x: Any) -> Any:
     if x is True or x is False or x is None:
         return bool(x)
     if isinstance(x, Unknown):
+        if x.of:
+            ev.left_off((x,), x.deps)
         return x
     if (ev.is_lost(x) and type(x) is not Object) or x is NotImplemented:  # which warns
         return Unknown(known(ev, x) or None)

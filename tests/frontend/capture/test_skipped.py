@@ -342,6 +342,9 @@ H = {}\nH[answer] = L\nH[answer].append(1)
 H = []\nH.insert(len(answer), L)\nH[0].append(1)
 H = [L] + answer.split()\nH[0].append(1)
 v = C if answer else 1\nv == 2
+v = [C, C1][len(answer[:0])]\nstr(v)
+v = [C, C1][len(answer[:0])]\nif v: pass
+def gives(v):\n if answer: return v\n return []\ngives(L).append(1)
 H = []\ndef keeps():\n nonlocal H\n H = L\nif answer: keeps()\nH.append(1)
 next(iter([L] if answer else [[]])).append(1)
 s.set_var("v", L)\nif answer: s["v"].append(1)
