@@ -340,6 +340,7 @@ H = Box([])\nif answer: H.more = L\nif answer: H.more.append(1)
 H = {}\nif answer: H["k"] = C\nstr(H["k"])
 H = {}\nH[answer] = L\nH[answer].append(1)
 H = []\nH.insert(len(answer), L)\nH[0].append(1)
+H = {}\nH[answer] = 1; H.update(k=L)\nH["k"].append(1)
 H = [L] + answer.split()\nH[0].append(1)
 v = C if answer else 1\nv == 2
 v = [C, C1][len(answer[:0])]\nstr(v)
