@@ -50,7 +50,7 @@ class ShortestLengths:
         if found is None:
             found = [0]
             for part, place in reversed(self._styles.parts(node, at)):
-                found.append(found[-1] + self.of(part, place))
+                found.append(min(found[-1] + self.of(part, place), NEVER))
             found.reverse()
             self._sums[id(node), at] = found
         return found
