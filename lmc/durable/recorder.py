@@ -76,7 +76,8 @@ class Recorder:
         if isinstance(fn, type) and kind in (CallKind.AGAIN, CallKind.OWN) and not is_of_lmc(fn):
             self.based(fn)
             kind = CallKind.OWN if is_plain(fn) else kind
-            if kind is CallKind.AGAIN and isinstance(fn.__init__, types.FunctionType) and is_instrumented(fn.__init__.__code__):
+            bare = fn.__init__ is object.__init__ and fn.__new__ is object.__new__
+            if kind is CallKind.AGAIN and not from_library(fn) and (bare or is_instrumented(attribute(fn.__init__, "__code__"))):
                 return functools.partial(self._kept, fn)  # of a subclass of a library's
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)

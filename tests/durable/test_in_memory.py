@@ -374,8 +374,7 @@ def derives_from_pythons_classes(s: Any) -> Any:
             return str(o)
 
     class Filler(string.Formatter):
-        def __init__(self) -> None:
-            self.missing = 0
+        missing = 0
 
         def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
             self.missing += key not in kwargs
