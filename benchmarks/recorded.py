@@ -165,7 +165,6 @@ def edit() -> Recorded:
     def edited(s, code, old, new, answers):
         s += f"Rename {old} to {new} in this file and write the whole of it.\n```python\n{code}```\nThe edited file:\n```python\n" + answer("file")
 
-    engine = ROOT / "lmc" / "backend" / "engine"
     renamed = {
         "lengths.py": ("Lengths", "AnswerLengths"),
         "transfer.py": ("to_device", "send"),
@@ -174,7 +173,7 @@ def edit() -> Recorded:
     }
     items = []
     for name, (old, new) in renamed.items():
-        code = (engine / name).read_text(encoding="utf-8")[:2400]
+        code = (TEXTS / f"{name}.txt").read_text(encoding="utf-8")[:2400]
         items.append({"code": code, "old": old, "new": new, "answers": [("file", re.sub(rf"\b{old}\b", new, code) + "```")]})
     return Recorded("edit", edited, items)
 

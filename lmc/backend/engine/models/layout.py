@@ -11,8 +11,8 @@ from typing import NamedTuple
 from lmc.backend.engine.models.config import ModelConfig
 
 
-class Part(NamedTuple):
-    """A part of a merged matrix, or a norm.
+class Weight(NamedTuple):
+    """A part of a merged matrix, or a norm, as checkpoints store it.
 
     rows, columns  axes, see `size`;  columns: "" of a norm
     paired         its rows are kept in rotary pairs
@@ -25,23 +25,23 @@ class Part(NamedTuple):
     paired: bool = False
 
 
-MATRICES: Mapping[str, tuple[Part, ...]] = {
+MATRICES: Mapping[str, tuple[Weight, ...]] = {
     "qkv": (
-        Part("self_attn.q_proj", "attn_q", "q", "width", paired=True),
-        Part("self_attn.k_proj", "attn_k", "kv", "width", paired=True),
-        Part("self_attn.v_proj", "attn_v", "kv", "width"),
+        Weight("self_attn.q_proj", "attn_q", "q", "width", paired=True),
+        Weight("self_attn.k_proj", "attn_k", "kv", "width", paired=True),
+        Weight("self_attn.v_proj", "attn_v", "kv", "width"),
     ),
-    "o": (Part("self_attn.o_proj", "attn_output", "width", "q"),),
-    "gate_up": (Part("mlp.gate_proj", "ffn_gate", "inner", "width"), Part("mlp.up_proj", "ffn_up", "inner", "width")),
-    "down": (Part("mlp.down_proj", "ffn_down", "width", "inner"),),
+    "o": (Weight("self_attn.o_proj", "attn_output", "width", "q"),),
+    "gate_up": (Weight("mlp.gate_proj", "ffn_gate", "inner", "width"), Weight("mlp.up_proj", "ffn_up", "inner", "width")),
+    "down": (Weight("mlp.down_proj", "ffn_down", "width", "inner"),),
 }
-NORMS: Mapping[str, Part] = {
-    "q_norm": Part("self_attn.q_norm", "attn_q_norm", "head", paired=True),
-    "k_norm": Part("self_attn.k_norm", "attn_k_norm", "head", paired=True),
-    "input_norm": Part("input_layernorm", "attn_norm", "width"),
-    "post_norm": Part("post_attention_layernorm", "ffn_norm", "width"),
+NORMS: Mapping[str, Weight] = {
+    "q_norm": Weight("self_attn.q_norm", "attn_q_norm", "head", paired=True),
+    "k_norm": Weight("self_attn.k_norm", "attn_k_norm", "head", paired=True),
+    "input_norm": Weight("input_layernorm", "attn_norm", "width"),
+    "post_norm": Weight("post_attention_layernorm", "ffn_norm", "width"),
 }
-PARTS: Mapping[str, Part] = {part.name: part for parts in (*MATRICES.values(), NORMS.values()) for part in parts}
+PARTS: Mapping[str, Weight] = {part.name: part for parts in (*MATRICES.values(), NORMS.values()) for part in parts}
 
 
 def size(config: ModelConfig, axis: str) -> int:
@@ -71,5 +71,5 @@ def matrices(config: ModelConfig) -> Mapping[str, bool]:
     return found if config.num_experts else {**found, "gate_up": False, "down": False}
 
 
-def norms(config: ModelConfig) -> Mapping[str, Part]:
+def norms(config: ModelConfig) -> Mapping[str, Weight]:
     return {name: part for name, part in NORMS.items() if config.qk_norm or part.rows != "head"}

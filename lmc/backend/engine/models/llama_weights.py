@@ -12,7 +12,7 @@ from torch import Tensor
 from lmc.backend.engine.models.config import ModelConfig
 from lmc.backend.engine.models.experts import experts_of
 from lmc.backend.engine.models.fp8 import E4M3, cat, dequantized, fp8, row_scales
-from lmc.backend.engine.models.layout import MATRICES, Part, matrices, norms, size, sizes
+from lmc.backend.engine.models.layout import MATRICES, Weight, matrices, norms, size, sizes
 from lmc.backend.engine.models.linear import Dense, Linear, eight_bits, four_bits, half_packed, spread
 from lmc.backend.engine.models.llama import Layer, LlamaModel
 from lmc.errors import ModelLoadError
@@ -42,7 +42,7 @@ def fuse_layer(state: Mapping[str, Tensor], config: ModelConfig, index: int) -> 
     c, src, dst = config, f"model.layers.{index}.", f"layers.{index}."
     fused: dict[str, Tensor] = {}
 
-    def laid(rows: Tensor, part: Part) -> Tensor:
+    def laid(rows: Tensor, part: Weight) -> Tensor:
         return pair_rows(rows, c.head_dim) if part.paired else rows
 
     for matrix, biased in matrices(c).items():
