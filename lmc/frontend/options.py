@@ -102,7 +102,7 @@ class Options:
         desk = _desk(given)
         sampled = {k: given[k] for k in RUN_SAMPLING if k in given}
         options = cls(
-            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=str(given.get("account") or ""),
+            sampled, backend, seed, bool(given.get("stream")), budget, timeout, path, ahead, priority=priority, account=_account(given.get("account")),
             desk=desk, **getattr(given.get("journal"), "options", {}),
         )  # fmt: skip
         options.defaults(SamplingParams())  # a wrong value raises now, before a default backend loads its model
@@ -202,3 +202,8 @@ def signature(first: str, options: Iterable[str]) -> inspect.Signature:
     if first.startswith("*"):
         found.append(parameter("kwargs", parameter.VAR_KEYWORD))
     return inspect.Signature(found)
+
+
+def _account(given: Any) -> str:
+    """Return text as it is: a server's accounts are text that counts what is used."""
+    return given if isinstance(given, str) else str(given or "")
