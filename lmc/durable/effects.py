@@ -123,7 +123,7 @@ def _of_function(fn: types.FunctionType) -> CallKind:
         return CallKind.OWN if not from_library(fn.__wrapped__) else CallKind.AGAIN  # type: ignore[attr-defined]
     if fn in CHANGE_NOTHING and not makes_coroutine(fn):
         return CallKind.EFFECT
-    if fn in MADE_AGAIN or sets_up(fn):
+    if fn in MADE_AGAIN:
         return CallKind.AGAIN
     if _is_of_pydantic(fn) or only_computes(fn):
         return CallKind.CALLS_BACK
@@ -260,8 +260,6 @@ def _of_method(fn: types.MethodType) -> CallKind:
         return CallKind.EFFECT
     if isinstance(owner, BaseException):
         return CallKind.OWN
-    if sets_up(fn):
-        return CallKind.AGAIN
     found = _of_function(function)
     if found is CallKind.EITHER and not from_library(function) and (holds_language(owner) or (isinstance(owner, type) and class_names_language(owner))):
         return CallKind.OWN
@@ -289,7 +287,7 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.CALLS_BACK
     if fn.__module__ == "builtins":
         return CallKind.EFFECT if name in OUTSIDE else CallKind.CALLS_BACK if name in CALL_BACK else CallKind.AGAIN
-    if fn in MADE_AGAIN or fn.__module__ in LOOKING or sets_up(fn):
+    if fn in MADE_AGAIN or fn.__module__ in LOOKING:
         return CallKind.AGAIN
     return CallKind.CALLS_BACK if only_computes(fn) else CallKind.EITHER
 
@@ -378,7 +376,7 @@ def only_makes_coroutine(fn: Any) -> bool:
 def is_idempotent(fn: Any) -> bool:
     if isinstance(fn, types.FunctionType | types.BuiltinFunctionType | types.MethodType) and fn in CHANGE_NOTHING:
         return True
-    if type(attribute(fn, "__self__")) in RANDOM:
+    if type(attribute(fn, "__self__")) in RANDOM or sets_up(fn):
         return True
     fn = attribute(fn, "__func__", fn)
     return isinstance(fn, HostFunction) and fn.idempotent

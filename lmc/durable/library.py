@@ -194,13 +194,13 @@ _SET_UP: Mapping[str, str] = {
     "os": "chdir fchdir umask putenv unsetenv",
     "pandas": "reset_option set_option",
     "resource": "setrlimit",
-    "signal": "alarm getsignal pthread_sigmask raise_signal setitimer siginterrupt signal",
+    "signal": "alarm pthread_sigmask setitimer siginterrupt signal",
     "socket": "setdefaulttimeout",
     "sys": "set_int_max_str_digits setprofile setrecursionlimit setswitchinterval settrace",
     "threading": "setprofile settrace stack_size",
     "time": "tzset",
 }
-"""Functions that set up the process for what a program does next: nothing of that outlives the process."""
+"""Functions that set up the process for what a program does next: nothing of that outlives the process. Those that only read, or act, do not belong here."""
 
 
 def _by_name(table: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
@@ -209,10 +209,8 @@ def _by_name(table: Mapping[str, str]) -> Mapping[str, Sequence[str]]:
 
 _COMPUTING_BY_NAME, _SET_UP_BY_NAME = _by_name(_COMPUTING), _by_name(_SET_UP)
 _SET_UP_OF = {
-    type(os.environ): frozenset({"clear", "pop", "popitem", "setdefault", "update"}),
-    asyncio.AbstractEventLoop: frozenset(
-        {"add_signal_handler", "call_exception_handler", "remove_signal_handler", "set_debug", "set_default_executor", "set_exception_handler"}
-    ),
+    type(os.environ): frozenset({"clear", "pop", "setdefault", "update"}),
+    asyncio.AbstractEventLoop: frozenset({"add_signal_handler", "remove_signal_handler", "set_debug", "set_default_executor", "set_exception_handler"}),
 }
 """Methods that do so, by the class of their object."""
 _MAKE_DATES = frozenset({
@@ -238,7 +236,7 @@ def only_computes(fn: Any) -> bool:
 
 
 def sets_up(fn: Any) -> bool:
-    """Return whether it changes the process, which a resumed run has to do again: its directory, its environment, its signals."""
+    """Return whether it changes the process: its directory, its environment, its signals. A resumed run has to do that again, besides knowing the result."""
     owner = attribute(fn, "__self__")
     if any(isinstance(owner, cls) and fn.__name__ in names for cls, names in _SET_UP_OF.items()):
         return True

@@ -11,6 +11,8 @@ import functools
 import inspect
 import io
 import json
+import logging
+import os
 import pickle
 import random
 import sys
@@ -23,13 +25,14 @@ from typing import Any, get_origin
 
 from lmc.contexts import having
 from lmc.durable import mutations, twins
+from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
 from lmc.durable.completion import ManagedGroup
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
-from lmc.durable.iterators import SharedIterator, drawn
-from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on
+from lmc.durable.iterators import LAZY, SharedIterator, drawn
+from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on, sets_up
 from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches, walk
 from lmc.durable.run import RunJournal
@@ -42,6 +45,8 @@ from lmc.frontend.source import as_written
 from lmc.frontend.state import State
 from lmc.frontend.tools import asked_for, call_tool, result_of
 from lmc.limits import Limits
+
+log = logging.getLogger("lmc.journal")
 
 
 class Recorder:
@@ -215,11 +220,16 @@ class Recorder:
 
     def _recorded(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record an effect. Raises JournalError if it was passed the program's own coroutines."""
+        moves = (again := sets_up(fn)) and fn.__name__ in ("chdir", "fchdir")
+        if again:
+            args = tuple([[*x] if isinstance(x, LAZY) else x for x in args])
         args, kwargs = tuple([drawn(x, self.going_on) for x in args]), {name: drawn(x, self.going_on) for name, x in kwargs.items()}
         made: list[bool] = []
         if (fn is eval or fn is exec) and len(args) == 1:
             frame = program_frame()
             call = lambda: fn(*args, frame.f_globals, frame.f_locals)
+        elif moves:
+            call = lambda: (fn(*args, **kwargs), os.getcwd())[1]  # known as the directory that it reached, which another process finds, too
         else:
             call = lambda: fn(*args, **kwargs)
 
@@ -245,12 +255,22 @@ class Recorder:
             raise JournalError(
                 f"{attribute(fn, '__qualname__', fn)}() was passed tasks of the program's own, and what they did to states is something "
                 "which a journal cannot hold, so the run cannot be resumed behind it", loc=loc)  # fmt: skip
+        if ok and again and not made:
+            self._set_up_again(fn, args, kwargs, value if moves else None)
         if ok:
-            return value.items if isinstance(value, SharedIterator) else value
+            return None if moves else value.items if isinstance(value, SharedIterator) else value
         try:
             raise value
         finally:
             del value  # or its traceback would hold itself
+
+    def _set_up_again(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], directory: str | None) -> None:
+        """Make a call whose result is known again, for what it does to the process."""
+        try:
+            with beyond_hooks():
+                os.chdir(directory) if directory else fn(*args, **kwargs)
+        except Exception as error:
+            log.warning("%s(%s) set up the process, and cannot be made again in the resumed run: %r", name_of(fn), shown_call(args, kwargs), error)
 
     def _called_back(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function that only computes, or stores functions: the functions passed to it are instrumented."""

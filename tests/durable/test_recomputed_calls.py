@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import csv
 import functools
 import inspect
 import itertools
-import os
 import re
-import signal
 import string
 import sys
 import traceback
@@ -68,43 +64,7 @@ def looks_at_frames(s, q):
         return noted(seen), traceback.format_exc().splitlines()[-1], traceback.extract_tb(error.__traceback__)[-1].name
 
 
-@lmc.host(idempotent=True)
-def as_set_up():
-    return str(Path.cwd()), sys.getrecursionlimit()
-
-
-@lmc.function
-def sets_up_the_process(s, q):
-    signals, before = [], os.getcwd()
-    handler = signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
-    os.chdir(os.sep)
-    sys.setrecursionlimit(3000)
-    os.environ.setdefault("LMC_TEST_SET_UP", q)
-    os.environ.update(LMC_TEST_UPDATED=q)
-    csv.register_dialect("semicolons", delimiter=";")
-    try:
-        s += q + lmc.gen("a", max_tokens=4)
-        noted(s["a"])
-        signal.raise_signal(signal.SIGUSR1)
-        rows = list(csv.reader(["a;b"], dialect="semicolons"))
-        return rows, signals, as_set_up(), os.environ.pop("LMC_TEST_SET_UP"), os.environ.pop("LMC_TEST_UPDATED")
-    finally:
-        csv.unregister_dialect("semicolons")
-        sys.setrecursionlimit(1000)
-        os.chdir(before)
-        signal.signal(signal.SIGUSR1, handler)
-
-
-@lmc.function
-async def sets_up_the_loop(s, q):
-    loop, errors = asyncio.get_running_loop(), []
-    loop.set_exception_handler(lambda loop, context: errors.append(context["message"]))
-    s += q + lmc.gen("a", max_tokens=4)
-    loop.call_exception_handler({"message": noted(s["a"])})
-    return errors
-
-
-@pytest.mark.parametrize("program", [computes, caches, looks_at_frames, sets_up_the_process, sets_up_the_loop])
+@pytest.mark.parametrize("program", [computes, caches, looks_at_frames])
 def test_resumes_behind_what_is_made_again(program: Any, tmp_path: Path):
     resumes_anywhere(program, {"q": "q"}, tmp_path)
 
