@@ -95,10 +95,14 @@ def test_what_was_shown_is_not_asked_for_again(ignoring):
     [
         ({"regex": "[0-9]+ kg", "max_tokens": 3}, "123 and more"), ({"regex": "[0-9]+ kg", "stop": " "}, "12 kg"),
         ({"regex": "[a-z]+"}, "<think>1?</think>abc"), ({"regex": r"\w+ !"}, "Café !"),
+        ({"regex": "A: .*"}, "A: a\nb"), ({"regex": r"A: .* \w+"}, "A: a\n Café"),
         (dated("date-time"), x("2024-12-01 10:00")), (dated("time"), x("10:00:00.123")), (dated("uri"), x("urn:a:b")),
         (dated("email"), x('"a b"@example.org')), (dated("never heard of"), x("")), (dated("ipv6"), x("::1")),
     ],
-    ids=("cut by its limit", "cut by a stop", "behind reasoning", "Unicode's classes", "date-time", "time", "uri", "email", "unknown format", "ipv6"),
+    ids=(
+        "cut by its limit", "cut by a stop", "behind reasoning",
+        "Unicode's classes", "dots for newlines", "both", "date-time", "time", "uri", "email", "unknown format", "ipv6",
+    ),
 )  # fmt: skip
 def test_what_may_be_right_is_taken_as_it_is(ignoring, how, answer):
     model = Ignores(answer)

@@ -77,9 +77,11 @@ def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
 _OPENING = ("{", "[", '"')
 
 
-def _readings(regex: str, text: str) -> tuple[str, ...]:
-    """Return a regex, and the same with Unicode's classes, which some servers have, where it makes a difference."""
-    return (regex,) if text.isascii() or "(?a" in regex else (regex, f"(?u){regex}")
+def _readings(regex: str, text: str) -> list[str]:
+    """Return a regex, and the same as other servers read it, where it makes a difference: with dots for newlines, too, and with Unicode's classes."""
+    flags = ["", "s"] if "\n" in text else [""]
+    flags += [] if text.isascii() or "(?a" in regex else [f"{flag}u" for flag in flags]
+    return [f"(?{flag}){regex}" if flag else regex for flag in flags]
 
 
 _WITHIN = re.compile(r"\w|(?<=\d)[.,]\d", re.ASCII)
