@@ -75,6 +75,21 @@ def test_a_batch_has_right_answers_and_asks_again_for_the_wrong_ones_alone(ignor
     assert sorted(s["a"] for s in states) == ["12 kg", "13 kg", "14 kg"] and model.given == 4
 
 
+@pytest.mark.parametrize(
+    ("how", "given", "answer"),
+    [
+        ({"regex": "[0-9]+ kg"}, "12 kg\n", "12 kg"), ({"regex": "[0-9]+ kg"}, "12 kg, or so", "12 kg"),
+        (dated("date"), '```json\n{"x": "2024-12-01"}\n```', '{"x": "2024-12-01"}'), (dated("date"), '{"x": "2024-12-01"} done', '{"x": "2024-12-01"}'),
+    ],
+    ids=("white space", "more text", "a fence", "text behind JSON"),
+)  # fmt: skip
+def test_an_answer_is_cut_out_of_the_text_around_it(ignoring, how, given, answer):
+    model = Ignores(given)
+    state = ask.run(backend=ignoring(model), **how)
+    assert state["a"] == answer and model.given == 1
+    assert state.get_meta_info("a")["constraint"] == {"enforced": "verified", "attempts": 1}
+
+
 def test_an_error_names_the_server_that_never_meets_a_constraint(ignoring):
     model = Ignores("no number")
     backend = ignoring(model)

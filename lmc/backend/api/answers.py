@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmc.backend.api.bodies import REFUSAL, choice_in, cost_of
+from lmc.backend.api.bodies import REFUSAL, choice_in
 from lmc.backend.api.exchange import Fault
 from lmc.backend.api.handles import Feed
 from lmc.backend.api.place import PromptNode, Rest
@@ -114,7 +114,7 @@ class Answering(ABC):
             log("spec", f"{self.name}: the answer to {ask.name!r} cannot be determined from one request for several; it is requested separately")
             self.ledger.add(wasted=1)
             return await self._alone(place, ask, hints.beyond.gens, feed, tally)
-        meta = {**meta_of(reply, reply.samples[0], tally), "finish_reason": found.finish}
+        meta = {**meta_of(reply, reply.samples[0], tally.meta), "finish_reason": found.finish}
         return place.answered(found.text, rest=found.rest), Output((found.text,), (meta,), tally.usage)
 
     def _first(self, reply: ServerReply, ask: Gen, beyond: Beyond) -> FoundAnswer | None:
@@ -156,7 +156,8 @@ class Answering(ABC):
             return self.output_of(place, ask, reply, tally, broken)
         if feed is not None:  # what was shown as it came is the answer
             raise self._unmet(constraint, reply, 1, ask)
-        return await self._verified(place, ask, constraint, tally, reply)
+        tally.unmet = reply
+        return await self._verified(place, ask, constraint, tally)
 
     def keeps(self, ask: Gen, reply: ServerReply) -> bool:
         """Return whether the answers are within a constraint that the server has taken, as far as that can be known: many servers ignore some."""
@@ -185,11 +186,9 @@ class Answering(ABC):
         samples = [self._ended(sample, ask) for sample in reply.samples]
         return self._output(place, reply, samples, tally, broken, {})
 
-    async def _verified(
-        self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage, first: ServerReply | None = None
-    ) -> tuple[PromptNode, Output]:
+    async def _verified(self, place: PromptNode, ask: Gen, constraint: Constraint, tally: AttemptUsage) -> tuple[PromptNode, Output]:
         """Request without the server's enforcement, or by a schema that it enforces, and again until the answers satisfy
-        the constraint: the rest of an answer that begins so is cut off. `first`: a reply that has come already."""
+        the constraint: the rest of an answer that begins so is cut off. A reply that has come already is the first."""
         schema = as_schema(constraint) if self._schemas_for_values and not self.enforces(constraint) else None
         if schema is not None and (ask.params.return_logprob or not self.enforces(schema) or not self.takes_schema(place)):
             schema = None
@@ -198,11 +197,10 @@ class Answering(ABC):
             params, asked = replace(params, max_new_tokens=params.max_new_tokens + _ROOM, stop=(), stop_regex=()), schema
         found: list[Sample] = []
         reply = ServerReply(())
-        for attempt in range(tally.unmet, self._terms.attempts):
+        for attempt in range(self._terms.attempts):
             wanted = replace(ask, seed=ask.seed + attempt, params=replace(params, n=params.n - len(found)), constraint=asked)
             try:
-                reply = first or await self._accepted(place, wanted, None, None, tally)
-                first = None
+                reply, tally.unmet = tally.unmet or await self._accepted(place, wanted, None, None, tally), None
             except Fault as fault:
                 if schema is None or fault.status not in _TOO_MUCH:
                     raise
@@ -239,7 +237,7 @@ class Answering(ABC):
     def _output(
         self, place: PromptNode, reply: ServerReply, samples: Sequence[Sample], tally: AttemptUsage, broken: int, extra: Mapping[str, Any]
     ) -> tuple[PromptNode, Output]:
-        metas = tuple([{**meta_of(reply, sample, tally), **extra} for sample in samples])
+        metas = tuple([{**meta_of(reply, sample, tally.meta), **extra} for sample in samples])
         output = Output(tuple([sample.text for sample in samples]), metas, tally.usage, tuple(samples[0].ids or ()))
         return place.answered(samples[0].text, ids=samples[0].ids, broken=broken, blocks=samples[0].blocks), output
 
@@ -259,7 +257,7 @@ class Answering(ABC):
             chosen = choice_in(reply.samples[0].text, ask.choices)
             if chosen is not None:
                 how = {"by": "constrained" if exact else "verified", "attempts": attempt + 1}
-                return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **cost_of(tally)},), tally.usage)
+                return Output((chosen,), ({"choice": how, "id": reply.id, "model": reply.model, **reply.meta, **tally.meta},), tally.usage)
         last = f"{reply.samples[0].text[:80]!r}"
         if exact:
             raise UnmetConstraint(f"{self.name}: the server was asked for one of the choices by a schema, and answered {last}: it ignores schemas", loc=ask.loc)

@@ -10,7 +10,6 @@ from typing import Any
 from lmc import json_data
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
-from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.reasoning import content_start
@@ -277,11 +276,6 @@ def strict(schema: Any) -> bool:
         return False
     inner = [*properties.values(), *schema.get("anyOf", ()), *schema.get("$defs", {}).values(), *([schema["items"]] if "items" in schema else [])]
     return all(map(strict, inner))
-
-
-def cost_of(tally: AttemptUsage) -> Body:
-    usage = tally.usage
-    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "cached_tokens": usage.cached_tokens, **tally.meta}
 
 
 _DOES_NOT_TAKE = re.compile(r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed", re.IGNORECASE)

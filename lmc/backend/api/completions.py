@@ -21,7 +21,6 @@ from lmc.backend.api.bodies import (
     choice_schema,
     choices_of,
     content_of,
-    cost_of,
     finish_of,
     growing_out_of_object,
     in_object,
@@ -442,7 +441,7 @@ class Completions(ApiBackend):
             return answer["choice"], answer.get("probabilities") or []
 
         chosen, probabilities = await self.client.call(lambda: HttpRequest("/decisions", body), usage_of, read, tally)
-        meta = {"choice": {"by": "decisions", "probabilities": {p["value"]: p["probability"] for p in probabilities}}, **cost_of(tally)}
+        meta = {"choice": {"by": "decisions", "probabilities": {p["value"]: p["probability"] for p in probabilities}}, **tally.meta}
         return Output((chosen,), (meta,), tally.usage)
 
     def choice_constraint(self, choices: Sequence[str]) -> Constraint | None:

@@ -261,7 +261,7 @@ class Listed(Completions):
             with reading(server):
                 reply = self.accepted(self.reply_to(member, body))
             if not self.keeps(member.ask, reply):
-                member.tally.unmet = 1
+                member.tally.unmet = reply
                 return self._again(member, None)
             after, output = self.output_of(member.place, member.ask, reply, member.tally)
         except Fault as fault:

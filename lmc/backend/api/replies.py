@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmc.backend.api.bodies import FILTERED, REFUSAL
-from lmc.backend.api.spending import AttemptUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +51,13 @@ class ServerReply:
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def meta_of(reply: ServerReply, sample: Sample, tally: AttemptUsage) -> dict[str, Any]:
-    """Return an answer's meta info, under SGLang's keys."""
+def meta_of(reply: ServerReply, sample: Sample, cost: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer's meta info, with its cost, under SGLang's keys."""
     found: dict[str, Any] = {
         "id": reply.id,
         "model": reply.model,
         "finish_reason": dict(sample.finish),
-        "prompt_tokens": tally.usage.prompt_tokens,
-        "completion_tokens": tally.usage.completion_tokens,
-        "cached_tokens": tally.usage.cached_tokens,
-        **tally.meta,
+        **cost,
         **reply.meta,
         **sample.extra,
     }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmc.backend.api.bodies import Listed, cost_of
+from lmc.backend.api.bodies import Listed
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.spending import AttemptUsage
 from lmc.backend.api.tokens import Tokens
@@ -92,7 +92,7 @@ def chosen(ask: Select, own: Sequence[Listed], alone: Sequence[Sequence[float]] 
     the prompt."""
     values = [[lp or 0.0 for lp, _, _ in row] or [0.0] for row in own]
     decision = decide(ask.method, values, alone)
-    meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **cost_of(tally)}
+    meta = {"input_token_logprobs": [[list(token) for token in row] for row in own], **decision.meta, **tally.meta}
     return Output((ask.choices[decision.index],), (meta,), tally.usage)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lmc.backend.api.batches import Waves
 from lmc.backend.api.exchange import AnsweringServer, Body, Fault
+from lmc.backend.api.replies import ServerReply
 from lmc.backend.base import Hints
 from lmc.backend.usage import Prices, Spending, Usage
 from lmc.errors import Loc
@@ -67,7 +68,7 @@ class AttemptUsage:
 
     turn      batch and number of its run, by which requests wait for one another
     failed    error of the latest attempt, one in a list; None: no need to back off
-    unmet     answers so far, in lists, that are not within their constraint
+    unmet     a reply of a list that is not within its constraint, to be looked at first
     waves     of batches for its requests; None: they are sent at once
     identity  of the request, besides its prompt, for batches;  sent: requests for it so far
     choosing  it is a select's
@@ -82,7 +83,7 @@ class AttemptUsage:
     attempts: int = 0
     unreported: int = 0
     failed: Fault | None = None
-    unmet: int = 0
+    unmet: ServerReply | None = None
     waves: Waves | None = None
     identity: str = ""
     sent: int = 0
@@ -100,8 +101,10 @@ class AttemptUsage:
 
     @property
     def meta(self) -> Body:
-        """Return its part of the answer's meta info: only exceptional facts."""
-        found: Body = {"attempts": self.attempts} if self.attempts > 1 else {}
+        """Return its part of the answer's meta info: tokens, and what is exceptional."""
+        usage = self.usage
+        found: Body = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens, "cached_tokens": usage.cached_tokens}
+        found |= {"attempts": self.attempts} if self.attempts > 1 else {}
         return found | ({"unreported_attempts": self.unreported} if self.unreported else {})
 
 
