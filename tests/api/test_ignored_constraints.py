@@ -79,9 +79,10 @@ def test_a_batch_has_right_answers_and_asks_again_for_the_wrong_ones_alone(ignor
     ("how", "given", "answer"),
     [
         ({"regex": "[0-9]+ kg"}, "12 kg\n", "12 kg"), ({"regex": "[0-9]+ kg"}, "12 kg, or so", "12 kg"),
+        ({"regex": "[0-9]+ kg"}, "<think>13 kg?</think>\n\n12 kg, or so", "12 kg"),
         (dated("date"), '```json\n{"x": "2024-12-01"}\n```', '{"x": "2024-12-01"}'), (dated("date"), '{"x": "2024-12-01"} done', '{"x": "2024-12-01"}'),
     ],
-    ids=("white space", "more text", "a fence", "text behind JSON"),
+    ids=("white space", "more text", "more text behind reasoning", "a fence", "text behind JSON"),
 )  # fmt: skip
 def test_an_answer_is_cut_out_of_the_text_around_it(ignoring, how, given, answer):
     model = Ignores(given)
@@ -105,17 +106,23 @@ def test_what_was_shown_is_not_asked_for_again(ignoring):
     assert model.given == 1
 
 
+@pytest.mark.parametrize("answer", ("12 kg\n", "<think>1?</think>\n\n12 kg\n"), ids=("white space", "behind reasoning"))
+def test_white_space_around_what_was_shown_stays(ignoring, answer):
+    model = Ignores(answer)
+    assert "".join(ask.run(backend=ignoring(model), regex="[0-9]+ kg", stream=True).text_iter("a")) == answer and model.given == 1
+
+
 @pytest.mark.parametrize(
     ("how", "answer"),
     [
         ({"regex": "[0-9]+ kg", "max_tokens": 3}, "123 and more"), ({"regex": "[0-9]+ kg", "stop": " "}, "12 kg"),
-        ({"regex": "[a-z]+"}, "<think>1?</think>abc"), ({"regex": r"\w+ !"}, "Café !"),
+        ({"regex": "[a-z]+"}, "<think>1?</think>abc"), ({"regex": "[a-z]+"}, "<think>1?</think>\n\nabc\n"), ({"regex": r"\w+ !"}, "Café !"),
         ({"regex": "A: .*"}, "A: a\nb"), ({"regex": r"A: .* \w+"}, "A: a\n Café"),
         (dated("date-time"), x("2024-12-01 10:00")), (dated("time"), x("10:00:00.123")), (dated("uri"), x("urn:a:b")),
         (dated("email"), x('"a b"@example.org')), (dated("never heard of"), x("")), (dated("ipv6"), x("::1")),
     ],
     ids=(
-        "cut by its limit", "cut by a stop", "behind reasoning",
+        "cut by its limit", "cut by a stop", "behind reasoning", "behind reasoning and a line",
         "Unicode's classes", "dots for newlines", "both", "date-time", "time", "uri", "email", "unknown format", "ipv6",
     ),
 )  # fmt: skip

@@ -152,25 +152,25 @@ class Answering(ABC):
         if constraint is not None and (tally.unmet or not self.enforces(constraint)):
             return await self._verified(place, ask, constraint, tally)
         reply = await self._accepted(place, ask, None, feed, tally)
-        if constraint is None or self.keeps(ask, reply):
+        if constraint is None or self.keeps(ask, reply, shown=feed is not None):
             return self.output_of(place, ask, reply, tally, broken)
         if feed is not None:  # what was shown as it came is the answer
             raise self._unmet(constraint, reply, 1, ask)
         tally.unmet = reply
         return await self._verified(place, ask, constraint, tally)
 
-    def keeps(self, ask: Gen, reply: ServerReply) -> bool:
+    def keeps(self, ask: Gen, reply: ServerReply, *, shown: bool = False) -> bool:
         """Return whether the answers are within a constraint that the server has taken, as far as that can be known: many servers ignore some."""
-        if ask.constraint is None or all(self._keeps(ask.constraint, sample, ask) for sample in reply.samples):
+        if ask.constraint is None or all(self._keeps(ask.constraint, sample, ask, shown) for sample in reply.samples):
             return True
         log("backend", f"{self.name} takes {ask.constraint.kind} and does not keep to it: {reply.samples[-1].text[:80]!r}")
         return False
 
-    def _keeps(self, constraint: Constraint, sample: Sample, ask: Gen) -> bool:
+    def _keeps(self, constraint: Constraint, sample: Sample, ask: Gen, shown: bool) -> bool:
         if sample.withheld or sample.extra.get("tool_calls") or sample.finish.get("type") == "length":
             return True
         params = ask.params
-        return keeps(constraint, self._ended(sample, ask).text, cut=bool(params.stop or params.stop_regex or params.stop_token_ids))
+        return keeps(constraint, self._ended(sample, ask).text, cut=bool(params.stop or params.stop_regex or params.stop_token_ids), shown=shown)
 
     def _unmet(self, constraint: Constraint, reply: ServerReply, attempts: int, ask: Gen) -> UnmetConstraint:
         shown = repr(constraint.source) if len(constraint.source) <= 80 else "…"
@@ -209,7 +209,7 @@ class Answering(ABC):
                 self._schemas_for_values = False
                 log("backend", f"{self.name} does not take a schema for {constraint.kind}: {fault.message}")
             for sample in reply.samples:
-                if self.enforces(constraint) and self._keeps(constraint, sample, ask):
+                if self.enforces(constraint) and self._keeps(constraint, sample, ask, shown=False):
                     found.append(self._ended(sample, ask))
                     continue
                 said = sample if schema is None else replace(sample, text=answer_in(constraint, sample.text))

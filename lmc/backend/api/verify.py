@@ -37,23 +37,26 @@ def check(constraint: Constraint) -> None:
 
 def matching(constraint: Constraint, text: str) -> str | None:
     """Return the answer itself, or without surrounding white space, or the longest prefix that satisfies the
-    constraint.
+    constraint, also of its content behind a model's reasoning.
 
     None if there is none. An answer ends neither within a word nor within a number: 1,000 does not begin with 1.
     """
     if constraint.kind == "json_schema":
         return _json(constraint.source, text)
-    for candidate in (text, text.strip()):
+    content = text[content_start(text) :].lstrip()
+    for candidate in (text, text.strip(), content.rstrip()):
         if allows("regex", constraint.source, candidate):
             return candidate
-    begun = text.lstrip()
-    end = longest("regex", constraint.source, begun, lambda at: _WITHIN.match(begun, at) is None)
-    return begun[:end] if end else None
+    for begun in dict.fromkeys((content, text.lstrip())):
+        if end := longest("regex", constraint.source, begun, lambda at, begun=begun: _WITHIN.match(begun, at) is None):
+            return begun[:end]
+    return None
 
 
-def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
+def keeps(constraint: Constraint, text: str, *, cut: bool, shown: bool) -> bool:
     """Return whether an answer that its server should have kept within a constraint, or its content behind a model's reasoning, is what the constraint
-    allows: JSON by its meaning, however it is laid out. `cut`: a stop may have ended it early, so it is enough that it begins so.
+    allows: JSON by its meaning, however it is laid out. `cut`: a stop may have ended it early, so it is enough that it begins so. `shown`: as a stream,
+    so that the white space around it stays, as that behind reasoning does.
 
     Servers take some constraints that lmc cannot read, and grammars in dialects of their own: those answers are taken as they are.
     """
@@ -61,8 +64,9 @@ def keeps(constraint: Constraint, text: str, *, cut: bool) -> bool:
     if kind not in VERIFIABLE:
         return True
     try:
-        for start in {0, content_start(text)}:
-            said = text[start:]
+        start = content_start(text)
+        content = text[start:]
+        for said in {text, content, content.strip() if start or shown else content}:
             if kind == "json_schema":
                 if checker_of(source).wrong(said) is None or (cut and said.lstrip().startswith(_OPENING)):
                     return True
