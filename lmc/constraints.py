@@ -149,7 +149,7 @@ def _schema_of_model(model: Any) -> Any:
 @lru_cache(1)
 def _generator() -> Any:
     """Return pydantic's generator, except that a decimal is a number (as a string its schema allows any text, or has a
-    pattern that looks ahead), and that a URL has one of the schemes that its type allows."""
+    pattern that looks ahead), and that a URL has one of the schemes that its type allows, in any case."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generator(GenerateJsonSchema):
@@ -159,7 +159,10 @@ def _generator() -> Any:
 
         def url_schema(self, schema: Any) -> Any:
             found, schemes = super().url_schema(schema), schema.get("allowed_schemes")
-            return {**found, "pattern": f"^({'|'.join(map(re.escape, schemes))})://"} if schemes else found
+            if not schemes:
+                return found
+            anycase = ["".join(f"[{c}{c.upper()}]" if c.isalpha() else re.escape(c) for c in scheme) for scheme in schemes]
+            return {**found, "pattern": f"^({'|'.join(anycase)}):"}  # file:/a is one, too; what is generated follows the format
 
     return Generator
 

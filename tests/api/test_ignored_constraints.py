@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pydantic
 import pytest
 
 import lmc
@@ -47,6 +48,10 @@ def ask(s, **how):
 
 def dated(form: str) -> dict[str, Any]:
     return {"json_schema": {"type": "object", "properties": {"x": {"type": "string", "format": form}}, "required": ["x"], "additionalProperties": False}}
+
+
+def url(kind: Any) -> type[pydantic.BaseModel]:
+    return pydantic.create_model("Url", x=(kind, ...))
 
 
 def x(text: str) -> str:
@@ -120,10 +125,12 @@ def test_white_space_around_what_was_shown_stays(ignoring, answer):
         ({"regex": "A: .*"}, "A: a\nb"), ({"regex": r"A: .* \w+"}, "A: a\n Café"),
         (dated("date-time"), x("2024-12-01 10:00")), (dated("time"), x("10:00:00.123")), (dated("uri"), x("urn:a:b")),
         (dated("email"), x('"a b"@example.org')), (dated("never heard of"), x("")), (dated("ipv6"), x("::1")),
+        ({"json_schema": url(pydantic.HttpUrl)}, x("HTTP://a.b")), ({"json_schema": url(pydantic.FileUrl)}, x("file:/a")),
     ],
     ids=(
         "cut by its limit", "cut by a stop", "behind reasoning", "behind reasoning and a line",
         "Unicode's classes", "dots for newlines", "both", "date-time", "time", "uri", "email", "unknown format", "ipv6",
+        "URL in capitals", "file",
     ),
 )  # fmt: skip
 def test_what_may_be_right_is_taken_as_it_is(ignoring, how, answer):
