@@ -12,7 +12,7 @@ import base64
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -251,15 +251,21 @@ class _Sender:
         try:
             async with aclosing(answer.stream) as stream:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-                pinging = asyncio.ensure_future(self._pinging(answer.ping))
-                try:
-                    async for chunk in stream:
-                        await self._piece(chunk)
-                finally:
-                    pinging.cancel()
+                await self._pieces(stream, answer.ping)
         finally:
             answer.cancel()
         await self._end()
+
+    async def _pieces(self, stream: AsyncIterable[bytes], ping: bytes) -> None:
+        """Send the pieces of a stream, and pings between them. It ends with the first of either that cannot be sent."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                pinging = group.create_task(self._pinging(ping))
+                async for chunk in stream:
+                    await self._piece(chunk)
+                pinging.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
 
     async def _pinging(self, ping: bytes) -> None:
         """Send a sign of life whenever the stream has been silent for the interval: clients and proxies give up silent connections, and a long

@@ -91,6 +91,7 @@ class ByHand:
         self.sent: list[dict[str, Any]] = []
         self.blocked = asyncio.Event()  # set: the client reads nothing any more
         self.stuck = False  # whether something waits for it to read
+        self.broken: OSError | None = None  # what sending to it raises
         if body is not None:
             self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self.task = asyncio.ensure_future(app(self.scope, self.incoming.get, self._take))
@@ -99,6 +100,8 @@ class ByHand:
         if self.blocked.is_set():
             self.stuck = True
             await asyncio.Event().wait()
+        if self.broken is not None:
+            raise self.broken
         self.sent.append(message)
 
     def leave(self) -> None:

@@ -173,6 +173,17 @@ async def test_a_silent_stream_gets_signs_of_life_before_its_first_token(path, b
         assert ping not in answer and events(answer)
 
 
+async def test_a_sign_of_life_that_cannot_be_sent_ends_the_stream(monkeypatch):
+    mock, time = Gated(), FakeTime(monkeypatch)
+    async with running(mock) as app:
+        call = ByHand(app, CHAT, STREAM)
+        await until(lambda: call.status == 200 and mock.waiting)
+        call.broken = OSError("the connection is lost")
+        time.pass_(15)
+        await until(call.task.done)
+        assert call.task.exception() is call.broken and not mock._pending
+
+
 async def test_a_stream_that_is_not_silent_gets_no_signs_of_life(monkeypatch):
     mock, time = lmc.Mock(latency=60), FakeTime(monkeypatch)
     async with running(mock, ping_interval=30) as app:
