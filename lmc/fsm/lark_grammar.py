@@ -156,7 +156,7 @@ class _LarkReader:
             return parse_part(_ESCAPED_STRING)
         parts = tree.children
         match tree.data:
-            case "template_usage":
+            case "template_usage" if args is not None:  # a terminal has no templates
                 return self.rule(str(parts[0].name), tuple([self.read(part, name, args) for part in parts[1:]]))
             case "literal" | "range":
                 return seq(self.pattern(tree, name), gap)

@@ -147,6 +147,7 @@ def test_the_ebnf_of_a_lark_grammar(source, good, bad):
         (r'start: "ab\ud800"', "half of a surrogate pair, cannot be written"),
         ("start: A\nA: /[a: /[a: /[a-z]+/i", "Unexpected input at line 2 column 12"),  # Lark fails at saying what it is like
         ("start: A\n%import nowhere.A", "lark"),
+        ('start: A\nA: t{"x"}\nt{x}: x x', "A: template_usage cannot be used"),  # spaces could be ignored within it
     ],
 )
 def test_lark_grammars_that_are_refused(source, says):
