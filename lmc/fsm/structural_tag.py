@@ -135,7 +135,10 @@ class _FormatReader:
         return self._within(f"{at}/json_schema", lambda: compile_schema(one_line(json.dumps(given.get("json_schema"))))[0])
 
     def regex(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
-        return self._within(f"{at}/pattern", lambda: Grammar(parse(given.get("pattern", ""))))
+        pattern = given.get("pattern", "")
+        if not isinstance(pattern, str):
+            raise _wrong(f"{at}/pattern", "must be a regular expression")
+        return self._within(f"{at}/pattern", lambda: Grammar(parse(pattern)))
 
     def grammar(self, given: Mapping[str, Any], at: str, ends: Sequence[str]) -> Node:
         source = given.get("grammar")

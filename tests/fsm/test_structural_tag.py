@@ -107,6 +107,8 @@ def test_schemas_within_each_other_keep_their_rules_apart():
         ({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}, "/format/style is 'qwen_xml'"),
         ({"type": "json_schema", "json_schema": {}, "any_order": True}, "/format has 'any_order'"),
         ({"type": "or", "elements": [{"type": "regex", "pattern": r"(a)\1"}]}, "/format/elements/0/pattern cannot"),
+        ({"type": "regex", "pattern": 3}, "/format/pattern must be a regular expression"),
+        ({"type": "regex", "pattern": ["a"]}, "/format/pattern must be a regular expression"),
         ({"type": "or", "elements": []}, "/format/elements must be a list that is not empty"),
         ({"type": "grammar", "grammar": "root ::= ("}, "/format/grammar cannot be enforced: ebnf"),
         (triggered(triggers=["<b"]), "/format/tags/0/begin is '<a>', which begins with none of the triggers"),
