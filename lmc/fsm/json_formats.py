@@ -107,7 +107,7 @@ def language(name: str, longest: int | None = None) -> Node:
 _WRITTEN_TIME = r"([01]\d|2[0-3]):[0-5]\d(:([0-5]\d|60)([.,]\d+)?)?\s?(z|[+-]([01]\d|2[0-3]):?[0-5]\d)?"
 _IN_URI = r"[^\s<>\"{}|\\^`]*"
 _PARTS_OF_NAME = r"[^\s/:@.]+(\.[^\s/:@.]+)*\.?"
-_ADDRESS = r"(?s:.+)@(\[[^\s\]]+\]|[^\s@]+)"
+_ADDRESS = r"(?s:.+)@(\[[^\s\]@]+\]|[^\s@]+)"
 _WRITTEN: Mapping[str, str] = {
     "date": r"\d{4}-\d\d-\d\d",
     "time": _WRITTEN_TIME,

@@ -20,7 +20,7 @@ from lmc.fsm.bytedfa import ByteDFA
 from lmc.fsm.dfa import build
 from lmc.fsm.forced import _Endings
 from lmc.fsm.grammar import Grammar
-from lmc.fsm.json_formats import FORMATS
+from lmc.fsm.json_formats import FORMATS, may_be
 from lmc.fsm.json_keywords import KEYWORDS
 from lmc.fsm.json_schema import compile_schema
 from lmc.fsm.json_shapes import type_of
@@ -206,6 +206,17 @@ def test_an_answer_that_python_cannot_read_is_not_valid(text, says):
         compile_schema('{"const": ' + "1" * 5000 + "}")
     with pytest.raises(ConstraintError, match=r"1e-1000.* has more than 300 digits"):
         compile_schema(f'{{"minimum": 1e-{10**19}}}')
+
+
+@pytest.mark.parametrize("text", ["@[" * 500_000 + " ", "@[a" * 300_000])
+def test_an_address_of_many_brackets_is_looked_through_once(text):
+    """From each bracket to the end: twenty minutes for texts of these lengths."""
+    assert not may_be("email", text + " ") and not may_be("email", "a b" + text + " c")
+
+
+def test_addresses_that_others_have_written():
+    good = ["a@b", "a b@c", "a@[1.2.3.4]", "a@[IPv6:::1]", "a@[b@c]", "a@b@[c]", "a@[[b]"]
+    assert [t for t in (*good, "a@", "@b", "a@b c", "a@[b c]") if may_be("email", t)] == good
 
 
 @pytest.mark.parametrize(
