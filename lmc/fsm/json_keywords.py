@@ -234,12 +234,14 @@ class Keywords:
         found: list[Node] = []
         if "pattern" in place.schema:
             found.append(self.pattern(place.schema["pattern"], f"{place.pointer}/pattern"))
+        name = place.schema.get("format", "")
+        if not isinstance(name, str):
+            raise wrong(f"{place.pointer}/format", "must be a string")
         if "format" in place.schema and not self.wide:  # ours are simple subsets of the formats
-            name = place.schema["format"]
             if name in json_formats.ANY_STRING or (name in json_formats.NUMBERS and not {"integer", "number"}.isdisjoint(self.types(place))):
                 return tuple(found)
             if name not in json_formats.FORMATS:
-                near = difflib.get_close_matches(str(name), json_formats.FORMATS, 1, _NEAR)
+                near = difflib.get_close_matches(name, json_formats.FORMATS, 1, _NEAR)
                 self.notes.ignore(f"the format {name!r}", place.pointer, f" (did you mean {near[0]!r}?)" if near else "")
                 return tuple(found)
             longest = place.schema.get("maxLength")

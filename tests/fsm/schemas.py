@@ -358,6 +358,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a loop without an end": (_object(["a"], a={"$ref": "#"}), "no text"),
     "back-reference": ({"type": "string", "pattern": "^(a)\\1"}, "/pattern cannot be enforced: .*position 4"),
     "look-ahead that excludes all": ({"type": "string", "pattern": "^(?=a)b"}, "/pattern cannot be enforced: .*matches nothing"),
+    "a format that is a list": ({"type": "string", "format": ["email"]}, "/format must be a string"),
+    "a format that is an object": (_object(a={"format": {}}), "/properties/a/format must be a string"),
     "an invalid pattern": ({"type": "string", "pattern": "["}, "/pattern cannot be enforced: invalid regex"),
     "nothing": (False, "allows no value"),
     "a contradiction": ({"type": "integer", "minimum": 5, "maximum": 3}, "allows no value"),
