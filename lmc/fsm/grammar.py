@@ -7,9 +7,10 @@ rules ─► Grammar.tree() ─► dfa.build           the language is regular: 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.counted import unrolled
@@ -19,6 +20,7 @@ from lmc.fsm.nodes import NOTHING, Chars, Concat, Counted, Node, NodeGraph, Ref,
 MAX_NODES = 400_000  # of a tree that rules are written into
 _PASSES = 2  # over edges of a graph
 _NO_NAMES: frozenset[str] = frozenset()
+_Condition = tuple[Hashable, list[Hashable]]
 _NONE, _SOME, _WHOLE = range(3)  # how much of a tree derives some text
 
 
@@ -37,10 +39,10 @@ class Grammar:
     def survey(self) -> Survey:
         return Survey(self.start, self.rules)
 
-    @cached_property
+    @property
     def recursive(self) -> frozenset[str]:
         """Return the recursive rules."""
-        return frozenset().union(*cycles(self.survey.named))
+        return self.survey.recursive
 
     @cached_property
     def written(self) -> Grammar:
@@ -167,7 +169,7 @@ def cycles(ways: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
 class Survey:
     """Properties of the parts of a grammar, found in one visit of each.
 
-    named   by rule, the rules that it names, and marks
+    named   by rule, the rules that it names, and marks; recursive: those that lead to themselves
     chars   the sets of characters in all trees
     parts   how many parts all trees have, shared ones counted once; places: and each time they are part of something else
     productive  the rules that derive some text
@@ -175,26 +177,25 @@ class Survey:
     """
 
     def __init__(self, start: Node, rules: Mapping[str, Node]) -> None:
-        self.productive: set[str] = set()
         self._names: dict[int, frozenset[str]] = {}  # by id, of those that have some
-        self._known: dict[int, int] = {}  # by id, in this pass: _NONE, _SOME or _WHOLE
+        self._known: dict[int, int] = {}  # by id, where each rule derives some text: _NONE, _SOME or _WHOLE
         self._parts: list[Node] = []
-        todo, before = list(rules.items()), -1
-        while todo and before < len(self.productive):
-            before = len(self.productive)
-            for name, body in todo:
-                if self._visit(body):
-                    self.productive.add(name)
-            todo = [(name, body) for name, body in reversed(todo) if self._visit(body) < _WHOLE]  # rules come after most that they name, or before
-            self._known = {key: known for key, known in self._known.items() if known == _WHOLE}
-        self.whole = self._visit(start) == _WHOLE and not todo
+        self._naming: list[Node] = []  # all within which rules are named
+        self._needs: dict[int, Hashable] = {}  # by id, of those and references: what must derive some text
+        least = min([self._visit(tree) for tree in (start, *rules.values())])
         self.named: Mapping[str, frozenset[str]] = {name: self._names.get(id(body), _NO_NAMES) for name, body in rules.items()}
+        self.productive: Set[str] = rules.keys()
+        self.recursive: frozenset[str] = frozenset[str]().union(*cycles(self.named))
+        if least < _WHOLE or self.recursive:
+            known = ((name, self._needed(body)) for name, body in rules.items() if self._derives(body))
+            self.productive = rules.keys() & _derived([*self._conditions(), *known])
+        self.whole = least == _WHOLE and len(self.productive) == len(rules)
         leaves = [start, *rules.values(), *dict(zip(map(id, self._parts), self._parts)).values()]
         self.parts, self.places = len(leaves), len(self._parts)
         self.chars: Sequence[Chars] = list(dict.fromkeys([leaf for leaf in leaves if type(leaf) is Chars]))
 
     def _visit(self, node: Node) -> int:
-        """Return whether a tree derives no text, or some, or is whole."""
+        """Return whether a tree derives no text, or some, or is whole, if each rule that it names does."""
         known, kind = self._known, type(node)
         if (found := known.get(id(node))) is not None:
             return found
@@ -202,13 +203,14 @@ class Survey:
             return _WHOLE
         if type(node) is Ref:
             self._names[id(node)] = frozenset((node.rule,))
-            found = _WHOLE if node.rule in self.productive or is_mark(node) else _NONE
-            known[id(node)] = found
-            return found
+            known[id(node)] = _WHOLE
+            if not is_mark(node):
+                self._needs[id(node)] = node.rule
+            return _WHOLE
         parts = node.parts if type(node) is Concat else parts_of(node)
         self._parts += parts
         inner = [part for part in parts if type(part) is not Chars]  # most are characters
-        least, most, names = _WHOLE, _NONE if len(inner) == len(parts) else _WHOLE, _NO_NAMES
+        least, most, names, needs = _WHOLE, _NONE if len(inner) == len(parts) else _WHOLE, list[frozenset[str]](), False
         for part in inner:
             key = id(part)
             if (found := known.get(key)) is None:
@@ -218,9 +220,13 @@ class Survey:
             if found > most:
                 most = found
             if (named := self._names.get(key)) is not None:
-                names = names | named if names else named
+                names.append(named)
+                needs = needs or key in self._needs
         if names:
-            self._names[id(node)] = names
+            self._names[id(node)] = names[0] if len(names) == 1 else frozenset().union(*names)
+        if needs:
+            self._needs[id(node)] = id(node)
+            self._naming.append(node)
         if type(node) is NodeGraph:
             least = self._of_graph(node, least)
         elif kind is Union:
@@ -242,12 +248,51 @@ class Survey:
         if not all(a in ends for a, _, _ in node.edges):
             before: dict[int, list[int]] = {}
             for a, body, b in node.edges:
-                if self._visit(body):
+                if self._derives(body):
                     before.setdefault(b, []).append(a)
             ends = reached(node.final, before)
         if 0 not in ends:
             return _NONE
         return least if least == _WHOLE and all(a in ends and b in ends for a, _, b in node.edges) else _SOME
+
+    def _derives(self, node: Node) -> bool:
+        return self._known.get(id(node), _WHOLE) > _NONE
+
+    def _needed(self, node: Node) -> list[Hashable]:
+        return [found] if (found := self._needs.get(id(node))) is not None else []
+
+    def _conditions(self) -> Iterator[_Condition]:
+        """Yield what derives some text if other things do: trees that name rules (by id), states of graphs, rules."""
+        for node in self._naming:
+            key = id(node)
+            if isinstance(node, Union):
+                yield from ((key, self._needed(arm)) for arm in node.arms if self._derives(arm))
+            elif isinstance(node, NodeGraph) and node.but is None:
+                yield key, [(key, 0)]
+                yield from (((key, state), []) for state in node.final)
+                yield from (((key, a), [(key, b), *self._needed(body)]) for a, body, b in node.edges if self._derives(body))
+            elif isinstance(node, Repeat) and node.low == 0:
+                yield key, []
+            elif self._derives(node):
+                yield key, [each for part in parts_of(node) for each in self._needed(part)]
+
+
+def _derived(conditions: Iterable[_Condition]) -> set[Hashable]:
+    """Return what follows from conditions: the first of each if all others do (Dowling and Gallier: in linear time)."""
+    waiting, todo = dict[Hashable, list[list[Any]]](), list[Hashable]()  # what follows, and how many of the others are left
+    for head, needed in conditions:
+        todo += [] if needed else [head]
+        entry = [head, len(needed)]
+        for each in needed:
+            waiting.setdefault(each, []).append(entry)
+    found = set[Hashable]()
+    while todo:
+        if (at := todo.pop()) not in found:
+            found.add(at)
+            for entry in waiting.get(at, ()):
+                entry[1] -= 1
+                todo += [] if entry[1] else [entry[0]]
+    return found
 
 
 def _within(node: Node, rules: Set[str], known: dict[int, Node]) -> Node:

@@ -442,3 +442,13 @@ def test_a_long_chain_of_rules_is_looked_through_a_few_times(monkeypatch):
         made = begun("ebnf", "\n".join(["root ::= r0", *order, 'r1499 ::= "x"']))
         assert (made.representative(0), made.distance(0)) == (0, 2 * 1499 + 1)
     assert len(visits) < 2 * 3 * 5 * 1500
+
+
+def test_each_part_of_rules_in_any_order_is_looked_at_once(monkeypatch):
+    """All were looked at again for each rule that turned out to derive some text: the square of their number, and a list as long."""
+    visits = calls_of(monkeypatch, grammar.Survey, "_visit")
+    rules = [f'r{i} ::= "[" r{(i + 1) % 1000} "]"' + (' | "x"' if i == 0 else "") for i in range(1000)]
+    random.Random(1).shuffle(rules)
+    survey = grammar_of("ebnf", "\n".join(["root ::= r1", *rules, 'dead ::= "a" dead'])).survey
+    assert survey.productive == {*(f"r{i}" for i in range(1000)), "root"} and not survey.whole
+    assert survey.places < 4 * 1000 and len(visits) < 3 * 1000
