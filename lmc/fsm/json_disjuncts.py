@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from lmc.errors import ConstraintError
 from lmc.fsm.algebra import without
@@ -199,16 +198,6 @@ class Ways(Keywords):
                 else:
                     more = self.of_place(at, refs)
                 yield [SchemaShape(place.pointer, absent=frozenset((name,))), *combined([there], more)]
-
-    def dependent(self, place: SchemaPointer, keyword: str) -> Mapping[str, Any]:
-        found = place.schema.get(keyword, {})
-        if not isinstance(found, dict):
-            raise wrong(f"{place.pointer}/{keyword}", "must be an object")
-        for name, value in found.items():
-            if isinstance(value, list) != (keyword == "dependentRequired") and keyword != "dependencies":
-                what = "a list of names" if keyword == "dependentRequired" else "a schema"
-                raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
-        return found
 
 
 def _some_together(arms: Sequence[Sequence[SchemaShape]]) -> Sequence[SchemaShape]:

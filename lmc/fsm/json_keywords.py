@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -37,7 +37,10 @@ COUNTED = (  # the type, the field of a shape, and the keywords
     ("object", "size", "minProperties", "maxProperties"),
 )
 _SELDOM = frozenset(_OF_TYPE) - frozenset("properties patternProperties additionalProperties required items prefixItems additionalItems".split())
-_COMBINING = frozenset("unevaluatedProperties unevaluatedItems dependentRequired dependentSchemas dependencies".split())
+_DEPENDENT = frozenset("dependentRequired dependentSchemas dependencies".split())
+_COMBINING = _DEPENDENT | {"unevaluatedProperties", "unevaluatedItems"}
+_LISTS = frozenset("allOf anyOf oneOf prefixItems".split())
+_APPLIED = frozenset("additionalProperties propertyNames items contains not if then else unevaluatedProperties unevaluatedItems".split())
 _OTHERS = frozenset("type enum const anyOf oneOf allOf not if then else $ref $dynamicRef $recursiveRef nullable".split())
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 KEYWORDS = frozenset({*NOTES, *_OF_TYPE, *_OTHERS, OPTIONS})
@@ -279,6 +282,16 @@ class Keywords:
             raise wrong(place.pointer, "must be a list of names")
         return tuple(found)
 
+    def dependent(self, place: SchemaPointer, keyword: str) -> Mapping[str, Any]:
+        found = place.schema.get(keyword, {})
+        if not isinstance(found, dict):
+            raise wrong(f"{place.pointer}/{keyword}", "must be an object")
+        for name, value in found.items():
+            if isinstance(value, list) != (keyword == "dependentRequired") and keyword != "dependencies":
+                what = "a list of names" if keyword == "dependentRequired" else "a schema"
+                raise wrong(f"{place.pointer}/{keyword}/{name}", f"must be {what}")
+        return found
+
     def array_rules(self, place: SchemaPointer) -> tuple[ArrayRule, ...]:
         schema = place.schema
         if not {"items", "prefixItems"} & set(schema):
@@ -289,3 +302,35 @@ class Keywords:
             raise wrong(f"{place.pointer}/prefixItems", "and a list of items exclude each other")
         count = len(self.list_of(place, first)) if first in schema else 0
         return (ArrayRule(tuple(place.at(first, i) for i in range(count)), place.at(rest) if rest in schema else None),)
+
+    def read_all(self, place: SchemaPointer) -> None:
+        """Read a schema and all that it applies, of which a checker reads what compiling may have no use for."""
+        todo, seen = [place], set[str]()
+        while todo:
+            place = self.references.first(todo.pop())
+            if isinstance(place.schema, bool) or place.pointer in seen:
+                continue
+            if not isinstance(place.schema, dict):
+                raise wrong(place.pointer, f"must be a schema, not {json.dumps(place.schema, default=str)}")
+            seen.add(place.pointer)
+            todo += self._applied(place)
+
+    def _applied(self, place: SchemaPointer) -> Iterator[SchemaPointer]:
+        schema, spoken = place.schema, self.spoken(place)
+        if not (self.references.overrides and "$ref" in spoken):
+            self.plain(place)
+        for keyword in spoken:
+            if keyword in REFERENCES:
+                yield self.target(place, keyword)
+            elif keyword in _LISTS or (keyword == "items" and isinstance(schema["items"], list)):
+                yield from (place.at(keyword, i) for i in range(len(self.list_of(place, keyword))))
+            elif keyword in ("properties", "patternProperties"):
+                yield from (place.at(keyword, name) for name in schema[keyword])
+            elif keyword in _DEPENDENT:
+                for name, needed in self.dependent(place, keyword).items():
+                    if isinstance(needed, list):
+                        self.names_of(place.at(keyword, name))
+                    else:
+                        yield place.at(keyword, name)
+            elif keyword in _APPLIED or (keyword == "additionalItems" and isinstance(schema.get("items"), list)):
+                yield place.at(keyword)

@@ -27,7 +27,7 @@ from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_check import Checker
 from lmc.fsm.json_disjointness import admit, admits, but, characters, less
 from lmc.fsm.json_disjuncts import Ways
-from lmc.fsm.json_keywords import REFERENCES, Notes
+from lmc.fsm.json_keywords import REFERENCES, Keywords, Notes
 from lmc.fsm.json_layout import Layout
 from lmc.fsm.json_references import References, sharing
 from lmc.fsm.json_sequences import counted_items, members, unique_items
@@ -88,6 +88,8 @@ def compile_schema(source: str) -> Compiled:
     compiler = _Compiler(Ways(references, notes=notes), layout)
     try:
         grammar = compiler.grammar()
+        if notes.later:
+            Keywords(references, True, Notes()).read_all(SchemaPointer(root, ""))
     except RecursionError:
         raise ConstraintError("json_schema is nested too deep, or has too many items that may be left out") from None
     except TooLarge:
