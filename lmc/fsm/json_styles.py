@@ -73,7 +73,7 @@ class Styles:
     """
 
     def __init__(self, rules: Mapping[str, Node], recursive: frozenset[str], named: Mapping[str, frozenset[str]], styles: Sequence[Style]) -> None:
-        self.rules, self.recursive, self._styles = rules, recursive, styles
+        self.rules, self.recursive, self.named, self._styles = rules, recursive, named, styles
         self._marked: dict[int, bool] = {}
         self._parts: dict[tuple[int, At | None], Sequence[tuple[Node, At | None]]] = {}
         self._written: dict[tuple[str, int, int | None], Sequence[tuple[Node, At | None]]] = {}  # marks

@@ -3,7 +3,7 @@ demand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lmc.fsm.counted import NEVER, Counts
 from lmc.fsm.json_styles import At, Styles, is_mark
@@ -67,8 +67,23 @@ class ShortestLengths:
             if rule in self._styles.recursive:
                 self._find_recursive(at)
             else:
-                self._of_rules[rule, at] = self.of(self._styles.rules[rule], at)
+                for each in (rule,) if at else self._leading_to(rule):
+                    self._of_rules[each, at] = self.of(self._styles.rules[each], at)
         return self._of_rules[rule, at]
+
+    def _leading_to(self, rule: str) -> Sequence[str]:
+        """Return the rules without marks that one needs and that are not known, each behind those that it names: chains of them are longer than
+        calls may be nested."""
+        found: list[str] = []
+        todo, seen = [(rule, False)], set[str]()
+        while todo:
+            name, is_last = todo.pop()
+            if is_last:
+                found.append(name)
+            elif name in self._styles.rules and name not in seen and name not in self._styles.recursive and (name, None) not in self._of_rules:
+                seen.add(name)
+                todo += [(name, True), *((inner, False) for inner in self._styles.named[name])]
+        return found
 
     def _find_recursive(self, at: At | None) -> None:
         """Compute all recursive rules in one style: from above, until nothing becomes shorter, once in their order and once in the other

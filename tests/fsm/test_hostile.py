@@ -452,3 +452,14 @@ def test_each_part_of_rules_in_any_order_is_looked_at_once(monkeypatch):
     survey = grammar_of("ebnf", "\n".join(["root ::= r1", *rules, 'dead ::= "a" dead'])).survey
     assert survey.productive == {*(f"r{i}" for i in range(1000)), "root"} and not survey.whole
     assert survey.places < 4 * 1000 and len(visits) < 3 * 1000
+
+
+@pytest.mark.parametrize("n", [300, 3000])
+def test_the_end_of_a_chain_of_rules_without_recursion_is_found(n, monkeypatch):
+    """Its length was found by as many calls within each other: an error of the recursion limit from 300 rules on."""
+    visits = calls_of(monkeypatch, ShortestLengths, "of")
+    rules = [f'r{i} ::= "[" r{i + 1} ("]" | r{i + 1})?' for i in range(n)]
+    source = "\n".join(["root ::= r0", *rules, f'r{n} ::= "x"'])
+    made = begun("ebnf", source)
+    assert made.distance(made.step(0, b"[[")) == n - 2 + 1
+    assert len(visits) < 10 * n
