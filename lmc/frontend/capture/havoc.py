@@ -85,8 +85,7 @@ def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Iterable[Any], stor
 
 def returned(frame: Frame, effects: PossibleEffects) -> list[Any]:
     """Return what a function may return, or a part of."""
-    whole, inside = effects.scan.origins(effects.scan.returned)
-    return [frame.peek(name) for name in whole | inside]
+    return [frame.peek(name) for name in effects.scan.gives]
 
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
@@ -122,8 +121,8 @@ class Losses:
         given = any_of(self.given, deps) if self.given else Unknown(deps)
         for store in self._stores:
             store(given)
-        for x in self._lost.values():
-            ev.lose(x, deps, given.of)
+        if self._lost:
+            ev.lose_all(self._lost.values(), deps, given.of)
 
     def lose(self, x: Any, stores: Iterable[Any] = ()) -> None:
         """Lose an object; of an unknown one, all that it may be; of a class or module the attributes with these names."""
@@ -307,18 +306,21 @@ class Losses:
 
     def hand(self, values: list[Any]) -> None:
         """Pass values to code that may do anything with them."""
+        functions: list[Any] = []
         for x in self._reach(values):
             self.lose(x)
             self.asks |= isinstance(x, Function)
             if type(x) is Object or type(x) in _FUNCTIONS:
-                methods = [BoundMethod(fn, x) for fn in implicit_methods(x.cls)] if type(x) is Object else []
-                self._call_all([x, *methods], [(None, one) for one in values])
+                functions += [x, *(BoundMethod(fn, x) for fn in implicit_methods(x.cls))] if type(x) is Object else [x]
+        if functions:
+            self._call_all(functions, [(None, one) for one in values])
 
     def _reach(self, roots: Iterable[Any]) -> list[Any]:
         """Return these values and all that they hold."""
-        todo, seen, atoms, lost = [*roots], dict[int, Any](), op.ATOMS, self.ev.lost
+        todo, seen, atoms, lost, edges = [*roots], dict[int, Any](), op.ATOMS, self.ev.lost, 0
         while todo:
             x = todo.pop()
+            edges += 1
             if type(x) in atoms or (key := id(x)) in seen:
                 continue
             seen[key] = x
@@ -327,7 +329,7 @@ class Losses:
                 todo += lost[key].of
             if parts and not atoms.issuperset(map(type, parts)):
                 todo += parts
-        self.ev.count(len(seen) >> 4)
+        self.ev.count(edges >> 4)
         return [x for x in seen.values() if type(x) is not Unknown]
 
     def _parts(self, x: Any) -> Collection[Any]:
