@@ -251,21 +251,14 @@ class _Sender:
         try:
             async with aclosing(answer.stream) as stream:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
-                await self._pieces(stream, answer.ping)
+                await _unless(self._pieces(stream), (self._pinging(answer.ping), ClientGone))
         finally:
             answer.cancel()
         await self._end()
 
-    async def _pieces(self, stream: AsyncIterable[bytes], ping: bytes) -> None:
-        """Send the pieces of a stream, and pings between them. It ends with the first of either that cannot be sent."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                pinging = group.create_task(self._pinging(ping))
-                async for chunk in stream:
-                    await self._piece(chunk)
-                pinging.cancel()
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+    async def _pieces(self, stream: AsyncIterable[bytes]) -> None:
+        async for chunk in stream:
+            await self._piece(chunk)
 
     async def _pinging(self, ping: bytes) -> None:
         """Send a sign of life whenever the stream has been silent for the interval: clients and proxies give up silent connections, and a long
@@ -315,13 +308,13 @@ class _Sender:
 
 
 async def _unless(work: Coroutine[Any, Any, T], *others: tuple[Coroutine[Any, Any, object], Callable[[], Exception]]) -> T:
-    """Return the result of the work, unless one of the others ends first: then cancel it, and raise what belongs to that one."""
+    """Return the result of the work, unless one of the others ends first: then cancel it, and raise the error of that one, or what belongs to it."""
     task = asyncio.ensure_future(work)
     watched = {asyncio.ensure_future(other): error for other, error in others}
     try:
         await asyncio.wait((task, *watched), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise next(error() for each, error in watched.items() if each.done())
+            raise next(each.exception() or error() for each, error in watched.items() if each.done())
         return await task
     finally:
         for each in (task, *watched):
