@@ -227,6 +227,27 @@ def test_mixed_versions_behind_a_router_are_asked_by_what_all_of_them_know(opene
         assert [state.error() for state in states] == [None] * 5 and {state.ret_value for state in states} <= {" x", " y"}
 
 
+def test_what_one_endpoint_refuses_is_sent_to_the_other(opened):
+    model = SGLangModel(TextModel())
+    refused = Answer({"error": {"message": "n is not supported with this sampling"}}, 400)
+    server = opened(Server(lambda path, body: refused if path == "/generate" and "n" in body["sampling_params"] else model.handle(path, body), get=model.get))
+    backend = opened(lmc.SGLang(server.url, tokenizer=WORDS, chat_template="chatml", patience=QUICK, router=False))
+
+    @lmc.function
+    def twice(s, **how):
+        s += lmc.user("Q") + lmc.assistant(lmc.gen("a", n=2, max_tokens=6, temperature=1, **how))
+
+    with pytest.raises(lmc.BackendError, match="n is not supported"):
+        twice.run(backend=backend).text()
+    assert sum(seen.path == "/generate" and "n" in seen.body["sampling_params"] for seen in server.seen) == 1
+    assert len(twice.run(backend=backend, tools=[add])["a"]) == 2
+    assert [seen.body["n"] for seen in server.seen if seen.path == "/v1/chat/completions"] == [2]
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
 def test_one_of_several_servers_that_takes_no_ids(opened):
     model = TextModel()
     newer, older = SGLangModel(model), SGLangModel(model, takes_ids=False)

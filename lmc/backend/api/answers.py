@@ -46,12 +46,12 @@ class Answering(ABC):
             try:
                 return await self.requested(place, ask, beyond, feed, tally)
             except Fault as fault:
-                if not self.learn(fault, known):
+                if not self.learn(fault, known, self.by_messages(place, ask)):
                     raise
 
-    def learn(self, fault: Fault, known: Collection[str]) -> bool:
+    def learn(self, fault: Fault, known: Collection[str], by_messages: bool) -> bool:
         """Return whether a refusal tells what to leave out, besides what is `known`, so that the same may be requested again."""
-        name = self.dispensable(fault)
+        name = self.dispensable(fault, by_messages)
         if name is None or name in known:
             return False
         self.leave_out(name, fault.message)
@@ -68,8 +68,12 @@ class Answering(ABC):
         """Request an answer, without what is in `_cannot`."""
 
     @abstractmethod
-    def dispensable(self, fault: Fault) -> str | None:
+    def dispensable(self, fault: Fault, by_messages: bool) -> str | None:
         """Return the parameter that a fault refuses and that can be left out; None: it is another fault."""
+
+    def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
+        """Return whether this is requested as a conversation, not as text."""
+        return True
 
     @abstractmethod
     async def choose(self, place: PromptNode, ask: Select, tally: AttemptUsage) -> Output:

@@ -162,7 +162,7 @@ class Anthropic(ApiBackend):
         replies = await asyncio.gather(*[self._asked(place, ask, beyond, feed, tally) for _ in range(ask.params.n)])
         return replace(replies[0], samples=tuple(reply.samples[0] for reply in replies))
 
-    def dispensable(self, fault: Fault) -> str | None:
+    def dispensable(self, fault: Fault, by_messages: bool) -> str | None:
         if fault.status != 400:
             return None
         said = fault.message.lower()

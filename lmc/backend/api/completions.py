@@ -267,7 +267,6 @@ class Completions(ApiBackend):
         return await self.sent(request, {"stream_options": {"include_usage": True}}, usage_of, read, gather, tally)
 
     def by_messages(self, place: PromptNode, ask: Gen | Select) -> bool:
-        """Return whether this is requested as a conversation, not as text."""
         return self.chat
 
     def _prompt(self, place: PromptNode, beyond: Beyond | None, chat: bool) -> tuple[Body, str, Mapping[str, Any]]:
@@ -391,7 +390,7 @@ class Completions(ApiBackend):
             remedy = f"if that is right, pass served_as={came!r}" if self.renames else "all servers behind a URL have to run one model under one name"
             raise Malformed(f"the answer is of the model {came!r}, not of {wanted!r}; {remedy}")
 
-    def dispensable(self, fault: Fault) -> str | None:
+    def dispensable(self, fault: Fault, by_messages: bool) -> str | None:
         return next((key for key in _OPTIONAL if not_taken(fault, key)), None) if fault.status in (400, 422) else None
 
     # -- select

@@ -299,7 +299,7 @@ class Listed(Completions):
             log(
                 "backend",
                 f"a list of {size} requests was refused ({redacted(fault.message, self._fleet.secrets)}); "
-                f"{'they are sent without that' if (learned := self.learn(fault, self._cannot)) else 'they are sent one by one'}",
+                f"{'they are sent without that' if (learned := self.learn(fault, self._cannot, False)) else 'they are sent one by one'}",
             )
             if learned:
                 for member in left:

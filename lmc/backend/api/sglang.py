@@ -186,12 +186,13 @@ class SGLang(RemoteBackend):
         async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
             return await self._generated(place, ask, beyond, feed, turn, tally)
 
-    def dispensable(self, fault: Fault) -> str | None:
-        told = next((name for word, name in _REFUSALS.items() if fault.mendable and word in fault.message), None)
-        return told or super().dispensable(fault)
+    def dispensable(self, fault: Fault, by_messages: bool) -> str | None:
+        if by_messages:
+            return super().dispensable(fault, by_messages)
+        return next((name for word, name in _REFUSALS.items() if fault.mendable and word in fault.message), None)
 
-    def learn(self, fault: Fault, known: Collection[str]) -> bool:
-        learned = super().learn(fault, known)
+    def learn(self, fault: Fault, known: Collection[str], by_messages: bool) -> bool:
+        learned = super().learn(fault, known, by_messages)
         if "input_ids" in self._cannot and self._prompts.tokens is not None:  # one server of several; others accepted them
             self._prompts.as_text(f"ids are refused ({fault.message})", self.name)
         return learned
