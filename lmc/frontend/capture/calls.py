@@ -16,13 +16,12 @@ from lmc.frontend.capture import table
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import CHANGING, SAYING
-from lmc.frontend.capture.havoc import returned
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import LRU, PLAIN, any_of, is_plain
+from lmc.frontend.capture.outside import LRU, PLAIN, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
-from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, Later, LazyItems, Manager, Object, Partial
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.emitter import GatheredAnswers, Scoped, Stored
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
@@ -112,7 +111,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if x.of and (name in CHANGING or name in SAYING):
-        ev.lose(x, x.deps, [*args, *kwargs.values()])
+        ev.lose(x, x.deps)
     if x.deps is None:
         return ev.unknown_code(x, args, kwargs)
     deps = join(x.deps, *(op.need(ev, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, BoundMethod)))
@@ -138,9 +137,9 @@ def apply(ev: Evaluator, fn: Closure, args: Sequence[Any], kwargs: Mapping[str, 
         ev.snapshot.changed.add((id(fn.module), name))
     frame.live = ev.frames.get(code.place)
     if code.is_generator:
-        return LazyItems(ev, None, of=Later(frame, code.effects))
+        return LazyItems(ev, None, of=(frame, code.effects))
     if code.is_async and program is None:
-        return Coroutine(lambda: ev.run_frame(frame), fn.name, of=Later(frame, code.effects))
+        return Coroutine(lambda: ev.run_frame(frame), fn.name, of=(frame, code.effects))
     frame.is_program = program is not None
     return ev.run_frame(frame)
 
@@ -157,12 +156,10 @@ def run_frame(ev: Evaluator, frame: Frame) -> Any:
         if abandoned.target is not frame:
             raise
         ev.havoc(frame, code.effects, abandoned.deps)
-        return any_of(returned(frame, code.effects), abandoned.deps)
+        return Unknown(abandoned.deps)
     finally:
         ev.depth -= 1
-    if frame.undecided is False:
-        return frame.result
-    return any_of((frame.result, *returned(frame, code.effects)), join(frame.undecided, op.need(ev, frame.result) or NOTHING))
+    return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(ev, frame.result) or NOTHING))
 
 
 # -- programs
@@ -293,7 +290,7 @@ def _said(ev: Evaluator, x: Any) -> Any:
         return x
     if type(x) is Closure and x.own is not None:
         return x.own
-    return ev.lost_part(x) if ev.is_lost(x) else Unknown(None) if isinstance(x, (Object, Closure, BoundMethod, LazyItems)) else x
+    return Unknown(ev.lost[id(x)]) if ev.is_lost(x) else Unknown(None) if isinstance(x, (Object, Closure, BoundMethod, LazyItems)) else x
 
 
 def _parsed(ev: Evaluator, x: Any, name: Any, dtype: Any = None) -> Any:
@@ -318,7 +315,7 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
         awaited = any(type(one) is Coroutine for one in made)  # of an `async def` body
         return Coroutine(lambda: [run() for run in [_body(ev, f, one) for f, one in zip(x.states, made, strict=False)]]) if awaited else made
     if ev.is_lost(x) and name in ("text", "messages", "error"):
-        return ev.lost_part(x)
+        return Unknown(ev.lost[id(x)])
     if name == "get_meta_info" and len(args) == 1 and (deps := op.unread(ev, x, args[0])) != NOTHING:
         return ev.operation("." + name, (x, *args), deps)
     unknown = join(NOTHING, *(a.deps for a in (*args, *kwargs.values()) if isinstance(a, Unknown)))
@@ -366,7 +363,7 @@ def _entered(ev: Evaluator, manager: Any) -> Manager:
 def unknown_code(ev: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Evaluate a call that cannot be followed: it may change its arguments."""
     ev.may_raise(None)
-    ev.hand_over([*([fn] if isinstance(fn, (Unknown, HostFunction)) else ()), *args, *kwargs.values()])
+    ev.hand_over([fn, *args, *kwargs.values()] if isinstance(fn, Unknown) else [*args, *kwargs.values()])
     ev.shifted |= ev.may_ask_in([fn]) or (isinstance(fn, Unknown) and fn.deps is not None)  # as may a function chosen by an answer
     return ev.domain.call(ev, fn, args, kwargs)
 

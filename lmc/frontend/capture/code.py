@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -160,11 +160,8 @@ class Frame:
 
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
-        holder, code = self.holder(name), self.code
-        if code is not None and name in code.bound and (holder is None or holder.code is not code):
-            return None
         try:
-            return holder.vars[name] if holder is not None else self.ev.global_value(self.module, name)
+            return holder.vars[name] if (holder := self.holder(name)) is not None else self.ev.global_value(self.module, name)
         except Raised:
             return None
 
@@ -224,11 +221,10 @@ class Evaluator:
 
     certain   only an exception could keep Python from making a request here
     shifted   the addresses of requests here depend on something undecided
-    lost      by id, objects of which nothing is known any longer: what their parts may be, besides those that they had
+    lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
-    classes   of its objects; `iterators`: that it has made and not gone through to their end
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -244,13 +240,12 @@ class Evaluator:
         self.loc, self.emitter, self.domain, self.snapshot = loc, emitter, domain, snapshot
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
-        self.lost, self.forked = dict[int, Unknown](), dict[int, Deps]()
+        self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None
         self.globals, self.functions = dict[tuple[int, str], Any](), dict[int, Any]()
-        self.classes, self.iterators = set[type](), list[Any]()
         self._budget, self.check_at = budget, 64
 
     def count(self, n: int) -> None:
@@ -289,11 +284,8 @@ class Evaluator:
             self.risks.append(deps)
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
-        """Return the result of a pure operation with some unknown operands, which may be objects with methods for it."""
+        """Return the result of a pure operation with some unknown operands."""
         self.may_raise(deps)
-        for x in operands:
-            if type(x) is Unknown and x.of:
-                self.left_off((x,), deps)
         return self.domain.operation(self, name, operands, deps)
 
     @property
@@ -304,18 +296,12 @@ class Evaluator:
     def is_lost(self, x: Any) -> bool:
         return bool(self.lost) and id(x) in self.lost
 
-    def lost_part(self, x: Any) -> Unknown:
-        """Return a part of an object of which nothing is known."""
-        return Unknown(self.lost[id(x)].deps, of=(x,))
-
     def global_value(self, module: dict[str, Any], name: str) -> Any:
         key = (id(module), name)
         found = self.globals.get(key, MISSING)
         if found is not MISSING:
             return found
-        if self.is_lost(module) and (name in module or not hasattr(builtins, name)):
-            found = self.lost_part(module)
-        elif name in module:
+        if name in module:
             raw = self.snapshot.first(key, module[name])
             found = Unknown(None) if key in self.snapshot.changed else self.adopt(raw)
         elif hasattr(builtins, name):
@@ -329,11 +315,6 @@ class Evaluator:
         self.changed.append(module)
         self.snapshot.changed.add((id(module), name))
         self.globals[id(module), name] = x
-
-    def lose_globals(self, module: dict[str, Any], x: Unknown) -> None:
-        """Make all global names of a module unknown."""
-        self.lost[id(module)] = x
-        self.globals = {key: held for key, held in self.globals.items() if key[0] != id(module)}
 
     # -- rules of the language, each in its module (evaluation.py)
 
@@ -350,13 +331,12 @@ class Evaluator:
     def is_instance(self, /, x: Any, kinds: Any) -> Any: ...
     def language(self, /, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def left_off(self, /, values: Sequence[Any], deps: Deps) -> None: ...
-    def lose(self, /, x: Any, deps: Deps, given: Sequence[Any] = (), stores: Iterable[Any] = ()) -> None: ...
-    def lose_all(self, /, xs: Collection[Any], deps: Deps, given: Sequence[Any]) -> None: ...
+    def lose(self, /, x: Any, deps: Deps) -> None: ...
     def may_ask(self, /, frame: Frame, effects: PossibleEffects) -> bool: ...
     def may_ask_in(self, /, values: Iterable[Any]) -> bool: ...
     def may_skip(self, /, frame: Frame, target: Any) -> bool: ...
     def run_frame(self, /, frame: Frame) -> Any: ...
-    def set_attribute(self, /, x: Any, name: Any, value: Any) -> None: ...
+    def set_attribute(self, /, x: Any, name: str, value: Any) -> None: ...
     def special(self, /, x: Any, name: str) -> Any: ...
     def state_method(self, /, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def unknown_code(self, /, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...

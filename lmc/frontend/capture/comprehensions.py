@@ -13,7 +13,7 @@ from lmc.frontend.capture.domain import Arm, BranchStatement, LoopStatement
 from lmc.frontend.capture.expressions import Bind, expression, target
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.unknown import NOTHING, Undecided, Unknown, join
-from lmc.frontend.capture.values import Later, LazyItems
+from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.scopes import Comprehension
 
 _ITEMS = ".0"
@@ -106,7 +106,7 @@ def _generator(node: ast.GeneratorExp, scope: Scope) -> Eval:
     def run(frame: Frame) -> LazyItems:
         items = made.first(frame)
         taken, whole = lambda: made.elements(frame.inner({_ITEMS: items})), lambda: made.collected(frame, items, list)
-        return LazyItems(frame.ev, taken, of=Later(frame, made.site.effects), sources=[items], whole=whole)
+        return LazyItems(frame.ev, taken, of=(frame, made.site.effects), sources=[items], whole=whole)
 
     return run
 

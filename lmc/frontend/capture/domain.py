@@ -18,11 +18,10 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.flow import CODE, GIVE_NOTHING
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, any_of
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
-from lmc.frontend.capture.values import BoundMethod, Closure, Later, Object
+from lmc.frontend.capture.values import BoundMethod, Closure, Object
 from lmc.frontend.emitter import Ctx, Emitter, GatheredAnswers, Scoped, Stored
 from lmc.frontend.host import HostFunction
 from lmc.frontend.options import Options
@@ -97,12 +96,9 @@ class Domain:
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
-        found = Unknown(deps) if name in GIVE_NOTHING else any_of(operands, deps)
-        if found.of and (name.partition(".")[0] in _COMPUTING or (name == "sum" and len(operands) == 1)):
-            found.of = ()
         if name in ("add", "fstring"):
-            found.begins = _beginning(operands)
-        return found
+            return Unknown(deps, begins=_beginning(operands))
+        return Unknown(deps, of=tuple([x for x in operands if type(x) not in ATOMS]) if name in _PARTS else ())
 
     def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
         """Return what `to += expr` binds: `to` may be forks of unknown number, or any state."""
@@ -110,7 +106,7 @@ class Domain:
 
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
-        return any_of([fn] if isinstance(fn, Unknown) else ())
+        return Unknown(None)
 
     def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not taken."""
@@ -153,7 +149,7 @@ class Domain:
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         self._either(evaluation, frame, test, site)
-        return any_of(_held(frame, site.then.effects, site.orelse.effects), test.deps)
+        return Unknown(test.deps, of=_held(frame, site.then.effects, site.orelse.effects))
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
@@ -170,7 +166,7 @@ class Domain:
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         evaluation.havoc(frame, site.effects, items.deps)
-        return any_of((items, *_held(frame, site.effects)), items.deps)
+        return Unknown(items.deps, of=(*items.of, *_held(frame, site.effects)))
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
@@ -195,15 +191,13 @@ class Domain:
         evaluation.blocked(deps)
 
 
-def _held(frame: Frame, *effects: PossibleEffects) -> list[Any]:
+def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
     """Return the objects that a value of parts of a program may be or hold."""
-    read = [x for each in effects for x in map(frame.peek, each.scan.loads)]
-    found = [x for x in read if type(x) in CONTAINERS or isinstance(x, (Object, State, StateGroup, Unknown, type))]
-    return [*found, *(Later(frame, each) for each in effects if CODE in each.scan.names)]
+    return tuple([x for each in effects for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) in (Object, State, StateGroup)])
 
 
-_COMPUTING = ("json", "math", "re", "textwrap", "statistics")
-"""Modules whose functions give nothing of their operands."""
+_PARTS = frozenset("item attribute unpack next list tuple set dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())
+"""Operations that give something of their operands."""
 
 
 def _beginning(operands: Sequence[Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from lmc.errors import Loc
@@ -11,8 +9,8 @@ from lmc.frontend.capture import calls, havoc, objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
-from lmc.frontend.capture.outside import Outside, OutsideSnapshot, any_of
-from lmc.frontend.capture.unknown import Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.outside import Outside, OutsideSnapshot
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
@@ -81,41 +79,24 @@ class Evaluation(Evaluator):
             self.snapshot.changed.add(id(origin))
             self.lose(x, None)
 
-    def lose(self, x: Any, deps: Deps, given: Sequence[Any] = (), stores: Iterable[Any] = ()) -> None:
-        """Make the contents of a container, state, object or class unknown from now on: what they were, or some of what it may be `given`. Of a class,
-        under the names `stores`."""
-        if type(x) is Unknown:
-            return havoc.lose_parts(self, x, deps, given, stores)
-        self.lose_all((x,), deps, given)
-
-    def lose_all(self, xs: Collection[Any], deps: Deps, given: Sequence[Any]) -> None:
-        """Lose objects that may hold one another's parts: what they may have been given is kept once, however many they are."""
-        lost, shared, of = self.lost, dict(zip(map(id, given), given)), tuple[Any, ...]()
-        for x in xs:
-            if (before := lost.get(id(x))) is not None:
-                shared.update(zip(map(id, before.of), before.of))
-        if shared and (held := any_of(shared.values())).of:
-            of = (held,)
-            self.count(len(held.of) >> 4)
-        for x in xs:
-            kind = type(x)
-            self.changed.append(x)  # which also keeps its id its own
-            if isinstance(x, State):
-                x.ctx = self.emitter.lost(deps)
-                self.shifted = True
-            elif kind is op.StateGroup or kind is tuple:
-                self.lose_all([item for item in (x.states if kind is op.StateGroup else x) if type(item) not in op.ATOMS], deps, given)
-                continue
-            elif kind is LazyItems:
-                x.stuck = x.stuck or Undecided(deps)
-                continue
-            elif kind is op.Object:
-                x.attributes.update({name: any_of((held, *given), deps) for name, held in x.attributes.items()})
-                self.count(sum([len(held.of) for held in x.attributes.values()]) >> 4)
-            elif kind is types.ModuleType:
-                self.lose_globals(vars(x), any_of(given, deps))
-                continue
-            elif (kind not in op.CONTAINERS or kind is frozenset) and not isinstance(x, type):
-                continue
-            before = lost.get(id(x))
-            lost[id(x)] = Unknown(deps if before is None else join(before.deps, deps), of=of)
+    def lose(self, x: Any, deps: Deps) -> None:
+        """Make the contents of a container, state or object unknown from now on."""
+        kind = type(x)
+        if kind is Unknown:
+            return havoc.lose_parts(self, x, deps)
+        self.changed.append(x)  # which also keeps its id its own
+        if isinstance(x, State):
+            x.ctx = self.emitter.lost(deps)
+            self.shifted = True
+        elif kind is op.StateGroup or kind is tuple:
+            for item in x.states if kind is op.StateGroup else x:
+                if type(item) not in op.ATOMS:
+                    self.lose(item, deps)
+            return
+        elif kind is LazyItems:
+            return x.abandon(deps)
+        elif type(x) is op.Object:
+            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
+        elif kind not in op.CONTAINERS or kind is frozenset:
+            return
+        self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)

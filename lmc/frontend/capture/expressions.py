@@ -12,7 +12,6 @@ from lmc.frontend.capture import objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
-from lmc.frontend.capture.flow import reads_frame
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
 from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.state import StateGroup
@@ -236,9 +235,8 @@ def _call(node: ast.Call, scope: Scope) -> Eval:
     loc, called = scope.loc(node), node.func.id if isinstance(node.func, ast.Name) else ""
     if called == "super" and not node.args:
         return objects.super_of
-    if reads_frame(node):
-        effects = PossibleEffects([node])
-        return lambda frame: frame.ev.havoc(frame, effects, None) or Unknown(None)
+    if called in ("locals", "globals", "vars", "eval", "exec") and not node.args:
+        return lambda _: Unknown(None)
     args = _items(node.args, scope)
     named = [(k.arg, expression(k.value, scope)) for k in node.keywords]
     receiver = method = fn = None
@@ -330,7 +328,7 @@ def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
             items = _unpacked(ev, x, len(targets), star)
         except Undecided as undecided:
             for i, one in enumerate(targets):
-                one(frame, ev.operation("unpack" if i != star else "rest", (x, i), undecided.deps))
+                one(frame, ev.operation("unpack", (x, i), undecided.deps))
             return
         for one, item in zip(targets, items, strict=True):
             one(frame, item)

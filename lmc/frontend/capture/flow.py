@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,20 +25,14 @@ _PLAIN = frozenset("len str int float repr bool abs round ord chr isinstance has
 _NEW = frozenset("list tuple set frozenset dict sorted zip enumerate map filter reversed".split())
 """Builtins that give something new, which holds what they get or parts of it."""
 _OF_TEXT = frozenset("strip lstrip rstrip lower upper title split splitlines replace format startswith endswith join encode isdigit".split())
-GIVE_NOTHING = _PLAIN.union((f".{name}" for name in _OF_TEXT), "fstring join eq ne lt le gt ge in is not .count .index".split(), ("is not", "not in"))
-"""Operations that give nothing of their operands."""
 _PARTS = frozenset("get values items keys pop popleft popitem setdefault".split())
 ANYTHING = "*"
 """Instead of a name: any that the part reads."""
-CODE = "code"
-"""Instead of a name: functions, classes and generators in the part, which may run later."""
 
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.GeneratorExp)
 Loop = ast.For | ast.AsyncFor | ast.comprehension
 Source = tuple[str, bool, bool]
 """Name, whether the value is a new one that holds it, whether it is what the name holds."""
 _OF_ANYTHING = {(ANYTHING, False, False)}
-_OF_CODE = _OF_ANYTHING | {(CODE, False, False)}
 Names = frozenset[str]
 Origins = tuple[frozenset[str], frozenset[str]]
 """Names that a value may be, and names that it may be inside of."""
@@ -65,10 +59,8 @@ def sources(node: ast.AST | None) -> set[Source]:
             return holding(_of_all(items))
         case ast.Dict(_, values):
             return holding(any_of(_of_all(values)) if None in node.keys else _of_all(values))
-        case ast.ListComp(element) | ast.SetComp(element) | ast.DictComp(_, element):
+        case ast.ListComp(element) | ast.SetComp(element) | ast.GeneratorExp(element) | ast.DictComp(_, element):
             return holding(sources(element))
-        case ast.GeneratorExp(element):
-            return holding(sources(element)) | {(CODE, False, False)}
         case ast.Call(fn, args, keywords):
             given = [*args, *(k.value for k in keywords)]
             method = fn.attr if isinstance(fn, ast.Attribute) else ""
@@ -80,13 +72,7 @@ def sources(node: ast.AST | None) -> set[Source]:
                 return inside(sources(fn.value)) | _of_all(given)  # pyright: ignore[reportAttributeAccessIssue]
             return {(result_of(node), False, False)}
         case _:
-            code = {(CODE, False, False)} if isinstance(node, ast.Lambda) else set[Source]()
-            return any_of({(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)} | code)
-
-
-def reads_frame(call: ast.Call) -> bool:
-    """Return whether a call gives access to all names and objects that the code sees."""
-    return isinstance(call.func, ast.Name) and len(call.args) == {"exec": 1, "locals": 0, "globals": 0, "vars": 0}.get(call.func.id)
+            return any_of({(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)})
 
 
 def result_of(call: ast.Call) -> str:
@@ -137,13 +123,11 @@ class Flow:
 
     changed   origins of what it changes in place
     said      those that may be states
-    held      of what it gives something to hold
     calls     calls that it makes
     """
 
     changed: Origins
     said: Origins
-    held: Origins
     calls: Sequence[CallFlow]
 
 
@@ -157,13 +141,12 @@ class Scan:
     stores   attributes that it sets
     given    names that it reads other than to call them
     names    all names in it
-    edges    by name, the sources of what it is bound to; of calls, by the names of their results
-    holds    by name, the sources of what it is given to hold
+    edges    by name, the sources of what it is bound to or given to hold; of calls, by the names of their results
     """
 
     def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
-        self.edges, self.holds = defaultdict[str, set[Source]](set), defaultdict[str, set[Source]](set)
-        self.changed, self.said, self.held, self.returned = set[Source](), set[Source](), set[Source](), set[Source]()
+        self.edges = defaultdict[str, set[Source]](set)
+        self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
         self.binds, self.defined = set[str](), set[str]()
         self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
         every = [x for node in nodes for x in ast.walk(node)]
@@ -181,8 +164,8 @@ class Scan:
         called = {id(call.func) for call in self.calls}
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
         self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
-        self.reads_frame = any(map(reads_frame, self.calls))
-        self.names = loads | self.binds | self.bound | {x.id for x in named} | ({CODE} if any(isinstance(x, _LATER) for x in every) else set())
+        self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
+        self.names = loads | self.binds | self.bound | {x.id for x in named}
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._bindings: dict[tuple[str, Names], Origins] = {}
         self._flows: dict[Names, Flow] = {}
@@ -198,21 +181,15 @@ class Scan:
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
         return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
-    @cached_property
-    def gives(self) -> Names:
-        """Return the names that what it returns may be, or be a part of."""
-        return frozenset().union(*self.origins(self.returned))
-
-    def origins(self, found: Iterable[Source], fresh_results: Names = frozenset(), holds: Mapping[str, set[Source]] | None = None) -> Origins:
-        """Return the origins of a value with these sources, where these results hold nothing that the calls are given, and names hold this besides."""
-        holds = self.holds if holds is None else holds
+    def origins(self, found: Iterable[Source], fresh_results: Names = frozenset()) -> Origins:
+        """Return the origins of a value with these sources, where these results hold nothing that the calls are given."""
         todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
         while todo:
             if (one := todo.pop()) in seen:
                 continue
             seen.add(one)
             name, whole = one[0], not one[1]
-            for other, fresh, deep in (*self.edges.get(name, ()), *holds.get(name, ())) if name not in fresh_results else ():
+            for other, fresh, deep in self.edges.get(name, ()) if name not in fresh_results else ():
                 if whole:
                     todo += [] if fresh else [(other, deep)]
                 else:
@@ -224,7 +201,7 @@ class Scan:
         """Return the origins of what a name is bound to."""
         key = name, fresh_results
         if key not in self._bindings:
-            self._bindings[key] = self.origins((*self.edges.get(name, ()), *self.holds.get(name, ())), fresh_results)
+            self._bindings[key] = self.origins(self.edges.get(name, ()), fresh_results)
         return self._bindings[key]
 
     def flow(self, fresh_results: Names) -> Flow:
@@ -233,16 +210,15 @@ class Scan:
         return self._flows[fresh_results]
 
     def _flow(self, fresh_results: Names) -> Flow:
-        any_in = lambda found, holds=None: self.origins({(name, False, deep) for name, _, deep in found}, fresh_results, holds)
-        of = lambda node: any_in(sources(node))
+        of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, fresh_results)
         calls: list[CallFlow] = []
         for node in self.calls:
-            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_CODE:
+            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
                 continue  # a function of its own, with any arguments
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), any_in(self.held, {}), calls)
+        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:
@@ -253,17 +229,16 @@ class Scan:
                 self._bind(target, sources(value))
             case ast.AugAssign(target, _, value):
                 self._hold(target, sources(value))
-                self.held |= inside(sources(value))
                 self.said |= sources(target)
             case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
                 self._bind(target, inside(sources(items)))
             case ast.withitem(manager, ast.AST() as target):
                 self._bind(target, any_of(sources(manager)))
             case ast.ClassDef(name, bases):
-                self._bind(ast.Name(name), _OF_CODE | _of_all(bases) | {(name, False, False)})
+                self._bind(ast.Name(name), _OF_ANYTHING | _of_all(bases) | {(name, False, False)})
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
                 self.defined.add(name)
-                self._bind(ast.Name(name), _OF_CODE)
+                self._bind(ast.Name(name), _OF_ANYTHING)
             case ast.arg(name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
                 self._bind(ast.Name(name), _OF_ANYTHING)
             case ast.Return(value) | ast.Yield(value) | ast.YieldFrom(value):
@@ -278,8 +253,6 @@ class Scan:
                     self.changed |= sources(value)
             case ast.Call(fn, args, keywords):
                 self.calls.append(node)
-                if isinstance(fn, ast.Name) and fn.id == "type":
-                    self.attributes.add("__class__")
                 self._give(node)
                 self._pass(fn, [*args, *(k.value for k in keywords)])
             case _:
@@ -295,8 +268,6 @@ class Scan:
     def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
         """Assume that a function keeps any of its arguments in another."""
         if isinstance(fn, ast.Attribute):
-            if fn.attr in CHANGING or fn.attr == "set_var":
-                self.held |= _of_all(given)
             if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
                 self.changed |= _of_all(given[:1])
             given += [fn.value] if fn.attr not in _OF_TEXT else []
@@ -317,10 +288,9 @@ class Scan:
                 self._bind(value, holding(found))
             case ast.Attribute(value) | ast.Subscript(value):
                 self._hold(value, found)
-                self.held |= found
             case _:
                 pass
 
     def _hold(self, node: ast.AST, found: set[Source]) -> None:
         for name, _, _ in sources(node):
-            self.holds[name] |= holding(found)
+            self.edges[name] |= holding(found)

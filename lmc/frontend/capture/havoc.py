@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, CODE, SAYING, CallFlow, Names, Origins, Scan, result_of
+from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
-from lmc.frontend.capture.outside import LRU, any_of, is_plain
+from lmc.frontend.capture.outside import LRU, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
-from lmc.frontend.capture.unknown import MISSING, Deps, Unknown
-from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, Later, LazyItems, Object, Partial
-from lmc.frontend.emitter import Stored
+from lmc.frontend.capture.unknown import Deps, Unknown
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -30,9 +31,9 @@ Callee = tuple[Code, Frame, int]
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
 _MOST_ENTERED = 32
 """Functions that are followed from code that is skipped; what further ones get is lost."""
-_MOST_NAMED = 64
-"""Most items of a container that are named one by one where a value may be one of them, and not the container instead."""
-_FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type, HostFunction, Later})
+_ALIKE = 64
+"""Items of a container by which it is known whether using it runs code of the program's: further ones are of the same kinds."""
+_FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type})
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
 _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(), ("text", "messages", "get_meta_info", "get_var", "sync", "error"))
@@ -40,11 +41,19 @@ _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
-    losses = Losses(ev)
-    if effects.scan.calls or effects.scan.loads:
+    losses, scan = Losses(ev), effects.scan
+    if scan.calls or scan.loads:
         ev.may_raise(deps)
-    losses.skip(frame, effects)
+    read, fresh_results = losses.run(frame, effects)
+    bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
     losses.apply(deps)
+    for name, x in bound.items():
+        held = frame.peek(name)
+        if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
+            continue  # augmented assignment changes some objects, and rebinds the name of others
+        either = Unknown(deps, of=_any_of((x, held)).of)
+        for kind in _kinds(frame.code, scan, name):
+            (frame if name in frame.vars else frame.function).store(name, either, kind)
 
 
 def _kinds(code: Code | None, scan: Scan, name: str) -> Sequence[str]:
@@ -73,19 +82,12 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
         losses.apply(deps)
 
 
-def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Iterable[Any], stores: Iterable[Any]) -> None:
-    """Change what an unknown value may be; give it these to hold."""
-    if x.of or x.deps is None:
+def lose_parts(ev: Evaluator, x: Unknown, deps: Deps) -> None:
+    """Change what an unknown value may be."""
+    if x.of:
         losses = Losses(ev)
-        losses.lose(x, stores)
-        losses.given += given
-        losses.hand(losses.given if x.deps is None else [])
+        losses.lose(x)
         losses.apply(deps)
-
-
-def returned(frame: Frame, effects: PossibleEffects) -> list[Any]:
-    """Return what a function may return, or a part of."""
-    return [frame.peek(name) for name in effects.scan.gives]
 
 
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
@@ -104,8 +106,7 @@ class Losses:
     def __init__(self, ev: Evaluator) -> None:
         self.ev = ev
         self._lost: dict[int, Any] = {}
-        self._stores: list[Callable[[Unknown], None]] = []
-        self.given: list[Any] = []  # what they may be given to hold
+        self._stores: list[Callable[[Deps], None]] = []
         self._followed: set[Any] = set()
         self._attributes: set[str] = set()
         self._entered = 0
@@ -118,58 +119,34 @@ class Losses:
             ev.blocked(deps)
         if self._entered:
             ev.may_raise(deps)
-        given = any_of(self.given, deps) if self.given else Unknown(deps)
         for store in self._stores:
-            store(given)
-        if self._lost:
-            ev.lose_all(self._lost.values(), deps, given.of)
+            store(deps)
+        for x in self._lost.values():
+            ev.lose(x, deps)
 
-    def lose(self, x: Any, stores: Iterable[Any] = ()) -> None:
-        """Lose an object; of an unknown one, all that it may be; of a class or module the attributes with these names."""
+    def lose(self, x: Any) -> None:
+        """Lose an object; of an unknown one, all that it may be."""
         if type(x) is Unknown:
             for one in self._reach(x.of):
-                self.lose(one, stores)
-        elif isinstance(x, (type, types.ModuleType)):
-            self._stores += [lambda given, name=name: self.ev.set_attribute(x, name, given) for name in stores]
-        elif type(x) is LazyItems:
-            if not x.over and id(x) not in self._lost:
-                self._lost[id(x)] = x
-                self._call_all([x.of, *x.sources], [(None, one) for one in x.sources])
+                self.lose(one)
         elif type(x) is not tuple and type(x) not in op.ATOMS:
             self._lost[id(x)] = x
-
-    def skip(self, frame: Frame, effects: PossibleEffects) -> None:
-        """Lose what code with these effects may change in a frame, and what its names are bound to."""
-        scan = effects.scan
-        read, fresh_results = self.run(frame, effects)
-        for name in scan.bound | scan.appends:
-            held = frame.peek(name)
-            if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
-                continue  # augmented assignment changes some objects, and rebinds the name of others
-            of, holder = any_of((self.value(read, scan.binding(name, fresh_results)), held)).of, frame if name in frame.vars else frame.function
-            for kind in _kinds(frame.code, scan, name):
-                self._stores.append(lambda given, name=name, kind=kind, of=of, holder=holder: holder.store(name, Unknown(given.deps, of=of), kind))
 
     def run(self, frame: Frame, effects: PossibleEffects) -> tuple[Read, Names]:
         """Lose what code with these effects may change in a frame; return what its names are, and which results hold nothing that their calls are given."""
         scan, own, code = effects.scan, frame.vars, frame.code
-        self.ev.count(8)
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
-        read: Read = {name: own[name] if name in own else None if name in local else frame.peek(name) for name in scan.names}
-        if CODE in scan.names:
-            read[CODE] = Later(frame, effects)
+        read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
         flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
         for (whole, inside), states in ((flow.changed, False), (flow.said, True)):
             for name in whole:
-                self.lose(read[name], scan.stores)
-            parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in (*self._parts(x), self.ev.lost.get(id(x)))]
+                self._changed(read[name], scan.stores)
+            parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in self._parts(x)]
             for x in self._reach(parts) if parts else ():
                 if states or not isinstance(x, (State, StateGroup)):
-                    self.lose(x, scan.stores)
-        if any(flow.held):
-            self.given.append(self.value(read, flow.held))
+                    self._changed(x, scan.stores)
         for call in flow.calls:
             self._call(read, call)
         if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
@@ -179,23 +156,25 @@ class Losses:
         if used or functions:
             self.use(used, [x for x in read.values() if type(x) not in op.ATOMS], functions)
         if scan.reads_frame:
-            self.hand([*(x for each in frame.around() for x in each.vars.values()), *self.ev.globals.values()])
-            self._stores.append(lambda given: self.ev.lose_globals(frame.module, given))
+            self.hand([x for each in frame.around() for x in each.vars.values()])
         return read, fresh_results
+
+    def _changed(self, x: Any, stores: Iterable[str]) -> None:
+        if isinstance(x, (type, types.ModuleType)):
+            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps)) for name in stores]
+        else:
+            self.lose(x)
 
     def value(self, read: Read, origins: Origins) -> Any:
         """Return what a value with these origins is; one of which that is not known, with what it may be or be a part of."""
         whole, inside = origins
         parts: list[Any] = []
         for name in inside:
-            if type(of := read[name]) not in op.ATOMS:
-                if not op.ATOMS.issuperset(map(type, held := self._parts(of))):
-                    parts += held if len(held) <= _MOST_NAMED else (of,)
-                if id(of) in self.ev.lost:
-                    parts.append(self.ev.lost[id(of)])
+            if type(of := read[name]) not in op.ATOMS and not op.ATOMS.issuperset(map(type, held := self._parts(of))):
+                parts += held if len(held) <= _ALIKE else (of,)
         if len(whole) == 1 and not parts:
             return read[next(iter(whole))]
-        return any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
+        return _any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
 
     # -- calls
 
@@ -208,10 +187,8 @@ class Losses:
             return  # a method of a builtin type or of lmc's: what that changes is seen by its name
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
-                x = self.value(read, origins)
-                self.given.append(x)
                 if key in (0, None):
-                    self.lose(x, [Unknown(None)] if fn is setattr else ())
+                    self.lose(self.value(read, origins))
             return
         of = self.value(read, call.fn) if fn is None else fn
         if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:
@@ -222,10 +199,14 @@ class Losses:
             fn, given = fn.func, [(0, None), *((key + 1 if type(key) is int else key, x) for key, x in given)]
         if fn is None or (isinstance(fn, Unknown) and fn.of):
             self._call_any(call, of, given, values)
-        elif not self._follow(fn, given) and _is_opaque(fn):
+        elif type(fn) is Partial or (type(fn) is BoundMethod and type(fn.function) is str):
+            self.use((), values, [fn])
+        elif (callee := callee_of(ev, fn)) is not None:
+            self._enter(callee, given)
+        elif _is_opaque(fn):
             self.hand(values)
         if isinstance(fn, type) and is_plain(fn):
-            self._call_all([BoundMethod(one, any_of(values)) for one in implicit_methods(fn)], given)
+            self._call_all([BoundMethod(one, _any_of(values)) for one in implicit_methods(fn)], given)
 
     def _call_any(self, call: CallFlow, of: Any, given: Sequence[Any], values: list[Any]) -> None:
         """Call what is not known, but what it may be part of: of a method, what has it."""
@@ -243,36 +224,21 @@ class Losses:
         elif not (entered or isinstance(func, ast.Lambda) or call.method in _KNOWN_METHODS):
             self.hand(values)
 
-    def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
-        """Call any of these functions with these arguments in any order; return how many are followed."""
-        every = [(None, any_of([x for _, x in given]))]
-        return sum([self._follow(fn, every) for fn in functions])
-
-    def _follow(self, fn: Any, given: Sequence[tuple[int | str | None, Any]]) -> bool:
-        """Follow what is called; return whether nothing else is known to happen to its arguments."""
-        if type(fn) is Later:
-            if (key := (id(fn.frame), id(fn.effects))) not in self._followed:
-                self._followed.add(key)
-                self.skip(fn.frame, fn.effects)
-        elif type(fn) is BoundMethod and type(fn.function) is str:
-            if fn.function in CHANGING or fn.function in SAYING:
-                self.lose(fn.receiver)
-                self.given += [x for _, x in given]
-        elif (callee := callee_of(self.ev, fn)) is not None:
-            self._enter(callee, [(None, x) for x in (*(x for _, x in given), *fn.of)] if type(fn) is Partial else given)
-            return type(fn) is not HostFunction
-        else:
-            return type(fn) is Partial
-        return True
+    def _call_all(self, functions: Iterable[Any], given: Sequence[Any]) -> int:
+        """Enter those that are functions of the program's; return how many."""
+        every, callees = _any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
+        for fn, callee in callees:
+            self._enter(callee, [(None, _any_of((every, *fn.of)) if type(fn) is Partial else every)])
+        return len(callees)
 
     def _enter(self, callee: Callee, given: Sequence[tuple[int | str | None, Any]]) -> None:
         """Follow a function of the program's with these arguments, by position or name; None: any."""
         code, inner, shift = callee
         scan = code.effects.scan
-        if scan.is_quiet and all(type(inner.peek(name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
+        if scan.is_quiet and all(type(_peek(inner, name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
             return
         if any(key is None for key, _ in given) or code.rest:
-            every = any_of([x for _, x in given])
+            every = _any_of([x for _, x in given])
             names = (*code.rest, *(name for name in code.names if name not in code.positional[:shift] and any(key is None for key, _ in given)))
             inner.vars.update(dict.fromkeys(names, every))
         for key, x in given:
@@ -285,51 +251,54 @@ class Losses:
         self._followed.add(key)
         if self._entered >= _MOST_ENTERED:
             self.asks = True
-            return self.lose(any_of(inner.vars.values()))
+            return self.lose(_any_of(inner.vars.values()))
         self._entered += 1
-        (self.skip if scan.nonlocals or scan.globals else self.run)(inner, code.effects)
+        for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
+            self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
+        self.run(inner, code.effects)
 
     # -- values
 
     def use(self, values: Sequence[Any], operands: Sequence[Any], functions: Sequence[Any]) -> None:
         """Use values by operators, builtins and iteration, and call functions."""
-        methods, ev = [*functions], self.ev
-        if ev.iterators:
-            ev.iterators = [x for x in ev.iterators if not x.over]
-        for x in self._reach(values) if ev.iterators or (ev.classes and any(map(implicit_methods, ev.classes))) else ():
+        methods = [*functions]
+        for x in self._reach(values, _ALIKE):
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:
                 methods += [BoundMethod(fn, x) for fn in implicit_methods(x.cls)]
+        for x in functions:
+            if type(x) is BoundMethod and type(x.function) is str and (x.function in CHANGING or x.function in SAYING):
+                self.lose(x.receiver)
         if methods:
             self._call_all(methods, [(None, x) for x in operands])
 
     def hand(self, values: list[Any]) -> None:
         """Pass values to code that may do anything with them."""
-        functions: list[Any] = []
         for x in self._reach(values):
             self.lose(x)
-            self.asks |= isinstance(x, Function)
+            if type(x) is Coroutine and x.of is not None:
+                self.run(*x.of)
+            elif type(x) is BoundMethod:
+                self.lose(x.receiver)
+            elif isinstance(x, Function):
+                self.asks = True
             if type(x) is Object or type(x) in _FUNCTIONS:
-                functions += [x, *(BoundMethod(fn, x) for fn in implicit_methods(x.cls))] if type(x) is Object else [x]
-        if functions:
-            self._call_all(functions, [(None, one) for one in values])
+                methods = [BoundMethod(fn, x) for fn in implicit_methods(x.cls)] if type(x) is Object else []
+                self._call_all([x, *methods], [(None, one) for one in values])
 
-    def _reach(self, roots: Iterable[Any]) -> list[Any]:
-        """Return these values and all that they hold."""
-        todo, seen, atoms, lost, edges = [*roots], dict[int, Any](), op.ATOMS, self.ev.lost, 0
+    def _reach(self, roots: Iterable[Any], most: int = sys.maxsize) -> list[Any]:
+        """Return these values and all that they hold, of each container the first items at least."""
+        todo, seen, atoms = [*roots], dict[int, Any](), op.ATOMS
         while todo:
             x = todo.pop()
-            edges += 1
             if type(x) in atoms or (key := id(x)) in seen:
                 continue
             seen[key] = x
             parts = self._parts(x)
-            if key in lost:
-                todo += lost[key].of
             if parts and not atoms.issuperset(map(type, parts)):
-                todo += parts
-        self.ev.count(edges >> 4)
+                todo += parts if len(parts) <= most else islice(parts, most)
+        self.ev.count(len(seen) >> 4)
         return [x for x in seen.values() if type(x) is not Unknown]
 
     def _parts(self, x: Any) -> Collection[Any]:
@@ -340,38 +309,44 @@ class Losses:
         if kind in op.CONTAINERS or kind in op.VIEWS:
             return x
         if kind is Object:
-            of_class = (x.cls,) if "__class__" in self._attributes else self._parts(x.cls)
-            return (*x.attributes.values(), *x.args, *of_class, *((x,) if implicit_methods(x.cls) else ()))
+            of_class = [class_attribute(self.ev, x.cls, name) for name in _held(x.cls)]
+            return (*x.attributes.values(), *of_class, *((x,) if implicit_methods(x.cls) else ()))
         if kind is Unknown or kind is Partial:
             return x.of
         if kind is StateGroup:
             return x.states
-        if kind is State:
-            return [*(held.value for held in x.variables.values() if type(held) is Stored), x._value]
         if kind in _HOLD_NOTHING and kind not in (types.FunctionType, types.ModuleType, type):
             return ()
         if kind is BoundMethod:
             return (x.receiver,) if type(x.function) is str else (x.receiver, x.function)
         if kind is LazyItems:
-            return () if x.over else (x.of, *x.sources)
-        if kind is Coroutine:
-            return (x.of,)
-        if kind is Later:
-            return [*map(x.frame.peek, x.effects.scan.loads)]
-        if isinstance(x, BaseException):
-            return x.args
+            return x.holds()
         if kind is types.ModuleType:
             return [self.ev.attribute(x, name) for name in self._attributes if name in vars(x)]
         if isinstance(x, type):
-            names = {*_changeable(x), *(self._attributes if self.ev.snapshot.changed else ())} if is_plain(x) else ()
-            return [held for name in names if (held := class_attribute(self.ev, x, name)) is not MISSING]
+            return [class_attribute(self.ev, x, name) for name in _held(x)] if is_plain(x) else ()
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
-            return returned(callee[1], callee[0].effects)
+            code, inner, _ = callee
+            whole, inside = code.effects.scan.origins(code.effects.scan.returned)
+            return [_peek(inner, name) for name in whole | inside]
         return ()
 
 
+def _any_of(values: Iterable[Any]) -> Unknown:
+    """Return a value that may be one of these, or part of one."""
+    found = {id(one): one for x in values for one in (x.of if type(x) is Unknown else () if type(x) in op.ATOMS else (x,))}
+    return Unknown(None, of=tuple(found.values()))
+
+
+def _peek(frame: Frame, name: str) -> Any:
+    """Return the value of a name; None if it is unbound."""
+    if frame.code is not None and name in frame.code.bound and ((holder := frame.holder(name)) is None or holder.code is not frame.code):
+        return None
+    return frame.peek(name)
+
+
 @functools.lru_cache(4096)
-def _changeable(cls: type) -> Sequence[str]:
+def _held(cls: type) -> Sequence[str]:
     """Return the names of a plain class's attributes that may be changed in place."""
     held = {name: type(x) for one in cls.__mro__[:-1] if one.__module__ != "builtins" for name, x in vars(one).items()}
     return [name for name, kind in held.items() if kind in op.CONTAINERS or is_plain(kind)]
@@ -379,16 +354,8 @@ def _changeable(cls: type) -> Sequence[str]:
 
 def may_ask_in(ev: Evaluator, values: Iterable[Any]) -> bool:
     """Return whether going through these iterators, or calling these functions, may make requests."""
-    for x in values:
-        if type(x) is LazyItems:
-            asks = may_ask_in(ev, (x.of, *x.sources))
-        elif type(x) is Later:
-            asks = ev.may_ask(x.frame, x.effects)
-        else:
-            asks = isinstance(x, Function) or ((callee := callee_of(ev, x)) is not None and ev.may_ask(callee[1], callee[0].effects))
-        if asks:
-            return True
-    return False
+    asks = lambda callee: callee is not None and ev.may_ask(callee[1], callee[0].effects)
+    return any(isinstance(x, Function) or (type(x) is LazyItems and x.may_ask()) or asks(callee_of(ev, x)) for x in values)
 
 
 def may_skip(ev: Evaluator, frame: Frame, target: Any) -> bool:
@@ -405,8 +372,6 @@ def callee_of(ev: Evaluator, fn: Any) -> Callee | None:
         return callee_of(ev, fn.of[0]) if fn.of else None
     if type(fn) is LRU:
         fn = fn.__wrapped__
-    elif isinstance(fn, HostFunction):
-        fn = None if fn.pure else fn.fn
     elif isinstance(fn, BoundMethod):
         fn, receiver = fn.function, fn.receiver
     elif type(fn) is Object:
@@ -431,12 +396,16 @@ def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
         return peek(node.id)
     if isinstance(node, ast.Attribute):
         base = _resolved(ev, peek, node.value)
+        if isinstance(base, types.ModuleType):
+            return ev.attribute(base, node.attr)
         if type(base) is Object:
             found = class_attribute(ev, base.cls, node.attr)
             return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
-        if isinstance(base, (types.ModuleType, Unknown)):
-            return base if isinstance(base, Unknown) else ev.attribute(base, node.attr)
-        if isinstance(base, (State, StateGroup, Function)) or type(base) in op.ATOMS or type(base) in op.CONTAINERS:
+        if isinstance(base, (State, StateGroup, Function)):
+            return BoundMethod(node.attr, base)
+        if isinstance(base, Unknown):
+            return base
+        if type(base) in op.ATOMS or type(base) in op.CONTAINERS:
             return BoundMethod(node.attr, base)
         if isinstance(base, type) and is_plain(base):
             return class_attribute(ev, base, node.attr)

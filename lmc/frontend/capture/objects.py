@@ -11,7 +11,7 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import any_of, is_plain
+from lmc.frontend.capture.outside import is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.table import CLASS_METHODS
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
@@ -47,7 +47,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if isinstance(x, Function):
         return BoundMethod(name, x)
     if isinstance(x, BaseException):
-        return op.native(getattr, x, name) if name in _OF_EXCEPTIONS else ev.adopt(vars(x).get(name, Unknown(None)))
+        return ev.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
     if isinstance(x, Expr):
         return op.native(getattr, x, name)
     if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:
@@ -65,7 +65,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
     if ev.is_lost(x) and type(found) not in _METHOD_KINDS and not isinstance(found, Function):  # it may have been set
-        return ev.lost_part(x)
+        return Unknown(ev.lost[id(x)])
     if found is not MISSING:
         return _bound(ev, found, x, x.cls)
     if name == "__class__":
@@ -99,9 +99,7 @@ def class_attribute(ev: Evaluator, cls: type, name: str, after: type | None = No
     """Return the raw value of a name in a class and its bases, of the latter from the one `after` another; `MISSING` if there is none."""
     for one in cls.__mro__[0 if after is None else cls.__mro__.index(after) + 1 :]:
         if (id(one), name) in ev.snapshot.changed:
-            return ev.globals.get((id(one), name), Unknown(None))
-        if ev.is_lost(one):
-            return ev.lost_part(one)
+            return Unknown(None)
         if one.__module__ != "builtins" and name in vars(one):
             raw = vars(one)[name]
             if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
@@ -149,11 +147,9 @@ def super_of(frame: Frame) -> Any:
         return Unknown(None)
 
 
-def set_attribute(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
+def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     ev.changed.append(x)
-    if isinstance(name, Unknown):
-        ev.lose(x, name.deps, [value], [name])
-    elif type(x) is Object:
+    if type(x) is Object:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
@@ -163,10 +159,10 @@ def set_attribute(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
-        ev.lose(x, x.deps, [value], [name])
+        ev.lose(x, x.deps)
+        ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))
-        ev.globals[id(x), name] = any_of([value])
 
 
 def special(ev: Evaluator, x: Object, name: str) -> Any:

@@ -31,7 +31,7 @@ LARGEST_NUMBER = 20_000
 
 def known(ev: Evaluator, x: Any) -> Deps:
     """Return the dependencies of inspecting a value at all."""
-    return x.deps if isinstance(x, Unknown) else ev.lost[id(x)].deps if ev.lost and id(x) in ev.lost else NOTHING
+    return x.deps if isinstance(x, Unknown) else ev.lost[id(x)] if ev.lost and id(x) in ev.lost else NOTHING
 
 
 def need(ev: Evaluator, x: Any) -> Deps:
@@ -93,16 +93,16 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
         if x.__class__ not in PLAIN and (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
-            return stopped(ev, name, args, join(*(known(ev, x) for x in args)))
+            return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
     try:
         return native(fn, *args)
     except Undecided as undecided:
-        return stopped(ev, name, args, undecided.deps)
+        return _stopped(ev, name, args, undecided.deps)
 
 
-def stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
-    """Return the result of an operation that stopped at something undecided: in iterators, objects and functions that it was given, perhaps."""
-    ev.left_off([x for x in args if type(x) in (LazyItems, Object) or (name != "item" and type(x) is not Unknown)], deps)
+def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
+    """Return the result of an operation that stopped at something undecided, perhaps within iterators or objects that it was given."""
+    ev.left_off([x for x in args if type(x) in (LazyItems, Object) or (name != "item" and (type(x) in CONTAINERS or type(x) in VIEWS))], deps)
     return ev.operation(name, args, deps)
 
 
@@ -177,7 +177,7 @@ def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: 
     if isinstance(a, (State, StateGroup)):
         return append(ev, name, a, b)
     if isinstance(a, Unknown):
-        ev.lose(a, a.deps, [b])  # a list, maybe
+        ev.lose(a, a.deps)  # a list, maybe
     if isinstance(a, Unknown) and isinstance(b, Expr):
         return ev.domain.appended(ev, a)
     if kind in CONTAINERS and kind not in (tuple, frozenset) and name in ("add", "or", "sub", "and", "xor", "mul"):
@@ -199,7 +199,7 @@ def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any
             return native(fn, *args)
     except Undecided as undecided:
         deps = undecided.deps
-    ev.lose(x, deps, args)
+    ev.lose(x, deps)
     ev.may_raise(deps)
     raise Undecided(deps)
 
@@ -208,7 +208,7 @@ def append(ev: Evaluator, name: str, a: Any, b: Any) -> Any:
     if name != "add":
         raise raised(TypeError)
     if ev.is_lost(b):
-        b = ev.lost_part(b)
+        b = Unknown(ev.lost[id(b)])
     ev.changed.append(a)
     called = isinstance(b, (Closure, BoundMethod, Partial, types.FunctionType))
     if isinstance(a, StateGroup) and (called or (type(b) in (list, tuple) and len(b) == len(a.states))):
@@ -240,11 +240,9 @@ def truth(ev: Evaluator, x: Any) -> Any:
     if x is True or x is False or x is None:
         return bool(x)
     if isinstance(x, Unknown):
-        if x.of:
-            ev.left_off((x,), x.deps)
         return x
     if (ev.is_lost(x) and type(x) is not Object) or x is NotImplemented:  # which warns
-        return Unknown(known(ev, x) or None)
+        return Unknown(ev.lost.get(id(x)))
     try:
         return native(bool, x)
     except Undecided as undecided:
@@ -293,7 +291,7 @@ def _live(ev: Evaluator, x: list[Any]) -> Iterator[Any]:
     while i < len(x):
         ev.count(1)
         if ev.lost and id(x) in ev.lost:
-            raise Undecided(ev.lost[id(x)].deps)
+            raise Undecided(ev.lost[id(x)])
         yield x[i]
         i += 1
 
@@ -307,7 +305,7 @@ def counted(ev: Evaluator, items: Any) -> Iterator[Any]:
 def item(ev: Evaluator, x: Any, at: Any) -> Any:
     kind = type(x)
     if kind is State and (deps := unread(ev, x, at)) != NOTHING:
-        return Unknown(deps, of=(x,)) if ev.is_lost(x) or id(x) in ev.forked else ev.operation("item", (x, at), deps)
+        return Unknown(deps) if ev.is_lost(x) or id(x) in ev.forked else ev.operation("item", (x, at), deps)
     if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and apply(ev, "in", _in, at, x) is False:
         ev.changes(x)
         x[at] = ev.call(x.default_factory, [], {})
@@ -319,7 +317,7 @@ def item(ev: Evaluator, x: Any, at: Any) -> Any:
 def unread(ev: Evaluator, x: State, name: Any) -> Deps:
     """Return the dependencies of knowing what a state holds under a name: that of a later answer may be unknown."""
     if isinstance(name, Unknown) or ev.is_lost(x):
-        return join(known(ev, x), known(ev, name))
+        return join(ev.lost.get(id(x), NOTHING), known(ev, name))
     if type(name) is not str and name is not None:
         return NOTHING  # no variable is named so
     names = dropwhile(lambda each: type(each) is not UnknownName, list[Any](x.variables))
@@ -332,9 +330,10 @@ def unread(ev: Evaluator, x: State, name: Any) -> Deps:
 def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
     if type(at) is slice:
         ev.count(passes(value))
-        value = ev.lost_part(value) if ev.is_lost(value) else value
+        value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
     if isinstance(x, Unknown):
-        return ev.lose(x, x.deps, [at, value])
+        ev.lose(x, x.deps)
+        return ev.hand_over([value])
     with suppress(Undecided):
         change(ev, x, NOTHING, operator.setitem, x, at, value)
 

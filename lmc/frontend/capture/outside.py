@@ -11,10 +11,10 @@ import re
 import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Protocol
 
-from lmc.frontend.capture.unknown import Deps, Unknown
+from lmc.frontend.capture.unknown import Unknown
 from lmc.frontend.capture.values import Object, is_generated
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
@@ -43,16 +43,6 @@ def is_quiet(kind: type) -> bool:
 
 
 _OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
-
-
-def any_of(values: Iterable[Any], deps: Deps = None) -> Unknown:
-    """Return a value that may be one of these, or part of one."""
-    found: dict[int, Any] = {}
-    for x in values:
-        if type(x) not in ATOMS:
-            for one in x.of if type(x) is Unknown else (x,):
-                found[id(one)] = one
-    return Unknown(deps, of=tuple(found.values()) if found else ())
 
 
 class OutsideSnapshot:
@@ -149,10 +139,8 @@ class Outside:
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
-        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)):
+        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
             return x  # reading a module of another class may do anything, such as import it
-        if issubclass(kind, BaseException) and kind.__module__ == "builtins":
-            return x if ATOMS.issuperset(map(type, x.args)) else Unknown(None)
         held = self.snapshot.parts(x)
         if held is None:
             return Unknown(None)

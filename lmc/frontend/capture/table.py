@@ -21,14 +21,14 @@ import re
 import statistics
 import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmc.frontend import primitives, tools
 from lmc.frontend.capture import flow, searching
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.unknown import NOTHING, Raised, Stop, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Stop, Undecided, Unknown, join, raised
 from lmc.frontend.capture.values import Coroutine, LazyItems, Manager, Object, Partial
 from lmc.frontend.state import State, StateGroup
 
@@ -81,9 +81,15 @@ def of_rule(ev: Evaluator, rule: Rule, name: str, args: list[Any], kwargs: dict[
     try:
         return rule(ev, args, kwargs)
     except Undecided as undecided:
-        return op.stopped(ev, name, (*args, *kwargs.values()), undecided.deps)
+        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
     except IndexError:
         raise raised(TypeError) from None
+
+
+def _undecided(ev: Evaluator, name: str, given: Sequence[Any], deps: Deps) -> Any:
+    """Return the result of an operation to which something undecided matters: how often it calls functions that it is given is undecided, too."""
+    ev.left_off(given, deps)
+    return ev.operation(name, given, deps)
 
 
 def _computes(fn: Any, name: str) -> Rule:
@@ -99,7 +105,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
-        return op.stopped(ev, name, (*args, *kwargs.values()), deps)
+        return _undecided(ev, name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]
     ev.count(sum(sizes) >> 8)
     wide = 16 if name.startswith(".") else op.LARGEST_NUMBER  # bits: of widths, and of other numbers
@@ -111,7 +117,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
     try:
         found = op.native(run)
     except Undecided as undecided:
-        return op.stopped(ev, name, (*args, *kwargs.values()), undecided.deps)
+        return _undecided(ev, name, (*args, *kwargs.values()), undecided.deps)
     return LazyItems(ev, lambda: found) if how == "finditer" and not isinstance(found, Unknown) else found
 
 
@@ -201,7 +207,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
 CHANGES = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
-"""Functions that change their first argument, and give it the others to hold."""
+"""Functions that change their first argument."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
 
@@ -225,7 +231,7 @@ _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference
 def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
 
-    def run(*_: Any) -> Any:
+    def run() -> Any:
         given = [op.all_of(ev, a) if name in _TAKES_ALL and type(a) is LazyItems else a for a in args]
         named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
         return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
@@ -235,7 +241,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
     deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
     try:
         if changes:
-            return op.change(ev, x, deps, run, *args, *kwargs.values())
+            return op.change(ev, x, deps, run)
         if (deps := join(op.known(ev, x), deps)) != NOTHING:
             raise Undecided(deps)
         found = run()
@@ -311,7 +317,7 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    setattr: lambda ev, args, kwargs: ev.set_attribute(*args),
+    setattr: lambda ev, args, kwargs: ev.lose(args[0], args[1].deps) if isinstance(args[1], Unknown) else ev.set_attribute(*args),
     print: lambda ev, args, kwargs: ev.left_off([x for x in args if type(x) in op.CONTAINERS or (type(x) is Object and op.text_of(ev, x, "s"))], None),
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),

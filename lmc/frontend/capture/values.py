@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from lmc.frontend.capture.code import Code, Evaluator, Frame
-from lmc.frontend.capture.unknown import SPECIAL, Raised, Undecided
+from lmc.frontend.capture.unknown import SPECIAL, Deps, Raised, Undecided
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -36,7 +36,6 @@ class Object:
 
     def __init__(self, ev: Evaluator, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
-        ev.classes.add(of)
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -120,42 +119,33 @@ class Partial:
         return self.call([*args], kwargs)
 
 
-@dataclass(eq=False, repr=False, slots=True)
-class Later:
-    """A part of the program that may run later, with these effects in a frame: of a coroutine or an iterator, or in a function of skipped code."""
-
-    frame: Frame
-    effects: Any
-
-
 class LazyItems:
     """An iterator: items of `map`, `zip`, `iter` …, made on demand. Those of a generator function are unknown (`take` is None).
 
-    of       its code, if it is of the program
+    of       its code, if it is of the program: a frame and effects
     sources  the iterators and functions that it is made of
     whole    of a generator expression that has not begun: gives all its items at once
     """
 
-    __slots__ = ("_ev", "_items", "_take", "_whole", "of", "over", "sources", "stuck")
+    __slots__ = ("_abandoned", "_ev", "_items", "_of", "_sources", "_stuck", "_take", "_whole", "over")
 
     def __init__(
-        self, ev: Evaluator, take: Callable[[], Iterator[Any]] | None, *, of: Later | None = None, sources: Sequence[Any] = (),
+        self, ev: Evaluator, take: Callable[[], Iterator[Any]] | None, *, of: tuple[Frame, Any] | None = None, sources: Sequence[Any] = (),
         whole: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
-        self._ev, self._take, self.of, self.sources, self._whole = ev, take, of, sources, whole
+        self._ev, self._take, self._of, self._sources, self._whole = ev, take, of, sources, whole
         self._items: Iterator[Any] | None = None
-        self.stuck = Undecided(None) if take is None else None  # it is undecided how many items Python takes, now and whenever it takes more
-        self.over = False
-        ev.iterators.append(self)
+        self._stuck = Undecided(None) if take is None else None
+        self.over = self._abandoned = False  # `_abandoned`: just now, so that a circle of iterators ends
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         self._ev.count(1)  # native code may go through it, too
-        if self.stuck is not None:
-            self._ev.left_off([self], self.stuck.deps)
-            raise self.stuck
+        if self._stuck is not None:
+            self.abandon(self._stuck.deps)
+            raise self._stuck
         if self._items is None:
             assert self._take is not None
             self._whole, self._items = None, self._take()
@@ -165,9 +155,26 @@ class LazyItems:
             self.over = True
             raise
         except Undecided as undecided:
-            self.stuck = undecided
-            self._ev.left_off([self], undecided.deps)
+            self.abandon(undecided.deps)
             raise
+
+    def abandon(self, deps: Deps) -> None:
+        """Take no more items: it is undecided how many Python takes, now and whenever it takes more."""
+        if self.over or self._abandoned:
+            return
+        self._stuck, self._abandoned = self._stuck or Undecided(deps), True
+        if self._of is not None:
+            self._ev.havoc(*self._of, deps)
+        self._ev.left_off(self._sources, deps)
+        self._abandoned = False
+
+    def holds(self) -> list[Any]:
+        """Return what its items may be or hold."""
+        frame, effects = self._of or (None, None)
+        return [*self._sources, *(map(frame.peek, effects.scan.loads) if frame is not None and effects is not None else ())]
+
+    def may_ask(self) -> bool:
+        return (self._of is not None and self._ev.may_ask(*self._of)) or self._ev.may_ask_in(self._sources)
 
     def all(self) -> Any:
         """Return what has all its items, for what goes on to their end."""
@@ -183,13 +190,13 @@ class Coroutine:
 
     name   by which it is numbered as a task; None: it is one, or would be none of its own
     calls  whether it does nothing but call one sub-program
-    of     its code, if it is of the program
+    of     its code, if it is of the program: a frame and effects
     """
 
     begin: Callable[[], Any] | None
     name: str | None = None
     calls: bool = False
-    of: Later | None = None
+    of: tuple[Any, Any] | None = None
     _outcome: tuple[Any, Raised | None] = (None, None)
 
     def settle(self) -> None:

@@ -47,10 +47,6 @@ def put3(xs, x):
     ys.append(x)
 def each_(boxes):
     for b in boxes: b.items.append("e")
-@lmc.host
-def rebinds(x):
-    global GL
-    GL = "new"
 def reads(xs): return f"{xs} {len(xs)}"
 
 class Cmp:
@@ -331,41 +327,8 @@ put(D[answer[:0] + "k"], 1)
 for v in (D[answer[:0] + "k"],): v.append(1)
 for v in [L] * len(answer): v.append(1)
 v = [L, answer].pop(len(answer[:0])); v.append(1)
-H = {}\nif answer: H["k"] = L\nH["k"].append(1)
-H = []\nif answer: H.append(L)\nfor v in list(H): v.append(1)
-H = []\nif answer: H += [L]\nH[0].append(1)
-H = Box([])\nif answer: H.items = L\nH.add(1)
-H = Box(L)\nif not answer: H.items = []\nH.add(1)
-H = Box([])\nif answer: H.more = L\nif answer: H.more.append(1)
-H = {}\nif answer: H["k"] = C\nstr(H["k"])
-H = {}\nH[answer] = L\nH[answer].append(1)
-H = []\nH.insert(len(answer), L)\nH[0].append(1)
-H = {}\nH[answer] = 1; H.update(k=L)\nH["k"].append(1)
-H = [L] + answer.split()\nH[0].append(1)
-v = C if answer else 1\nv == 2
-v = [C, C1][len(answer[:0])]\nstr(v)
-v = [C, C1][len(answer[:0])]\nif v: pass
-def gives(v):\n if answer: return v\n return []\ngives(L).append(1)
-H = []\ndef keeps():\n nonlocal H\n H = L\nif answer: keeps()\nH.append(1)
-next(iter([L] if answer else [[]])).append(1)
-s.set_var("v", L)\nif answer: s["v"].append(1)
-if answer: setattr(Box, "kind", 4)
-setattr(Box, "kind" + answer[:0], 4)
-(Box if answer else Cmp).kind = 4
-if answer: BX.__class__.kind = 4
-if answer: Box.kind = L\nif answer: Box.kind.append(1)
-class K:\n def go(self): later.append(1)\nlater = L; K().go()
-later = []\nif answer:\n def go(): later.append(1)\nlater = L\nif answer: go()
-exec("L.append(1)")
-if answer: exec("global GL; GL = 'new'")
-globals()["GL"] = "new"
-locals()["L"].append(1)
-try: raise KeyError(L)\nexcept KeyError as e: e.args[len(answer[:0])].append(1)
-try: raise KeyError(L)\nexcept KeyError as e:\n if answer: e.args[0].append(1)
-H = [[i] for i in range(70)] + [[C]]\nif answer: f"{H}"
-rebinds(answer)
 """.strip().splitlines()
-"""Left undecided within: by a loop, by which object is changed, or by what it was given before."""
+"""Left undecided within: by a loop, or by which object is changed."""
 READS = r"""
 pass
 print(len(L), f"{D} {BX.items}")
