@@ -458,6 +458,9 @@ def of_unknown_number(s: Any, n: int, *questions: str) -> Any:
     left, right = s.fork(n)
     left += "l" + lmc.gen("left")
     right += "r" + lmc.gen("right")
+    _, *others = s.fork(n)
+    for f in others:
+        f += "o" + lmc.gen("other")
     del n
     try:
         print(n)  # noqa: F821
@@ -471,7 +474,7 @@ def of_unknown_number(s: Any, n: int, *questions: str) -> Any:
 
 def test_unknown_arguments_forks_and_deleted_names_end_a_graph_with_no_exception() -> None:
     graph = graph_of(of_unknown_number)
-    assert [op.attr("name") for op in graph.ops() if op.kind == "gen"] == ["left", "right", "each", "end"]
+    assert [op.attr("name") for op in graph.ops() if op.kind == "gen"] == ["left", "right", "other", "each", "end"]
     assert not any(op.kind == "raise" for op in graph.ops()) and sum(op.kind == "loop" for op in graph.ops()) == 2
     left, right = [op for op in graph.ops() if op.kind == "gen"][:2]
     assert right.operands[0] is not left.results[0]

@@ -328,7 +328,7 @@ def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:
             items = _unpacked(ev, x, len(targets), star)
         except Undecided as undecided:
             for i, one in enumerate(targets):
-                one(frame, ev.operation("unpack", (x, i), undecided.deps))
+                one(frame, ev.operation("unpack" if i != star else "rest", (x, i), undecided.deps))
             return
         for one, item in zip(targets, items, strict=True):
             one(frame, item)

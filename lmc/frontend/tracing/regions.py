@@ -107,8 +107,9 @@ class GraphDomain(Domain):
             return [tuple([x.states[0] if is_branch(x) else self.operation(evaluation, "item", (x, 0), deps) for x in beside])]
         if name == "item" and is_branch(operands[0]):
             return operands[0].states[0]
-        if name == "unpack" and is_branch(operands[0]):
-            return evaluation.state_method(operands[0].states[0], "fork", [1], {}).states[0]
+        if name in ("unpack", "rest") and is_branch(operands[0]):
+            forks = evaluation.state_method(operands[0].states[0], "fork", [Unknown(deps)], {})
+            return forks.states[0] if name == "unpack" else forks
         return self.emitter.operation(name, operands, deps)
 
     def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
