@@ -56,8 +56,8 @@ def load(paths: Mapping[str, str], name: str, model: CausalModel, config: ModelC
         raise ModelLoadError(f"{name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
     found = [read(Path(path).expanduser(), config, share) for path in paths.values()]
     model.adapters = Adapters(found, model.dtype, model.device)
-    for name, adapter in zip(paths, found, strict=True):
-        log.info("adapter %s: %d matrices", name, len(adapter))
+    for given, adapter in zip(paths, found, strict=True):
+        log.info("adapter %s: %d matrices", given, len(adapter))
 
 
 def read(path: Path, config: ModelConfig, share: RankShard | None = None) -> Adapter:
