@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
@@ -26,7 +25,6 @@ _HELP = """  /help             this list
   /reset            start over, keeping the system prompt
   /system TEXT      change the system prompt, from the next message on
   /retry            ask for the last answer again
-  /save FILE        the conversation as JSON messages
   /quit             end (or Ctrl-D); Ctrl-C stops an answer
 End a line with \\ to continue it on the next, or put a message between two lines of \"\"\"."""
 _MOST_CALLS = 8  # of tools, before the next user message
@@ -102,7 +100,6 @@ class ChatSession:
         self.model, self.system, self.tools, self.options = model, system, tools, options
         self.turns: list[tuple[str, str, Any]] = []
         self.failed = False
-        self._saved: set[Path] = set()
 
     def talk(self, messages: Iterator[str]) -> None:
         for message in messages:
@@ -129,25 +126,11 @@ class ChatSession:
                 while self.turns[-1][0] != "user":
                     self.turns.pop()
                 self._answer()
-            case "save" if rest.strip():
-                self._save(Path(rest.strip()))
             case "help":
                 print(_HELP)
             case _:
                 say(f"/{name}: no such command, or an argument is missing; /help lists the commands")
         return True
-
-    def _save(self, path: Path) -> None:
-        """Write the conversation to a new file, or to one that an earlier /save of it wrote."""
-        text = json.dumps(self._state().messages(), ensure_ascii=False, indent=2) + "\n"
-        try:
-            with path.open("w" if path.absolute() in self._saved else "x", encoding="utf-8") as file:
-                file.write(text)
-            self._saved.add(path.absolute())
-        except FileExistsError:
-            say(f"{path} exists; choose another name")
-        except OSError as error:
-            say(f"{path}: {error.strerror}")
 
     def _state(self) -> Any:
         """Return the conversation as a state, without a request."""

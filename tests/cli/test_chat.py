@@ -72,43 +72,29 @@ def lmc_cli(tmp_path, monkeypatch, capsys):
 # -- chat
 
 
-def test_a_conversation_has_a_history(lmc_cli, tmp_path):
-    said = 'Hello,\\\nyou\n"""\nsecond\n\nmessage\n"""\n/save talk.json\n/history\n'
+def test_a_conversation_has_a_history(lmc_cli):
+    said = 'Hello,\\\nyou\n"""\nsecond\n\nmessage\n"""\n/history\n'
     code, out, err = lmc_cli("chat", "-b", "mock", "--system", "Be brief.", "--max-tokens", "12", said=said)
-    talk = json.loads((tmp_path / "talk.json").read_text())
     assert code == 0 and err == ""
-    assert [(m["role"], m["content"]) for m in talk if m["role"] != "assistant"] == [
-        ("system", "Be brief."),
-        ("user", "Hello,\nyou"),
-        ("user", "second\n\nmessage"),
-    ]
-    answers = [m["content"] for m in talk if m["role"] == "assistant"]
-    assert len(answers) == 2 and all(answer.strip() in out for answer in answers)
-    assert "user: Hello,\nyou\n" in out
+    said = re.search(r"^system: Be brief\.\nuser: Hello,\nyou\nassistant: (.+)\nuser: second\n\nmessage\nassistant: (.+)$", out, re.M)
+    assert said is not None and all(out.count(answer.strip()) == 2 for answer in said.groups())
 
 
-def test_commands_change_the_conversation(lmc_cli, tmp_path):
-    _, _, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/reset\n/system New.\ntwo\n/retry\n/save talk.json\n/what\n/save\n/quit\nnever")
-    talk = json.loads((tmp_path / "talk.json").read_text())
-    assert [m["content"] for m in talk[:2]] == ["New.", "two"] and len(talk) == 3
-    assert "/what: no such command" in err and err.count("/help lists the commands") == 2
+def test_commands_change_the_conversation(lmc_cli):
+    _, out, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/reset\n/system New.\ntwo\n/retry\n/history\n/what\n/quit\nnever")
+    talk = [line.partition(": ")[::2] for line in out.splitlines()[-3:]]
+    assert talk[:2] == [("system", "New."), ("user", "two")] and talk[2][0] == "assistant"
+    assert "/what: no such command" in err and err.count("/help lists the commands") == 1
 
 
-def test_save_replaces_only_what_it_wrote(lmc_cli, tmp_path):
-    (tmp_path / "mine.txt").write_text("mine")
-    _, _, err = lmc_cli("chat", "-b", "mock", "--max-tokens", "8", said="one\n/save mine.txt\n/save talk.json\ntwo\n/save talk.json\n")
-    assert (tmp_path / "mine.txt").read_text() == "mine" and err == "mine.txt exists; choose another name\n"
-    assert len(json.loads((tmp_path / "talk.json").read_text())) == 4
-
-
-def test_tools_of_a_file_are_called(lmc_cli, tmp_path, monkeypatch):
+def test_tools_of_a_file_are_called(lmc_cli, monkeypatch):
     import lmc
 
     wants = lambda prompt, ask: "Warm." if "21 in" in prompt else '{"name": "temperature", "arguments": {"city": "Rome"}}'
     monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers=wants))
-    code, out, err = lmc_cli("chat", "-b", "mock", "--tools", "tools.py", said="How warm is it?\n/save talk.json\n")
-    assert (code, out) == (0, "Warm.\n") and "[temperature(city='Rome')]" in err
-    assert [m["role"] for m in json.loads((tmp_path / "talk.json").read_text())] == ["user", "assistant", "tool", "assistant"]
+    code, out, err = lmc_cli("chat", "-b", "mock", "--tools", "tools.py", said="How warm is it?\n/history\n")
+    assert code == 0 and out.startswith("Warm.\n") and "[temperature(city='Rome')]" in err
+    assert re.findall(r"^(\w+): ", out, re.M) == ["user", "assistant", "tool", "assistant"]
 
 
 def test_a_file_of_tools_that_is_not_there(lmc_cli):
