@@ -286,14 +286,12 @@ def test_usage_and_history():
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] > 0
 
 
-@pytest.mark.parametrize("named", ["RequestEngine", "Engine"])  # now, and before 0.2
-def test_programs_save_and_load(named, tmp_path):
+def test_programs_save_and_load(tmp_path):
     mock = using(temperature=0)
     program = dspy.ChainOfThought("q -> a")
     program.set_lm(dspy.settings.lm)
     before = program(q="x").a
-    program.save(path := tmp_path / "program.json")
-    path.write_text(path.read_text().replace("RequestEngine", named))
+    program.save(tmp_path / "program.json")
     other = lmc.Mock()
     lmc.set_default_backend(other)
     try:

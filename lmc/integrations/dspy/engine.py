@@ -240,6 +240,3 @@ def _on_loop(call: Callable[[], object]) -> Callable[[], None]:
             loop.call_soon_threadsafe(call)
 
     return soon
-
-
-Engine, AsyncEngine = RequestEngine, AsyncRequestEngine  # as programs saved by versions before 0.2 name them
