@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmc.backend.mock import Mock
-from lmc.constraints import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR, dtype_constraint, make_constraint
+from lmc.constraints import dtype_constraint, make_constraint
 from lmc.errors import ArgumentError, Loc, ParameterError
 from lmc.fsm.sources import machine_of
 from lmc.parameters import Origin, make_gen, make_select, resolve, sampling
 from lmc.prompt import Prompt
-from lmc.segments import Constraint, Gen, Image, Mark, SamplingParams, Special, Text, derive_seed
+from lmc.segments import Gen, Image, Mark, SamplingParams, Special, Text, derive_seed
 from tests.searching import search
 
 RUN = SamplingParams(max_new_tokens=32, stop=("RUN",), temperature=0.0)
@@ -41,21 +41,6 @@ def test_gen_level_wins_over_run_level() -> None:
 
 def test_none_means_not_given() -> None:
     assert resolve(RUN, {"stop": None, "max_tokens": None}) == (RUN, None)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "regex", "stop"),
-    [
-        (int, REGEX_INT, ("RUN", " ", "\n")),
-        (float, REGEX_FLOAT, ("RUN", " ", "\n")),
-        (bool, REGEX_BOOL, ("RUN",)),
-        (str, REGEX_STR, ("RUN",)),
-    ],
-)
-def test_dtypes_constrain_and_numbers_stop_at_space(dtype: type, regex: str, stop: tuple[str, ...]) -> None:
-    params, constraint = resolve(RUN, {"dtype": dtype})
-    assert constraint == Constraint("regex", regex)
-    assert params.stop == stop
 
 
 class Size(enum.Enum):
@@ -116,16 +101,6 @@ def test_schema_as_dict_becomes_text_in_the_order_written() -> None:
     _, constraint = resolve(RUN, {"json_schema": schema})
     assert constraint is not None
     assert constraint.source == '{"type":"object","properties":{"b":{"type":"string"},"a":{"type":"integer"}}}'
-
-
-def test_schema_as_model_class() -> None:
-    class Model:
-        @staticmethod
-        def model_json_schema() -> dict[str, Any]:
-            return {"type": "integer"}
-
-    assert resolve(RUN, {"json_schema": Model})[1] == Constraint("json_schema", '{"type":"integer"}')
-    assert resolve(RUN, {"dtype": Model})[1] == Constraint("json_schema", '{"type":"integer"}')
 
 
 def test_equal_values_of_different_type_are_told_apart() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -85,16 +84,6 @@ def test_choices_make_a_select() -> None:
 def test_gen_int_and_gen_string_are_dtypes() -> None:
     assert p.gen_int("n", max_tokens=4).given == {"max_tokens": 4, "dtype": int}
     assert p.gen_string("n").given == {"dtype": str}
-
-
-class Color(enum.Enum):
-    RED = "red"
-    BLUE = "blue"
-
-
-@pytest.mark.parametrize("dtype", [int, float, bool, str, Literal["a", "b"], Color])
-def test_dtypes_are_accepted(dtype: Any) -> None:
-    assert isinstance(p.gen("x", dtype=dtype), GenExpr)
 
 
 def test_loc_is_the_users_line_and_column() -> None:
