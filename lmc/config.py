@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from uuid import uuid4
 
 from lmc.errors import ArgumentError, ParameterError
@@ -45,13 +45,6 @@ class Settings:
     cache_dir  where converted weights and compiled constraints are kept; made when it is missing, in a folder that is there
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
-    tp, dp     over how many devices such a model is spread, and of how many replicas (`lmc.Engine`)
-    quantization  "fp8" or "int4" for such a model's matrices in FP8 or in 4 bits, "" for what they are
-    kv_dtype   "fp8" for such a model's KV in FP8, "" for that of its activations
-    deterministic  such a model's answers have the same bits whatever runs beside them (one device)
-    drafts     tokens that such a model drafts: "auto", "off", a number; None: "auto" if there is a draft_model, else "off"
-    draft_model  a smaller model that guesses them, "" for none
-    adapters   LoRA adapters of such a model, directories by name; as text NAME=PATH,NAME=PATH
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
     otel       runs, requests, tools and batches are OpenTelemetry spans (the extra `otel`)
     """
@@ -65,14 +58,6 @@ class Settings:
     cache_dir: Path = _CACHE
     model: str = ""
     device: str = ""
-    tp: int = 1
-    dp: int = 1
-    quantization: Literal["", "fp8", "int4"] = ""
-    kv_dtype: str = ""
-    deterministic: bool = False
-    drafts: int | Literal["auto", "off"] | None = None
-    draft_model: str = ""
-    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     host_threads: int | None = None
     otel: bool = False
 
@@ -89,14 +74,6 @@ class Changes(TypedDict, total=False):
     cache_dir: str | Path
     model: str
     device: str
-    tp: int | str
-    dp: int | str
-    quantization: str
-    kv_dtype: str
-    deterministic: bool | str
-    drafts: int | str | None
-    draft_model: str
-    adapters: str | Mapping[str, str]
     host_threads: int | str | None
     otel: bool | str
 
@@ -147,35 +124,6 @@ def _switch(name: str, value: Any) -> bool:
     return said in ("1", "true")
 
 
-def _one_of(*words: str) -> Callable[[str, Any], str]:
-    def read(name: str, value: Any) -> str:
-        if value not in ("", *words):
-            raise ParameterError(f"{name}={value!r}: must be {' or '.join(words)}, or empty")
-        return value
-
-    return read
-
-
-def _drafts(name: str, value: Any) -> int | Literal["auto", "off"] | None:
-    said = str("" if value is None else value).strip()
-    if not said:
-        return None
-    if said == "auto" or said == "off":
-        return said
-    if not said.isdecimal():
-        raise ParameterError(f"{name}={value!r}: must be auto, off or a number of tokens")
-    return _whole(1, 64)(name, said)
-
-
-def _paths(name: str, value: Any) -> dict[str, str]:
-    """Paths by name: a mapping, or text that writes one."""
-    pairs = value.items() if isinstance(value, Mapping) else [part.partition("=")[::2] for part in str(value).split(",") if part.strip()]
-    found = {str(key).strip(): str(path).strip() for key, path in pairs}
-    if not all(key and path for key, path in found.items()):
-        raise ParameterError(f"{name}={value!r}: must be NAME=PATH, with commas between several")
-    return found
-
-
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "debug": _whole(0, 5),
     "log": _among("channel", CHANNELS),
@@ -186,14 +134,6 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "cache_dir": lambda _, value: Path(value),
     "model": lambda _, value: str(value),
     "device": lambda _, value: str(value),
-    "tp": _whole(1, 64),
-    "dp": _whole(1, 64),
-    "quantization": _one_of("fp8", "int4"),
-    "kv_dtype": _one_of("fp8"),
-    "deterministic": _switch,
-    "drafts": _drafts,
-    "draft_model": lambda _, value: str(value),
-    "adapters": _paths,
     "host_threads": _optional(1),
     "otel": _switch,
 }

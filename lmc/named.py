@@ -38,15 +38,16 @@ _NEARLY = re.compile("[:/]")
 """A URL without its scheme: host:port, host/path."""
 
 
-def open_backend(name: str) -> Any:
-    """Return the backend of a name. Raises ParameterError for an unknown name, before anything heavy is imported."""
+def open_backend(name: str, **engine: Any) -> Any:
+    """Return the backend of a name; `engine`: options of `lmc.Engine`, for a model in this process. Raises ParameterError for an unknown name, before
+    anything heavy is imported."""
     if _is_service(name):
         return open_service(name)
     if name == "mock":
         return _constructor("lmc.backend.mock", "Mock")()
     check_model(name)
     try:
-        return _engine(name)
+        return _engine(name, **engine)
     except (MissingPackageError, ModelLoadError) as error:
         kind, _, model = name.partition("/")
         if kind in _SERVICES and kind not in _SERVERS and not Path(name).exists():  # a name of LiteLLM's, and perhaps one of the hub's
@@ -117,26 +118,14 @@ def check_model(name: str) -> None:
         )
 
 
-def _engine(model: str) -> Any:
+def _engine(model: str, **options: Any) -> Any:
     """An engine on LMC_DEVICE (if it is not set: on a GPU, if there is one)."""
     require(f"the model {model}", "engine")
     from lmc.backend.local_model import Engine
 
-    found = settings()
-    if found.device:
-        _check_device(found.device)
-    return Engine(
-        model,
-        device=found.device or "auto",
-        quantization=found.quantization or None,
-        kv_dtype="fp8" if found.kv_dtype else None,
-        deterministic=found.deterministic,
-        drafts=found.drafts,
-        draft_model=found.draft_model or None,
-        adapters=found.adapters,
-        tp=found.tp,
-        dp=found.dp,
-    )
+    if device := settings().device:
+        _check_device(device)
+    return Engine(model, device=device or "auto", **options)
 
 
 def _check_device(device: str) -> None:

@@ -57,9 +57,6 @@ def test_settings_know_the_names_of_all_passes() -> None:
     [
         ({"LMC_DEBUG": "9"}, "LMC_DEBUG='9': must be 0 to 5"),
         ({"LMC_DEBUG": "x"}, "LMC_DEBUG='x': must be a whole number"),
-        ({"LMC_ADAPTERS": "sql"}, "LMC_ADAPTERS='sql': must be NAME=PATH, with commas between several"),
-        ({"LMC_DRAFTS": "many"}, "LMC_DRAFTS='many': must be auto, off or a number of tokens"),
-        ({"LMC_DRAFTS": "65"}, "LMC_DRAFTS='65': must be 1 to 64"),
         ({"LMC_LOG": "ahed"}, "LMC_LOG: there is no channel 'ahed'; there are ahead, backend"),
         ({"LMC_SKIP_PASSES": "cse,plan-prefixes"}, "LMC_SKIP_PASSES: there is no pass 'plan-prefixes'; there are aggressive, batch-forks"),
         ({"LMC_PRINT_IR": "after=trace"}, "LMC_PRINT_IR: there is no pass 'trace'; there are aggressive, batch-forks"),
@@ -69,18 +66,6 @@ def test_settings_know_the_names_of_all_passes() -> None:
 def test_bad_environment_names_the_variable(environ: dict[str, str], says: str) -> None:
     with pytest.raises(ParameterError, match=says):
         from_environment(environ)
-
-
-def test_adapters_are_paths_by_name() -> None:
-    assert from_environment({"LMC_ADAPTERS": "sql=a/b, tone = c=d,"}).adapters == {"sql": "a/b", "tone": "c=d"}
-    assert from_environment({"LMC_ADAPTERS": ""}).adapters == {}
-    config(adapters={"x": "y"})
-    assert settings().adapters == {"x": "y"}
-
-
-def test_drafts_are_a_word_or_a_number() -> None:
-    found = {said: from_environment({"LMC_DRAFTS": said}).drafts for said in ("", "auto", "off", "7")}
-    assert found == {"": None, "auto": "auto", "off": "off", "7": 7}
 
 
 def test_code_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
 from lmc import named
 from lmc.cli.console import say, waiting
 from lmc.cli.errors import as_usage
-from lmc.config import Changes, config
 from lmc.userfiles import UsageError
 
 
@@ -37,36 +37,36 @@ def warmup(
     say(f"{model}: loaded in {loaded - began:.1f} s, kernels ready after another {time.monotonic() - loaded:.1f} s")
 
 
-def open_backend(name: str, service: Callable[[str], Any] = named.open_backend) -> Any:
-    """Open the backend that `--backend` names. `service`: only one that is not a model in this process."""
+def open_backend(name: str, service: Callable[[str], Any] = named.open_backend, engine: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Open the backend that `--backend` names. `service`: only one that is not a model in this process; `engine`: options of one that is."""
     with as_usage():
         if not named.is_model(name):
             return service(name)
         named.check_model(name)
         with waiting("loading the model"):
-            opened = named.open_backend(name)
+            opened = named.open_backend(name, **engine)
     for line in getattr(opened, "topology", ()):
         say(line)
     return opened
 
 
-def use(
-    name: str, *, tp: int | None, dp: int | None, adapter: Sequence[str] | None, drafts: str | None, draft_model: str | None,
+def engine_options(
+    name: str, *, tp: int | None, dp: int | None, adapter: Sequence[str] | None, drafts: Any, draft_model: str | None,
     quantization: str | None, kv_dtype: str | None, deterministic: bool,
-) -> None:  # fmt: skip
-    """Set how models are opened from now on, as options say; refuse those that `name`, which is none on this machine, would not heed."""
+) -> Mapping[str, Any]:  # fmt: skip
+    """Return options of an engine, as those of the command say; refuse those that `name`, which is no model on this machine, would not heed."""
     given = {
         "tp": tp, "dp": dp, "adapters": _adapters(adapter or ()), "drafts": drafts, "draft_model": draft_model,
         "quantization": quantization, "kv_dtype": kv_dtype, "deterministic": deterministic,
     }  # fmt: skip
-    given = {setting: value for setting, value in given.items() if value}
+    given = {option: value for option, value in given.items() if value}
     if given and not named.is_model(name):
         option = "--" + next(iter(given)).replace("_", "-").replace("adapters", "adapter")
         raise UsageError(f"{option} is for models on this machine, and {name} is not one")
     with as_usage():
         if draft_model:
             named.check_model(draft_model)
-        config(**cast(Changes, given))
+    return given
 
 
 def _adapters(given: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,21 @@ import typer
 def unset(*names: str, metavar: str, help: str, **more: Any) -> Any:
     """Describe an option without a default."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=help, **more)
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(value: str) -> str:
+        if value not in words:
+            raise typer.BadParameter(f"{value!r} must be {' or '.join(words)}")
+        return value
+
+    return read
+
+
+def _drafts(value: str) -> int | str:
+    if value not in ("auto", "off") and not (value.isdecimal() and 1 <= int(value) <= 64):
+        raise typer.BadParameter(f"{value!r} must be auto, off or a number of tokens from 1 to 64")
+    return int(value) if value.isdecimal() else value
 
 
 Target = Annotated[
@@ -41,28 +57,26 @@ ModelName = Annotated[
     str | None, typer.Option("--backend", "-b", metavar="NAME", show_default="LMC_MODEL, else smollm2", help=BACKENDS, autocompletion=_backends)
 ]
 TensorParallel = Annotated[
-    int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="LMC_TP, else 1", help="Spread the model over N GPUs (docs/several-gpus.md).")
+    int | None, typer.Option("--tp", min=1, max=64, metavar="N", show_default="1", help="Spread the model over N GPUs (docs/several-gpus.md).")
 ]
-Replicas = Annotated[
-    int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="LMC_DP, else 1", help="Run N copies of the model, each on --tp GPUs.")
-]
+Replicas = Annotated[int | None, typer.Option("--dp", min=1, max=64, metavar="N", show_default="1", help="Run N copies of the model, each on --tp GPUs.")]
 Quantization = Annotated[
     str | None,
     typer.Option(
         "--quantization",
         metavar="fp8|int4",
-        show_default="LMC_QUANTIZATION, else as they are",
+        parser=_one_of("fp8", "int4"),
+        show_default="as they are",
         help="Keep the model's matrices in FP8 on a GPU, or in 4 bits on a CPU (docs/performance.md).",
     ),
 ]
 KvDtype = Annotated[
-    str | None, typer.Option("--kv-dtype", metavar="fp8", show_default="LMC_KV_DTYPE, else as activations", help="Keep KV in FP8 (docs/performance.md).")
+    str | None, typer.Option("--kv-dtype", metavar="fp8", parser=_one_of("fp8"), show_default="as activations", help="Keep KV in FP8 (docs/performance.md).")
 ]
 Deterministic = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        show_default="LMC_DETERMINISTIC, else off",
         help="Give the same bits whatever runs beside a request; slower (docs/determinism.md).",
     ),
 ]
@@ -71,20 +85,21 @@ Drafts = Annotated[
     typer.Option(
         "--drafts",
         metavar="auto|off|N",
-        show_default="LMC_DRAFTS, else auto with a draft model, else off",
+        parser=_drafts,
+        show_default="auto with a draft model, else off",
         help="Tokens that the model drafts (docs/drafts.md).",
     ),
 ]
 DraftModel = Annotated[
     str | None,
-    typer.Option("--draft-model", metavar="NAME", show_default="LMC_DRAFT_MODEL, else none", help="Smaller model of the same vocabulary that guesses drafts."),
+    typer.Option("--draft-model", metavar="NAME", show_default="none", help="Smaller model of the same vocabulary that guesses drafts."),
 ]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(
         "--adapter",
         metavar="NAME=PATH",
-        show_default="LMC_ADAPTERS, else none",
+        show_default="none",
         help="LoRA adapter of the model, in PEFT's format; repeatable (docs/adapters.md).",
     ),
 ]

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from lmc import result_files, userfiles
 from lmc.cli.console import progress, say, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
-from lmc.cli.models import open_backend, use
+from lmc.cli.models import engine_options, open_backend
 from lmc.cli.options import (
     Adapters,
     Arguments,
@@ -123,11 +123,13 @@ def run(
     userfiles.check_folder(html, "--html")
     userfiles.check_folder(journal, "--journal")
     name = backend or config().model or "smollm2"
-    use(name, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic)
+    engine = engine_options(
+        name, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic
+    )
     if input_file is None:
         arguments = arguments_of(program, arg)
         results = result_files.Results(output, overwrite=overwrite)
-        _run_one(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html), arguments, results)
+        _run_one(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html, engine), arguments, results)
         return
     items = read_items(program, input_file)
     if items.extra_names:
@@ -137,18 +139,20 @@ def run(
     results = result_files.Results(output, expected, resume=resume, overwrite=overwrite)
     for note in results.notes:
         say(note)
-    _run_file(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html), items, results)
+    _run_file(Job(program, name, options | waited | _journaled(journal, key_file, with_media), interpret, html, engine), items, results)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program to run, compiled or interpreted, its backend by name, and options of the runs. `html`: where to write a page of the runs when all are done."""
+    """A program to run, compiled or interpreted, its backend by name, and options of the runs. `html`: where to write a page of the runs when all are done;
+    `engine`: options of a model in this process."""
 
     program: Any
     backend: str
     options: Mapping[str, Any]
     interpret: bool = False
     html: Path | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def states(self, items: Mapping[int, dict[str, Any]], backend: Any) -> Iterator[tuple[int, Any]]:
         """Yield the final state of each item with its index, as soon as it is done; a failed one has its `error()`.
@@ -209,7 +213,7 @@ def arguments_of(program: Any, arg: list[str] | None) -> dict[str, Any]:
 
 
 def _run_one(job: Job, arguments: dict[str, Any], results: result_files.Results) -> None:
-    with closing(open_backend(job.backend)) as target:
+    with closing(open_backend(job.backend, engine=job.engine)) as target:
         failure: BaseException | None = None
         for _, state in job.states({0: arguments}, target):  # one; the result is out before the page is written, which may fail
             if (failure := state.error()) is not None:
@@ -235,7 +239,7 @@ def _print_result(state: Any) -> None:
 
 
 def _run_file(job: Job, items: InputItems, results: result_files.Results) -> None:
-    with closing(open_backend(job.backend)) as target:
+    with closing(open_backend(job.backend, engine=job.engine)) as target:
         failed, done = _write_all(job, items, target, results)
     if failed:
         first = ", ".join(str(i) for i in failed[:5]) + (", …" if len(failed) > 5 else "")

@@ -16,7 +16,7 @@ import typer
 from lmc import named, userfiles
 from lmc.cli.console import say, text_of
 from lmc.cli.errors import as_usage
-from lmc.cli.models import open_backend, use
+from lmc.cli.models import engine_options, open_backend
 from lmc.cli.options import Adapters, Deterministic, DraftModel, Drafts, KvDtype, ModelName, Quantization, Replicas, TensorParallel, unset
 from lmc.config import config
 from lmc.extras import require
@@ -148,9 +148,11 @@ def serve(
     if journals is not None and not journals.exists():
         say(f"note: there is no folder {journals} yet; the first run with an id makes it")
     model = backend or config().model or "smollm2"
-    use(model, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic)
+    engine = engine_options(
+        model, tp=tp, dp=dp, adapter=adapter, drafts=drafts, draft_model=draft_model, quantization=quantization, kv_dtype=kv_dtype, deterministic=deterministic
+    )
     names = tuple(name) if name else (named.public(model),)
-    if both := sorted(set(names) & config().adapters.keys()):
+    if both := sorted(set(names).intersection(engine.get("adapters", ()))):
         raise UsageError(f"the model and an adapter are both called {both[0]}; give the model another name by --name")
     where = supervisor.inherited()
     if where is None:
@@ -176,7 +178,7 @@ def serve(
     )
     with closing(where), as_usage():
         broken = main.serve(
-            lambda: open_backend(model), settings, programs, where, drain=drain, until_broken=restart, tls=tls, workers=crew,
+            lambda: open_backend(model, engine=engine), settings, programs, where, drain=drain, until_broken=restart, tls=tls, workers=crew,
             ready=lambda url: say(f"serving {names[0]} at {url}\npages for a browser: {url}/ (what it does), {url}/docs (its API)"),
         )  # fmt: skip
     if broken is not None:

@@ -24,7 +24,7 @@ def test_env_says_what_is_installed(lmc_cli, monkeypatch):
 def test_env_names_variables_that_have_no_effect(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_VERIFFY", "2")
     monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")
-    assert "LMC_VERIFFY    no setting, so it has no effect; did you mean 'LMC_VERIFY'?" in lmc_cli("env")[1]
+    assert "LMC_VERIFFY   no setting, so it has no effect; did you mean 'LMC_VERIFY'?" in lmc_cli("env")[1]
 
 
 def test_env_lists_several_gpus(lmc_cli, monkeypatch):

@@ -3,20 +3,21 @@
 
 import pytest
 
-from lmc.config import config, reset
+import lmc
 
 
 @pytest.mark.parametrize(("options", "says"), [
     (("--adapter", "sql"), "--adapter sql: expected NAME=PATH"),
     (("--adapter", "=path"), "--adapter =path: expected NAME=PATH"),
     (("--adapter", "a=x", "--adapter", "a=y"), "two adapters have the name a"),
-    (("--drafts", "many"), "drafts='many': must be auto, off or a number of tokens"),
+    (("--drafts", "many"), "'many' must be auto, off or a number of tokens from 1 to 64"),
+    (("--drafts", "65"), "'65' must be auto, off or a number"),
     (("--drafts", "4", "--backend", "mock"), "--drafts is for models on this machine, and mock is not one"),
     (("--deterministic", "--backend", "mock"), "--deterministic is for models on this machine, and mock is not one"),
     (("--kv-dtype", "fp8", "--backend", "mock"), "--kv-dtype is for models on this machine, and mock is not one"),
-    (("--kv-dtype", "int8"), "kv_dtype='int8': must be fp8, or empty"),
+    (("--kv-dtype", "int8"), "'int8' must be fp8"),
     (("--quantization", "fp8", "--backend", "mock"), "--quantization is for models on this machine, and mock is not one"),
-    (("--quantization", "int3"), "quantization='int3': must be fp8 or int4, or empty"),
+    (("--quantization", "int3"), "'int3' must be fp8 or int4"),
     (("--draft-model", "nowhere"), "no model 'nowhere'"),
     (("--adapter", "a=x", "--backend", "mock"), "--adapter is for models on this machine, and mock is not one"),
 ])  # fmt: skip
@@ -27,22 +28,22 @@ def test_adapters_and_drafts_that_cannot_be_are_refused(lmc_cli, folder, options
 
 
 @pytest.mark.model
-def test_settings_of_models_are_those_of_the_engine(monkeypatch, request):
-    from lmc import named
+def test_options_of_models_are_those_of_the_engine(lmc_cli, monkeypatch):
     from lmc.backend import local_model
 
-    request.addfinalizer(reset)
-    given = {
-        "device": "cpu", "quantization": "fp8", "kv_dtype": "fp8", "deterministic": True, "drafts": 3, "draft_model": "small", "adapters": {"a": "b"},
-        "tp": 2, "dp": 3,
-    }  # fmt: skip
-    monkeypatch.setattr(local_model, "Engine", lambda _, **options: options)
-    config(**given)
-    assert named.open_backend("smollm2") == given
+    given = []
+    monkeypatch.setattr(local_model, "Engine", lambda _, **options: given.append(options) or lmc.Mock())
+    options = {"quantization": "fp8", "kv-dtype": "fp8", "drafts": "3", "draft-model": "smollm2", "adapter": "a=b", "tp": "2", "dp": "3"}
+    given_as = (word for name, text in options.items() for word in ("--" + name, text))
+    code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "smollm2", "--deterministic", *given_as)
+    assert code == 0, err
+    assert given == [{
+        "device": "auto", "quantization": "fp8", "kv_dtype": "fp8", "drafts": 3, "draft_model": "smollm2", "adapters": {"a": "b"}, "tp": 2, "dp": 3,
+        "deterministic": True,
+    }]  # fmt: skip
 
 
-def test_a_model_and_an_adapter_have_two_names(lmc_cli, request):
-    request.addfinalizer(reset)
+def test_a_model_and_an_adapter_have_two_names(lmc_cli):
     code, _, err = lmc_cli("serve", "--port", "0", "--name", "sql", "--adapter", "sql=path")
     assert code == 2 and "the model and an adapter are both called sql; give the model another name by --name" in err
 
