@@ -42,7 +42,7 @@ class Settings:
     verify     0–3: how often graphs are verified
     skip_passes  passes that pipelines leave out, to see what each is worth; lower-chat stays
     seed       the seed of runs that name none; None for a fresh one each time
-    cache_dir  where converted weights and compiled constraints are kept; made when it is missing, in a folder that is there
+    cache_dir  where converted weights, compiled constraints, measurements and reproducers are kept; made when it is missing, in a folder that is there
     model      the model of the default backend, "" for the small one
     device     the device of the default backend and of `lmc run`, "" for a GPU, if there is one
     host_threads  how many items of a batch are in flight, each on a thread while it runs; None: 512
@@ -212,6 +212,16 @@ def cache_folder(name: str, otherwise: str) -> Path | None:
         logging.getLogger("lmc.cache").warning("no cache directory (%s): %s; set LMC_CACHE_DIR", error, otherwise)
         return None
     return folder
+
+
+def keep_newest(folder: Path, count: int) -> None:
+    """Remove all files of a folder but the `count` that were written last."""
+    times: dict[Path, float] = {}
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process was faster
+            times[path] = path.stat().st_mtime
+    for path in sorted(times, key=times.__getitem__, reverse=True)[count:]:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -44,7 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
+    """Tests keep what lmc keeps in a folder of the checkout: the small model is converted once for them, and the user's cache stays as it is.
+
+    A shell's background job ignores SIGINT and its children would inherit that: tests that press Ctrl-C need it back."""
+    kept = config.rootpath / ".pytest_cache" / "lmc"
+    kept.parent.mkdir(exist_ok=True)
+    os.environ.setdefault("LMC_CACHE_DIR", str(kept))
     config.stash[BEGAN] = time.monotonic()
     gc.disable()  # until all is collected: importing tests leaves next to no garbage, and a collection looks at everything
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

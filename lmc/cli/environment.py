@@ -40,6 +40,18 @@ def _environment() -> Iterator[tuple[str, list[tuple[str, str]]]]:
     )
     yield "packages", [(name, version(name)) for name in _PACKAGES]
     yield "settings", list(_settings())
+    if kept := list(_kept()):
+        yield "cache_dir", kept
+
+
+def _kept() -> Iterator[tuple[str, str]]:
+    """Return what is in each folder of the cache directory."""
+    from lmc.config import settings
+
+    root = settings().cache_dir.expanduser()
+    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
+        sizes = [file.stat().st_size for file in folder.glob("*") if file.is_file()]
+        yield folder.name, f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
 
 
 def _settings() -> Iterator[tuple[str, str]]:

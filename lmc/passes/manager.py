@@ -21,7 +21,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from lmc.chat import CHATML, ChatTemplate, known_chat_template
-from lmc.config import cache_dir, logs, settings
+from lmc.config import cache_dir, keep_newest, logs, settings
 from lmc.errors import IRError, LmcError, ParameterError
 from lmc.ir.core import Graph
 from lmc.ir.ops import Stage, spec_of
@@ -311,6 +311,7 @@ def interface(graph: Graph) -> object:
 # -- failing ---------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
+REPRODUCERS = 100  # files that are kept
 
 
 def _blame(p: Pass | None, graph: Graph, passes: Sequence[Pass], target: Target, work: Callable[[], T]) -> T:
@@ -342,6 +343,7 @@ def _reproducer(graph: Graph, passes: Sequence[Pass], target: Target) -> str:
     path = directory / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.lmir"
     command = f"lmc opt {path} --passes={shlex.quote(print_pipeline(passes))}{_options(target)}"
     path.write_text(f"// {command}\n// chat template: {target.template.name}\n{text}", encoding="utf-8")
+    keep_newest(directory, REPRODUCERS)
     return command
 
 

@@ -13,7 +13,7 @@ from tests.cli.harness import COMMAND, PROGRAM
 def folder(tmp_path, monkeypatch):
     (tmp_path / "prog.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
-    for name in [n for n in os.environ if n.startswith("LMC_")]:
+    for name in [n for n in os.environ if n.startswith("LMC_") and n != "LMC_CACHE_DIR"]:
         monkeypatch.delenv(name)
     yield tmp_path
     sys.modules.pop("prog", None)

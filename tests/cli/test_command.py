@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
-from lmc.config import reset
+from lmc.config import Settings, reset
 from tests.cli.harness import COMMAND, PROGRAM, ROOT
 from tests.searching import some
 
@@ -19,6 +19,16 @@ def test_env_says_what_is_installed(lmc_cli, monkeypatch):
     code, out, _ = lmc_cli("env")
     assert code == 0
     assert all(word in out for word in ("python", "torch", "safetensors", "cache_dir", "LMC_VERIFY"))
+
+
+def test_env_says_what_is_kept_on_the_disk(lmc_cli, monkeypatch, tmp_path):
+    monkeypatch.setattr("lmc.config._settings", Settings(cache_dir=tmp_path / "kept"))
+    monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")
+    assert "\ncache_dir\n" not in lmc_cli("env")[1] and not (tmp_path / "kept").exists()
+    (tmp_path / "kept" / "models").mkdir(parents=True)
+    for name, size in (("a", 1_500_000), ("b", 1_000_000)):
+        (tmp_path / "kept" / "models" / name).write_bytes(bytes(size))
+    assert "\ncache_dir\n  models  2 files, 2.5 MB\n" in lmc_cli("env")[1]
 
 
 def test_env_names_variables_that_have_no_effect(lmc_cli, monkeypatch):

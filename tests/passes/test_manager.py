@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from lmc.ir import Builder, Graph, Op, Value, parse, print_graph, rewrite
 from lmc.passes.base import Pass, PassContext, Target, registry
 from lmc.passes.canonicalize import Canonicalize
 from lmc.passes.dce import Dce
-from lmc.passes.manager import PassManager, described, parse_pipeline, pipeline_for, print_pipeline, run_pipeline
+from lmc.passes.manager import REPRODUCERS, PassManager, described, parse_pipeline, pipeline_for, print_pipeline, run_pipeline
 from lmc.passes.plan_prefix import PlanPrefix
 from tests.passes.filecheck import graph_of
 
@@ -137,6 +138,19 @@ def test_a_pass_that_fails_leaves_a_reproducer(env: pytest.MonkeyPatch, tmp_path
     assert command == f"// lmc opt {path} --passes=broken" and command[3:] in e.value.message
     assert "ab" in print_graph(parse(path.read_text()))  # the graph as the failing pass got it
     assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
+def test_only_the_newest_reproducers_are_kept(env: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "reproducers"
+    folder.mkdir()
+    for i in range(REPRODUCERS + 3):
+        (folder / f"{i}.lmir").write_text("")
+        os.utime(folder / f"{i}.lmir", (i, i))
+    with pytest.raises(IRError) as e:
+        PassManager([Broken()]).run(graph())
+    kept = {p.name for p in folder.iterdir()}
+    assert len(kept) == REPRODUCERS and not kept & {f"{i}.lmir" for i in range(4)}
+    assert any(name in e.value.message for name in kept)
 
 
 def test_a_reproducer_names_target_and_template(env: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import statistics
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ log = logging.getLogger("lmc.engine")
 
 Size = tuple[int, int, int]  # rows of x; rows and columns of w
 
-_FORMAT = 1
+_FORMAT = 2
 _NEAR = 1.7  # proposals of sizes with up to this ratio of rows are tried
 _FINALISTS = 4  # algorithms measured again, alternating with PyTorch's own
 _ROUNDS = 7
@@ -174,13 +175,19 @@ def _read(path: Path | None) -> dict[Size, bytes | None]:
         found = json.loads(path.read_text())
         if found["format"] != _FORMAT:
             return {}
+        if found["checksum"] != _checksum(found["ways"]):
+            raise ValueError("their checksum does not fit")  # a wrong algorithm may give wrong products
         ways: dict[Size, bytes | None] = {}
         for rows, n, k, way in found["ways"]:
             ways[int(rows), int(n), int(k)] = None if way is None else _way(way)
         return ways
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("%s: measurements are damaged (%s); measuring again", path, error)
         return {}
+
+
+def _checksum(rows: list[Any]) -> int:
+    return zlib.crc32(json.dumps(rows).encode())
 
 
 def _way(text: str) -> bytes:
@@ -197,6 +204,6 @@ def _write(path: Path | None, ways: dict[Size, bytes | None]) -> None:
     rows = [[*size, None if way is None else way.hex()] for size, way in sorted((_read(path) | ways).items())]
     try:
         with replacing(path) as name:
-            Path(name).write_text(json.dumps({"format": _FORMAT, "ways": rows}))
+            Path(name).write_text(json.dumps({"format": _FORMAT, "ways": rows, "checksum": _checksum(rows)}))
     except OSError as error:
         log.warning("%s: cannot keep measurements (%s)", path, error)

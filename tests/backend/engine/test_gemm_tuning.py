@@ -30,7 +30,7 @@ class Recorded:
 
 
 def kept(path, *rows, form=gemm_tuning._FORMAT):
-    path.write_text(json.dumps({"format": form, "ways": rows}))
+    path.write_text(json.dumps({"format": form, "ways": rows, "checksum": gemm_tuning._checksum(rows)}))
     return path
 
 
@@ -52,13 +52,20 @@ def test_a_measured_size_goes_its_way_and_others_go_torchs(tmp_path):
     assert len(cublas.asked) == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "ways": [[1, 2]]}', '{"format": 1, "ways": [[1, 2, 3, "ab"]]}']
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, f'{{"format": {gemm_tuning._FORMAT}}}', "\xff"])
 def test_what_is_damaged_is_measured_again(tmp_path, text, caplog):
     path = tmp_path / "ways.json"
-    path.write_text(text)
+    path.write_text(text, "latin-1")
     assert gemm_tuning._read(path) == {} and "measuring again" in caplog.text
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, caplog):
+    path = kept(tmp_path / "ways.json", [3, 6, 4, WAY.hex()])
+    text = path.read_text()
+    path.write_text(text.replace(WAY.hex(), bytes([WAY[0] ^ 1, *WAY[1:]]).hex()))
+    assert gemm_tuning._read(path) == {} and "their checksum does not fit" in caplog.text
+    path.write_text(text)
+    assert gemm_tuning._read(path) == {(3, 6, 4): WAY}
 
 
 def test_another_format_is_measured_again_and_nothing_is_said(tmp_path, caplog):

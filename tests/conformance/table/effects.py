@@ -142,7 +142,8 @@ def configured(s: Any, q: str, config: Any) -> str:
     return config.style + s["y"]
 
 
-SCRATCH = Path(tempfile.gettempdir()) / f"lmc-effects-{random.SystemRandom().randrange(10**9)}"
+_FOLDER = tempfile.TemporaryDirectory(prefix="lmc-effects-")  # goes when the process ends
+SCRATCH = Path(_FOLDER.name) / "file"
 
 
 @case(reset=lambda: (random.seed(1), SCRATCH.unlink(missing_ok=True)), outside=lambda: SCRATCH.exists() and SCRATCH.read_text(), batch=False, journal="refused")

@@ -1,8 +1,7 @@
 """Converted models in the user's cache: one safetensors file each, written completely or not at all.
 
 The file holds the weights in the layout that the model runs and, in its header, config, tokenizer and chat template.
-Its name identifies the source (path, layout) and its state (size, time, first and last bytes, format version): a
-changed source is another file, and the outdated one is removed.
+Its name is the digest of the source's content, the layout and the format's version; `sources.py` says when it goes.
 
 A checksum guards the copy against the disk: CRC-32 of every tensor, 0.1 s for 330 MB (a cryptographic digest takes
 0.2–0.4 s without adding protection: an attacker who can write here can write a digest too).
@@ -10,7 +9,6 @@ A checksum guards the copy against the disk: CRC-32 of every tensor, 0.1 s for 3
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import zlib
@@ -19,16 +17,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmc.backend.engine.models import sources
 from lmc.backend.engine.models.config import ModelConfig, RopeScaling
 from lmc.config import cache_folder, replacing
+from lmc.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 log = logging.getLogger("lmc.models")
-
-FORMAT = 4  # change it whenever the content's meaning changes
-_PROBE = 4 << 20  # bytes of the source that are hashed at its beginning: all of a GGUF's metadata, as a rule
 
 
 @dataclass(frozen=True)
@@ -44,18 +41,18 @@ class Converted:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The place of one source's copy; the file may not exist."""
+    """The place of the copy of a source with the content `digest`; the file may not exist."""
 
     path: Path
     source: Path
-    family: str  # prefix of file names of copies of the same source in the same layout
+    digest: str
 
     @property
     def size(self) -> int:
         """Return bytes of the copy; 0 without one."""
         try:
             return self.path.stat().st_size
-        except FileNotFoundError:
+        except OSError:
             return 0
 
     def load(self) -> Converted | None:
@@ -73,10 +70,10 @@ class CacheEntry:
         return None
 
     def _state(self) -> tuple[int, int] | None:
-        """Return a key that changes with each writing of the file; None without a file."""
+        """Return a key that changes with each writing of the file; None without a file, or in a folder that is another user's."""
         try:
             found = self.path.stat()
-        except FileNotFoundError:
+        except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
 
@@ -113,29 +110,25 @@ class CacheEntry:
         try:
             with replacing(self.path) as name:
                 save_file(weights, name, metadata=meta)
-            self._remove_outdated()
+                if sources.content(self.source, self.path.parent) != self.digest:
+                    raise OSError("the file was changed while it was read")
+            sources.sweep(self.path.parent, self.digest)
         except (OSError, SafetensorError) as error:
-            log.warning("%s: the converted copy cannot be kept (%s); the next load converts again", self.path, error)
-
-    def _remove_outdated(self) -> None:
-        for old in self.path.parent.iterdir():
-            if old.name.startswith(self.family) and old != self.path:
-                old.unlink(missing_ok=True)
+            log.warning("%s: the converted copy cannot be kept (%s); the next load converts again", self.source, error)
 
 
 def entry(source: Path, layout: str) -> CacheEntry | None:
-    """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory."""
+    """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory.
+
+    Raises ModelLoadError if the source cannot be read."""
     folder = cache_folder("models", "every load converts the model again")
     if folder is None:
         return None
-    stat, place = source.stat(), source.resolve()
-    family = f"{source.stem}-{layout}-{_digest(str(place).encode())}-"
-    with source.open("rb") as file:
-        first = file.read(_PROBE)
-        file.seek(max(0, stat.st_size - 4096))
-        last = file.read()
-    state = _digest(f"{FORMAT} {stat.st_size} {stat.st_mtime_ns}".encode(), first, last)
-    return CacheEntry(folder / f"{family}{state}.safetensors", source, family)
+    try:
+        digest = sources.content(source, folder)
+    except OSError as error:
+        raise ModelLoadError(f"{source}: cannot be read: {error.strerror or error}") from error
+    return CacheEntry(folder / sources.copy_name(digest, layout), source, digest)
 
 
 def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
@@ -149,13 +142,6 @@ def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
         data = weights[name].flatten().view(torch.uint8).numpy().data
         found = zlib.crc32(data, zlib.crc32(name.encode(), found))
     return f"{found:08x}"
-
-
-def _digest(*data: bytes) -> str:
-    found = hashlib.blake2b(digest_size=6)
-    for part in data:
-        found.update(part)
-    return found.hexdigest()
 
 
 def _config(raw: dict[str, Any]) -> ModelConfig:
