@@ -185,10 +185,13 @@ def reset() -> None:
 def cache_dir() -> Path:
     """Return the directory for derived data, created the first time it is needed.
 
-    Raises FileNotFoundError if it was set and its parent is missing: a misspelt path creates no folders.
+    Raises FileNotFoundError if it was set and its parent is missing: a misspelt path creates no folders; and without a home directory.
     """
     chosen = settings().cache_dir
-    path = chosen.expanduser()
+    try:
+        path = chosen.expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(f"cache_dir={str(chosen)!r}: {error}") from None
     if chosen != _CACHE and not path.parent.is_dir():
         raise FileNotFoundError(f"cache_dir={str(chosen)!r}: there is no folder {path.parent}")
     path.mkdir(parents=chosen == _CACHE, exist_ok=True)

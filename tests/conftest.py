@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -114,6 +115,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def _freeze() -> None:
     gc.collect()  # a frozen generator that was left half-way would never end what it began
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _temporary(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What pages' code, and processes that a test kills, leave in the system's temporary folder goes with pytest's, which keeps those of three runs."""
+    os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("tmp"))
 
 
 @pytest.fixture(scope="session")

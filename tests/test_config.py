@@ -123,6 +123,18 @@ def test_the_folders_of_the_default_cache_dir_are_made(tmp_path: Path, monkeypat
     assert cache_dir().is_dir()
 
 
+def test_without_a_home_directory_nothing_is_kept_and_the_setting_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    for name in ("HOME", "LMC_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)  # as of a container's user who is in no table
+    reset()
+    assert cache_folder("things", "nothing is kept") is None
+    assert "no cache directory (cache_dir='~/.cache/lmc': Could not determine home directory.): nothing is kept; set LMC_CACHE_DIR" in caplog.text
+
+
 def test_the_factory_is_called_once_and_late() -> None:
     made: list[Mock] = []
 

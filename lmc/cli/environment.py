@@ -48,7 +48,10 @@ def _kept() -> Iterator[tuple[str, str]]:
     """Return what is in each folder of the cache directory."""
     from lmc.config import settings
 
-    root = settings().cache_dir.expanduser()
+    try:
+        root = settings().cache_dir.expanduser()
+    except RuntimeError as error:
+        return (yield "none", str(error))
     for folder in sorted(path for path in root.glob("*") if path.is_dir()):
         sizes = [file.stat().st_size for file in folder.glob("*") if file.is_file()]
         yield folder.name, f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"

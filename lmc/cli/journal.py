@@ -203,19 +203,36 @@ _LONGEST_KEY = 4096
 
 
 def _journals(path: Path) -> list[Path]:
-    """Return the journals at a path: itself, or those in a folder and its subfolders."""
+    """Return the journals at a path: itself, or those in a folder and its subfolders, not following links to others."""
     if not path.is_dir() or (path / "journal").is_file():
         return [path]
     from lmc.durable.groups import MAGIC
 
-    return [found for each in sorted(path.iterdir()) if each.is_dir() or _begins_with(each, MAGIC.encode()) for found in _journals(each)]
+    found: list[Path] = []
+    for each in _listed(path):
+        if each.is_dir():
+            if not each.is_symlink() or (each / "journal").is_file():  # links may lead in circles
+                found += _journals(each)
+        elif _begins_with(each, MAGIC.encode()):
+            found.append(each)
+    return found
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"cannot read {folder}: {error.strerror}") from None
 
 
 def _begins_with(path: Path, magic: bytes) -> bool:
     if not path.is_file():
         return False
-    with path.open("rb") as file:
-        return file.read(len(magic)) == magic
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _runs(path: Path, key_file: Path | None) -> tuple[list[RunStatus], str]:

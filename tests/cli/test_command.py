@@ -31,6 +31,16 @@ def test_env_says_what_is_kept_on_the_disk(lmc_cli, monkeypatch, tmp_path):
     assert "\ncache_dir\n  models  2 files, 2.5 MB\n" in lmc_cli("env")[1]
 
 
+def test_journals_are_listed_where_links_lead_in_circles(lmc_cli, folder):
+    (folder / "runs").mkdir()
+    assert lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--journal", "runs/one")[0] == 0
+    for name in ("back", "again"):  # with two of them, ways of forty steps, which is what systems follow, are a million million
+        (folder / "runs" / name).symlink_to(".")
+    (folder / "linked").symlink_to("runs")
+    code, out, _ = lmc_cli("journal", "list", "linked")
+    assert (code, len(out.splitlines())) == (0, 1) and "linked/one: echo: finished" in out
+
+
 def test_env_names_variables_that_have_no_effect(lmc_cli, monkeypatch):
     monkeypatch.setenv("LMC_VERIFFY", "2")
     monkeypatch.setattr("lmc.cli.environment._gpus", lambda: "none")

@@ -15,7 +15,19 @@ from tokenizers import models
 
 from lmc.backend.engine import sentencepiece
 from lmc.backend.engine.detokenizer import ByteDetokenizer, Detokenizer, StreamDetokenizer
-from lmc.backend.engine.tokenizer_rules import check_growth, cuts_of, is_legacy, parts_of, spec_of, without_prefix
+from lmc.backend.engine.models.files import check_size
+from lmc.backend.engine.tokenizer_rules import (
+    check_charsmaps,
+    check_growth,
+    check_ids,
+    check_rules,
+    cuts_of,
+    failed_in_library,
+    is_legacy,
+    parts_of,
+    spec_of,
+    without_prefix,
+)  # fmt: skip
 from lmc.errors import ModelLoadError, ProgramError
 from lmc.fsm.canonical import Canonical, merges_of
 from lmc.segments import Part, Special
@@ -62,8 +74,11 @@ class Tokenizer:
         parse_special: bool = False,
         limit: int | None = None,
     ) -> None:
-        _check_ids(raw, limit)
+        check_ids(raw, limit)
         check_growth(raw)
+        check_rules(raw)
+        if isinstance(raw.model, models.BPE):
+            raw.model.dropout = None  # which is for training: the same text would have other tokens each time
         raw.no_padding()
         raw.no_truncation()
         raw.encode_special_tokens = not parse_special
@@ -140,8 +155,13 @@ class Tokenizer:
             return self._begins_words
         if raw.pre_tokenizer is None or not (raw.normalizer is None or type(raw.normalizer).__name__ == "NFC"):
             return False
-        begins = (2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")} for before in _BEFORE for after in "aZ")
-        return all(begins)
+        try:
+            begins = (2 in {start for _, (start, _) in raw.pre_tokenizer.pre_tokenize_str(f"x{before} {after}b")} for before in _BEFORE for after in "aZ")
+            return all(begins)
+        except BaseException as error:
+            if not failed_in_library(error):
+                raise
+            return False  # so it will not encode such a text
 
     @property
     def _begins_words(self) -> bool:
@@ -194,7 +214,7 @@ class Tokenizer:
                 return raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
             return raw.encode(text, add_special_tokens=False).ids
         except BaseException as error:
-            if type(error).__name__ != "PanicException":  # PanicException is not an Exception
+            if not failed_in_library(error):
                 raise
             raise ProgramError(f"the model's tokenizer.json cannot encode a text of {len(text)} characters: {error}; use another tokenizer") from None
 
@@ -333,16 +353,6 @@ class Tokenizer:
         path.write_text(self.raw.to_str(), encoding="utf-8")
 
 
-def _check_ids(raw: RawTokenizer, limit: int | None) -> None:
-    if limit is None or raw.get_vocab_size(with_added_tokens=True) == 0:
-        return
-    added = raw.get_added_tokens_decoder()
-    beyond = {token: i for token, i in raw.get_vocab(with_added_tokens=True).items() if i >= limit and not (i in added and added[i].special)}
-    if beyond:
-        token, i = min(beyond.items(), key=lambda pair: pair[1])
-        raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; do tokenizer and weights belong to the same model?")
-
-
 class _LookedUp(dict[int, _Found]):
     """What is found of each token, once."""
 
@@ -378,7 +388,15 @@ def _as_word(head: str) -> str:
 
 def from_file(path: Path, **options: Any) -> Tokenizer:
     """Load from `tokenizer.json`. Options are those of Tokenizer."""
-    return _loaded(lambda: RawTokenizer.from_file(str(path)), str(path), "not a readable tokenizer.json", **options)
+    if path.exists():
+        check_size(path)
+    return _loaded(lambda: _read(path), str(path), "not a readable tokenizer.json", **options)
+
+
+def _read(path: Path) -> RawTokenizer:
+    data = path.read_bytes()
+    check_charsmaps(data)
+    return RawTokenizer.from_buffer(data)
 
 
 def from_json(text: str, where: str, **options: Any) -> Tokenizer:
@@ -391,5 +409,7 @@ def _loaded(read: Callable[[], RawTokenizer], where: str, failed: str, **options
         return Tokenizer(read(), **options)
     except ModelLoadError as error:
         raise ModelLoadError(f"{where}: {error}") from None
-    except Exception as error:  # the library raises bare Exception for unreadable and malformed files alike
+    except BaseException as error:
+        if not isinstance(error, Exception) and not failed_in_library(error):
+            raise
         raise ModelLoadError(f"{where}: {failed}: {error}") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import re
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -44,6 +46,50 @@ def parts_of(part: Any, name: str) -> list[dict[str, Any]]:
     """Return the specifications of the components of a part of a tokenizer."""
     spec = {} if part is None else json.loads(part.__getstate__())
     return spec.get(name, [spec] if spec else [])
+
+
+def check_charsmaps(data: bytes) -> None:
+    """Raise ModelLoadError for a `tokenizer.json` with a precompiled normalizer that claims to be larger than it is: the library takes memory for
+    what it claims."""
+    if b"charsmap" not in data and _ESCAPED.search(data) is None:
+        return
+    rules = [json.loads(data).get("normalizer")]
+    for rule in rules:
+        if isinstance(rule, dict):
+            rules += rule.get("normalizers", ())
+            if isinstance(said := rule.get("precompiled_charsmap"), str):
+                found = base64.b64decode(said)
+                if int.from_bytes(found[:4], "little") > len(found) - 4:
+                    raise ModelLoadError("its precompiled_charsmap is cut off, or made to do damage: download it again from its source")
+
+
+_ESCAPED = re.compile(rb"\\u00(?:5[fF]|6[0-9a-fA-F]|7[0-9aA])")
+"""A letter, or _, which JSON need not escape."""
+
+
+def check_rules(raw: RawTokenizer) -> None:
+    """Raise ModelLoadError for rules at which the library panics."""
+    for rule in parts_of(raw.pre_tokenizer, "pretokenizers"):
+        if rule["type"] == "FixedLength" and rule["length"] == 0:
+            raise ModelLoadError("its pre-tokenizer cuts texts into pieces of no length; download it again from its source")
+    for rule in parts_of(raw.decoder, "decoders"):
+        if rule["type"] == "Strip" and rule["stop"] > 0:  # from a token of fewer characters
+            raise ModelLoadError("its decoder takes characters away at the end of tokens, which is not supported; use another tokenizer")
+
+
+def check_ids(raw: RawTokenizer, limit: int | None) -> None:
+    if limit is None or raw.get_vocab_size(with_added_tokens=True) == 0:
+        return
+    added = raw.get_added_tokens_decoder()
+    beyond = {token: i for token, i in raw.get_vocab(with_added_tokens=True).items() if i >= limit and not (i in added and added[i].special)}
+    if beyond:
+        token, i = min(beyond.items(), key=lambda pair: pair[1])
+        raise ModelLoadError(f"the token {token!r:.40} has the id {i}, and the model has {limit} tokens; do tokenizer and weights belong to the same model?")
+
+
+def failed_in_library(error: BaseException) -> bool:
+    """Return whether the tokenizers library has failed: with a bare Exception, or a panic, which is not even that."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 _MOST_GROWTH = 4096

@@ -189,6 +189,9 @@ FILES = {
     "tokenizer_config.json": (b'{"chat_template": 5}', r"chat_template is 5; expected text"),
     "model.safetensors.index.json": (b'{"weight_map": {"x": "../../x.safetensors"}}', r"is not a file of this directory"),
     "model.safetensors.index.json ": (b"{}", r"index\.json: 'weight_map' is missing"),
+    "model.safetensors.index.json  ": (b'{"weight_map": {"x": "%s"}}' % (b"x" * 256), r"is not a file of this directory"),
+    "model.safetensors.index.json   ": (b'{"weight_map": {"x": "\\ud800"}}', r"is not a file of this directory"),
+    "model.safetensors.index.json    ": (b'{"weight_map": {"x": "\\u0000"}}', r"is not a file of this directory"),
 }
 
 
@@ -217,7 +220,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path):
         load(str(path))
 
 
-@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["config.json", "chat_template.jinja", "tokenizer.json"])
 def test_a_text_that_is_far_too_large_is_not_read(tmp_path, name):
     path = a_folder().write(tmp_path)
     with (path / name).open("wb") as file:

@@ -437,6 +437,7 @@ CONFIGS = {
     "a huge rank": ({"r": 10**9}, r"r is 1000000000; expected"),
     "a rank of text": ({"r": "4"}, r"r is '4'; expected"),
     "a scale that is none": ({"lora_alpha": float("nan")}, r"lora_alpha is nan; expected a number"),
+    "a text where true or false is": ({"use_rslora": "false"}, r"use_rslora is 'false'; expected true or false"),
     "a scale beyond reason": ({"lora_alpha": 1e300}, r"lora_alpha is 1e\+300"),
     "the head": ({"target_modules": ["q_proj", "lm_head"]}, r"target_modules has 'lm_head'; supported: down_proj, gate_proj"),
     "targets that are no text": ({"target_modules": [3]}, r"target_modules has 3"),

@@ -374,6 +374,19 @@ def test_unknown_sources(monkeypatch, tmp_path):
         load("smollm2", dtype="int3")
 
 
+@pytest.mark.parametrize(("name", "why"), [("x" * 300, "x: File name too long"), ("~/x", "~/x: Could not determine home directory")])
+def test_a_name_that_no_path_can_have(monkeypatch, name, why):
+    def nobody(_):
+        raise KeyError
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)  # in a container
+    with pytest.raises(ModelLoadError, match=f"{why}.*; a model is a .gguf file"):
+        load(name)
+    with pytest.raises(ModelLoadError, match=why):
+        loader.words(name)
+
+
 @pytest.mark.parametrize("name", ["my-model", "smolllm2.gguf", "./a/b", "~/models/x", "", "owner/"])
 def test_a_name_that_is_no_hub_id_never_reaches_the_network(monkeypatch, tmp_path, name):
     huggingface_hub = pytest.importorskip("huggingface_hub")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 import warnings
@@ -140,6 +141,55 @@ def test_a_tokenizer_file_that_is_damaged_is_named(tmp_path):
     path.write_text('{"model": ')
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json: not a readable tokenizer\.json"):
         from_file(path)
+
+
+BROKEN = {
+    "a charsmap that claims 4 GiB": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}, "charsmap is cut off"),
+    "an escaped one in a sequence": (
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Precompiled", "precompiled_charsmap": "/////w=="}]}},
+        "charsmap is cut off",
+    ),
+    "one that is no trie": ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="}}, "not a readable"),
+    "pieces of no length": ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "pieces of no length"),
+    "characters of shorter tokens": ({"decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 2}}, "at the end of tokens"),
+    "a prefix longer than tokens": (
+        {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "#####"}},
+        "not a readable",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_rules_at_which_the_library_panics_are_refused(tmp_path, case):
+    change, message = BROKEN[case]
+    text = json.dumps(json.loads(tiny().raw.to_str()) | change)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text.replace("charsmap", "ch\\u0061rsm\\u0061p") if "escaped" in case else text)
+    with pytest.raises(ModelLoadError, match=rf"tokenizer\.json: .*{message}"):
+        from_file(path)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "none"},
+        {"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]], "byte_fallback": False},
+    ],
+)
+def test_a_text_that_a_tokenizer_cannot_encode_is_an_error_of_its_request(tmp_path, model):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(tiny().raw.to_str()), "model": model, "added_tokens": []}))
+    tokens = from_file(path)
+    with pytest.raises(ProgramError, match=r"(?i)cannot encode a text of 1 characters: .*unk"):
+        tokens.encode(["b"])
+
+
+def test_dropout_is_for_training(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    found = json.loads(tiny().raw.to_str())
+    found["model"]["dropout"] = 1.0
+    path.write_text(json.dumps(found))
+    assert from_file(path).encode(["the cat"]) == tiny().encode(["the cat"])
 
 
 def test_sentencepiece_prefixes_only_the_start():

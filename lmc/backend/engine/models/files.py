@@ -20,6 +20,16 @@ if TYPE_CHECKING:
 SOURCES = 'a model is a .gguf file, a directory with config.json, tokenizer.json and *.safetensors, a hub id "owner/name", or "smollm2"'
 
 
+def local_path(source: str) -> Path:
+    """Return the path that a source may be. Raises ModelLoadError for one that nothing can have, or whose folder cannot be read."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # RuntimeError: without a home directory
+        raise ModelLoadError(f"{source:.200}: {getattr(error, 'strerror', None) or error}; {SOURCES}") from None
+    return path
+
+
 def other_files(path: Path) -> str:
     """Return a hint at other model files that a directory has, if any."""
     found = sorted(p.name for p in path.glob("*.gguf"))
@@ -41,9 +51,14 @@ def json_of(path: Path) -> dict[str, Any]:
 
 
 def _text_of(path: Path) -> str:
+    check_size(path)
+    return path.read_text(encoding="utf-8")
+
+
+def check_size(path: Path) -> None:
+    """Raise ModelLoadError for a text that is far too large."""
     if (size := path.stat().st_size) > _MOST_TEXT:
         raise ModelLoadError(f"{path}: has {size:,} bytes, and at most {_MOST_TEXT:,} of a text are read; download it again")
-    return path.read_text(encoding="utf-8")
 
 
 _MOST_TEXT = 1 << 26  # bytes; indices of weights have some MB
@@ -85,7 +100,7 @@ def shards_of(path: Path) -> list[Path]:
     if not isinstance(places, dict):
         raise ModelLoadError(f"{index}: 'weight_map' is missing; download it again")
     names = set(map(str, places.values()))
-    if odd := [name for name in names if Path(name).name != name]:
+    if odd := [name for name in names if Path(name).name != name or not name.isprintable() or len(name.encode()) > 255]:
         raise ModelLoadError(f"{index}: {odd[0]!r:.60} is not a file of this directory; download it again")
     return [path / name for name in sorted(names)]
 
@@ -142,7 +157,7 @@ def _names(folder: Path) -> list[str]:
 def download(source: str) -> Path:
     """Download a hub id's files to huggingface_hub's cache; it honours HF_HUB_OFFLINE and HF_HOME."""
     if not _HUB_ID.fullmatch(source) or source.endswith(".gguf"):
-        looked = Path(source).expanduser().absolute()
+        looked = local_path(source).absolute()
         raise ModelLoadError(f"{source}: no such file or directory{_nearest(looked)}; {SOURCES}")
     from huggingface_hub import snapshot_download
 

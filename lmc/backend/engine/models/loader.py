@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmc.backend.engine import kv_fp8
 from lmc.backend.engine.chat_template import cut
 from lmc.backend.engine.models import directory, gguf, gguf_model
-from lmc.backend.engine.models.files import download
+from lmc.backend.engine.models.files import download, local_path
 from lmc.backend.engine.models.fp8 import E4M3
 from lmc.backend.engine.models.linear import can_pack_half
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage
@@ -202,7 +201,7 @@ def _layout(device: torch.device, dtype: str | None) -> WeightStorage:
 
 
 def _read(source: str, layout: WeightStorage, parse_special: bool, dummy_on: torch.device | None) -> ModelSource:
-    path = Path(source).expanduser()
+    path = local_path(source)
     if dummy_on is not None:
         folder = path if path.is_dir() else download(source)
         return replace(directory.read(folder, layout, parse_special, dummy_on), name=f"{path.name} (random weights)")
@@ -217,13 +216,13 @@ def _read(source: str, layout: WeightStorage, parse_special: bool, dummy_on: tor
 
 def local_source(source: str) -> str:
     """Return the same model by a local name: a hub id's files are downloaded now."""
-    path = Path(source).expanduser()
+    path = local_path(source)
     return str(download(source)) if source != EMBEDDED and not path.exists() else source
 
 
 def words(source: str, *, parse_special: bool = False) -> tuple[Tokenizer, WholeTemplate | None]:
     """Return the tokenizer of a local model, and its own chat template; no weights are read. Raises ModelLoadError."""
-    path, sees = Path(source).expanduser(), False
+    path, sees = local_path(source), False
     if path.is_dir():
         tokens, template, sees = directory.words(path, parse_special=parse_special)
         name = path.name

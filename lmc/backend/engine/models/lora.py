@@ -19,7 +19,7 @@ from lmc.backend.engine.distributed.shares import sliced
 from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models.adapters import AdaptedRows, Adapter, Adapters, Factors
 from lmc.backend.engine.models.claims import Claims
-from lmc.backend.engine.models.files import json_of, safetensors_of
+from lmc.backend.engine.models.files import json_of, local_path, safetensors_of
 from lmc.backend.engine.models.layout import MATRICES, sizes
 from lmc.backend.engine.models.llama import LlamaModel
 from lmc.backend.engine.models.llama_weights import pair_rows
@@ -54,7 +54,7 @@ def load(paths: Mapping[str, str], name: str, model: CausalModel, config: ModelC
     wrong."""
     if not isinstance(model, LlamaModel):
         raise ModelLoadError(f"{name}: adapters are for the families that lmc computes itself; merge one into the weights (PEFT's merge_and_unload)")
-    found = [read(Path(path).expanduser(), config, share) for path in paths.values()]
+    found = [read(local_path(path), config, share) for path in paths.values()]
     model.adapters = Adapters(found, model.dtype, model.device)
     for given, adapter in zip(paths, found, strict=True):
         log.info("adapter %s: %d matrices", given, len(adapter))
@@ -98,7 +98,10 @@ def _read_config(path: Path) -> tuple[int, float]:
         raise ModelLoadError(f"{where}: target_modules has {odd[0]!r:.60}; supported: {', '.join(sorted(known))}")
     rank = claims.whole("r", _MOST_RANK)
     alpha = claims.number("lora_alpha", -_MOST_SCALE, _MOST_SCALE, 8)
-    return rank, alpha / (math.sqrt(rank) if claims.raw("use_rslora", False) else rank)
+    root = claims.raw("use_rslora", False)
+    if type(root) is not bool:
+        raise claims.wrong("use_rslora", root, "true or false")
+    return rank, alpha / (math.sqrt(rank) if root else rank)
 
 
 _Pair = dict[str, Tensor]  # "A" [rank, in] and "B" [rows, rank]
