@@ -62,7 +62,7 @@ class Store:
                 os.utime(path)  # used now: it is evicted last
         except FileNotFoundError:
             return None
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:  # a dtype that numpy lacks
             log.warning("%s: the cached constraint is damaged, or not this user's to read (%s); compiling it again", path, error)
             return None
         return tables
@@ -149,5 +149,5 @@ def _checksum(source: str, arrays: Mapping[str, np.ndarray]) -> str:
     """Return the CRC-32 of the whole file: it guards against disk errors, not against tampering."""
     found = zlib.crc32(source.encode("utf-8", "surrogatepass"))
     for name in sorted(arrays):
-        found = zlib.crc32(arrays[name].data, zlib.crc32(name.encode(), found))
+        found = zlib.crc32(arrays[name].data, zlib.crc32(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode(), found))
     return f"{found:08x}"

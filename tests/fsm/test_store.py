@@ -82,7 +82,7 @@ def test_digests_tell_vocabularies_apart():
     assert Vocabulary([b"x", b"a", b"bc"], [0]).digest == kinds[0].digest  # EOS stands for no text
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "text"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "other", "text", "dtype", "shape"])
 def test_a_damaged_file_is_reported_once_and_treated_as_absent(tmp_path, damage, caplog):
     store = saved(tmp_path, CHARACTER, rows=3)
     [path] = files(tmp_path)
@@ -94,8 +94,13 @@ def test_a_damaged_file_is_reported_once_and_treated_as_absent(tmp_path, damage,
     else:
         middle = len(data) * 3 // 4
         flipped = data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = data[8:end].replace(b'"U8"', b'"F8_E5M2"')  # which numpy lacks
+        typed = len(header).to_bytes(8, "little") + header + data[end:]
+        shaped = data.replace(b"[3,13]", b"[13,3]")
+        assert typed != data and shaped != data
         path.write_bytes(
-            {"cut": data[: len(data) // 2], "flipped": flipped, "empty": b"", "text": b"hello " * 9}[damage]
+            {"cut": data[: len(data) // 2], "flipped": flipped, "empty": b"", "text": b"hello " * 9, "dtype": typed, "shape": shaped}[damage]
         )
     with caplog.at_level(logging.WARNING):
         assert store.load(CHARACTER, small()[0]) is None

@@ -500,8 +500,11 @@ def test_flipped_bits_are_noticed(small, fresh_cache, tmp_path, caplog):
     place, content = entry(small.config, tmp_path)
     place.store(content)
     whole = place.path.read_bytes()
-    for at in (-1, -9, whole.index(b"add_bos")):
-        place.path.write_bytes(b"".join((whole[:at], bytes([whole[at] ^ 4]), whole[at:][1:])))
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = whole[8:end].replace(b'"shape":[6]', b'"shape":[6,1]')
+    shaped = len(header).to_bytes(8, "little") + header + whole[end:]
+    for damaged in (shaped, *(whole[:at] + bytes([whole[at] ^ 4]) + whole[at:][1:] for at in (-1, -9, whole.index(b"add_bos")))):
+        place.path.write_bytes(damaged)
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lmc"):
             assert place.load() is None

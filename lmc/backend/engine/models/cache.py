@@ -132,7 +132,7 @@ def entry(source: Path, layout: str) -> CacheEntry | None:
 
 
 def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
-    """Return the CRC-32 of all texts and weights, in the order of their names."""
+    """Return the CRC-32 of all texts and weights, with their types and shapes, in the order of their names."""
     import torch
 
     found = 0
@@ -140,7 +140,7 @@ def _checksum(meta: Mapping[str, str], weights: Mapping[str, Tensor]) -> str:
         found = zlib.crc32(f"{name}={meta[name]}".encode(), found)
     for name in sorted(weights):
         data = weights[name].flatten().view(torch.uint8).numpy().data
-        found = zlib.crc32(data, zlib.crc32(name.encode(), found))
+        found = zlib.crc32(data, zlib.crc32(f"{name} {weights[name].dtype} {list(weights[name].shape)}".encode(), found))
     return f"{found:08x}"
 
 
