@@ -105,6 +105,8 @@ class Film:
             (stream,) = container.streams.video[:1] or (None,)
             if stream is None:
                 raise ParameterError("video(…): there are no pictures in the file", loc=self._loc)
+            if stream.codec_context is None:
+                raise ParameterError("video(…): the file is damaged, or of a codec that FFmpeg does not know", loc=self._loc)
             self.width, self.height = width, height = stream.codec_context.width, stream.codec_context.height
             if width * height > MOST_PIXELS:
                 raise ParameterError(
@@ -133,6 +135,7 @@ class Film:
         with self._opened() as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
+            stream.codec_context.options = {"max_pixels": str(MOST_PIXELS)}  # later frames may be larger than the first
             decoded = -1
             for decoded, frame in enumerate(container.decode(stream)):
                 while index == decoded:

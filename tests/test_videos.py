@@ -93,6 +93,23 @@ def test_a_video_that_is_torn_off_is_damaged(clip: bytes) -> None:
         list(film.at(range(film.count)))
 
 
+def test_a_codec_that_nobody_knows_is_an_error_at_the_line(clip: bytes) -> None:
+    assert clip.count(b"mp4v") == clip.count(b"esds") == 1
+    with pytest.raises(lmc.ParameterError, match=r"prog.py:3: video\(…\): the file is damaged, or of a codec that FFmpeg does not know"):
+        read(shown(clip.replace(b"mp4v", b"zzzz").replace(b"esds", b"free")))
+
+
+def test_later_frames_that_are_far_larger_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    from tests.videos import noise, video
+
+    small, large = (video(noise(1, 6, width, 48), rate=25, kind="mpegts", codec="mpeg2video") for width in (64, 640))
+    assert {picture.size for picture in Film(shown(small + large)).at(range(8))} == {(64, 48), (640, 48)}
+    monkeypatch.setattr("lmc.videos.MOST_PIXELS", 64 * 48 * 4)
+    with pytest.raises(lmc.ParameterError, match=r"prog.py:3: video\(…\): the file is damaged: Invalid argument"):
+        list(Film(shown(small + large)).at(range(8)))
+
+
 def test_sound_alone_is_no_video() -> None:
     av = pytest.importorskip("av")
     import io
