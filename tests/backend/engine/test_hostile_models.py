@@ -8,6 +8,7 @@ import os
 import random
 import re
 
+import numpy as np
 import pytest
 
 import lmc
@@ -399,14 +400,35 @@ def test_an_image_token_that_the_tokenizer_does_not_have_is_refused(tmp_path):
         lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu")
 
 
-def test_a_processor_that_leaves_nothing_of_a_picture_is_an_error_at_the_picture(tmp_path):
+def test_a_tower_of_more_layers_than_there_are_weights_is_refused_before_it_is_made(tmp_path):
+    found = a_seeing_folder()
+    found.files["config.json"]["vision_config"]["num_hidden_layers"] = 10**9
+    with pytest.raises(ModelLoadError, match=r"config\.json: vision_config: num_hidden_layers is 1000000000, and the weights have \d+ tensors"):
+        lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu")
+
+
+def test_a_processor_that_does_not_fit_the_tower_is_an_error_at_the_picture_and_not_of_the_engine(tmp_path):
+    found = a_seeing_folder()
+    found.files["preprocessor_config.json"]["do_center_crop"] = False
+
+    @lmc.function
+    def sees(s, width):
+        s += lmc.user("a" + lmc.image(np.zeros((30, width, 3), np.uint8))) + lmc.assistant(lmc.gen("x", max_tokens=1))
+
+    with lmc.Engine(str(found.write(tmp_path)), max_tokens=512, device="cpu") as engine:
+        with pytest.raises(lmc.LmcError, match=r"its processor makes pictures of \d+ × \d+ pixels, and its tower takes \d+ × \d+"):
+            sees.run(width=40, backend=engine).text()
+        assert sees.run(width=30, backend=engine)["x"] is not None
+
+
+def test_a_processor_that_leaves_a_pixel_of_a_picture_is_an_error_at_the_picture(tmp_path):
     from tests.fuzzing.load import sees
 
     found = a_seeing_folder()
     found.files["preprocessor_config.json"]["crop_size"] = 1
     with (
         lmc.Engine(str(found.write(tmp_path)), max_tokens=64, device="cpu") as engine,
-        pytest.raises(BackendError, match=r"load\.py:\d+.*image\(…\): the processor of model leaves nothing of it"),
+        pytest.raises(lmc.ParameterError, match=r"load\.py:\d+.*image\(…\): model cannot take 8 × 8 pixels: its processor makes pictures of 1 × 1 pixels"),
     ):
         sees.run(backend=engine).text()
 

@@ -14,7 +14,7 @@ from lmc.backend.engine.memory import check_fits
 from lmc.backend.engine.models import config as configs
 from lmc.backend.engine.models import llama_weights, transformers_config
 from lmc.backend.engine.models.config import ModelConfig
-from lmc.backend.engine.models.files import SOURCES, json_of, json_or_none, other_files, read_safetensors, reading, shards_of, template_source
+from lmc.backend.engine.models.files import SOURCES, check_layers, json_of, json_or_none, other_files, read_safetensors, shards_of, template_source
 from lmc.backend.engine.models.quantization import is_fp8, of_modelopt
 from lmc.backend.engine.models.weights import ModelSource, WeightStorage, builder, check_positions, fused
 from lmc.errors import ModelLoadError
@@ -70,7 +70,7 @@ def read(path: Path, layout: WeightStorage, parse_special: bool, dummy_on: torch
     whole, config = config, config if share is None else share.config
     check_positions(path, config, layout.device)
     if dummy_on is None:
-        _check_layers(path, config)
+        check_layers(path, "num_hidden_layers", config.num_layers)
     else:
         unquantized = replace(layout, fp8=False)  # random matrices are made before they are quantized
         check_fits(path, unquantized.size(llama_weights.shapes(config)) if theirs is None else 0, unquantized.matrix_dtype, layout.device, layout.ranks)
@@ -168,20 +168,6 @@ def _random(config: ModelConfig, layout: WeightStorage, device: torch.device) ->
         return torch.empty(shape, dtype=dtype, device=device).normal_(0, _DUMMY_SCALE, generator=generator)
 
     return {name: weight(name, shape) for name, shape in llama_weights.shapes(config).items()}
-
-
-def _check_layers(path: Path, config: ModelConfig) -> None:
-    """Refuse a configuration with more layers than the weights have tensors of; reads only their names."""
-    from safetensors import safe_open
-
-    names = list[str]()
-    for shard in shards_of(path):
-        with reading(shard), safe_open(shard, framework="pt") as file:
-            names += file.keys()
-    if config.num_layers > len(names):
-        raise ModelLoadError(
-            f"{path / 'config.json'}: num_hidden_layers is {config.num_layers}, and the weights have {len(names)} tensors; do both belong to the same model?"
-        )
 
 
 def _check_room(path: Path, raw: Mapping[str, Any], layout: WeightStorage, config: ModelConfig) -> None:

@@ -105,6 +105,18 @@ def shards_of(path: Path) -> list[Path]:
     return [path / name for name in sorted(names)]
 
 
+def check_layers(path: Path, field: str, layers: int) -> None:
+    """Refuse a configuration with more layers than the weights have tensors of, before any is made; reads only their names."""
+    from safetensors import safe_open
+
+    names = list[str]()
+    for shard in shards_of(path):
+        with reading(shard), safe_open(shard, framework="pt") as file:
+            names += file.keys()
+    if layers > len(names):
+        raise ModelLoadError(f"{path / 'config.json'}: {field} is {layers}, and the weights have {len(names)} tensors; do both belong to the same model?")
+
+
 def check_regular(file: Path) -> None:
     """Raise ModelLoadError for a directory or a device, and a named pipe: opening one would wait for a writer."""
     if file.exists() and not file.is_file():

@@ -37,7 +37,7 @@ class Llava(Vision):
         return self.towers[self.config.vision_config.model_type] - (self.config.vision_feature_select_strategy == "default")
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
+        pixels = self._pixels(self.processor(images=picture, return_tensors="np"))
         patch = self.config.vision_config.patch_size
         return (Shown((pixels.shape[-2] // patch) * (pixels.shape[-1] // patch) + self.beside, {"pixel_values": pixels}),)
 
@@ -47,7 +47,7 @@ class LlavaNext(Llava):
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
         found = self.processor(images=[[picture]], return_tensors="np")
-        pixels, size = np.asarray(found["pixel_values"], np.float32), np.asarray(found["image_sizes"], np.int64)
+        pixels, size = self._pixels(found), np.asarray(found["image_sizes"], np.int64)
         patches = (pixels.shape[-2] // self.config.vision_config.patch_size) * (pixels.shape[-1] // self.config.vision_config.patch_size)
         nothing = torch.empty(pixels.shape[1], patches + self.beside, 1, device="meta")
         packed, _ = self.model.pack_image_features([nothing], torch.from_numpy(size), image_newline=nothing[0, 0], **self._packing)

@@ -110,6 +110,13 @@ class Vision:
         """Return the seconds that the tower has computed so far."""
         return self._timer.seconds
 
+    def _pixels(self, found: Mapping[str, Any]) -> np.ndarray:
+        """Return what a processor made, of the size that the tower takes: from it a pass would fail, with the requests that are in it."""
+        pixels, side = np.asarray(found["pixel_values"], np.float32), self.config.vision_config.image_size
+        if pixels.shape[-2:] != (side, side):
+            raise ValueError(f"its processor makes pictures of {pixels.shape[-1]} × {pixels.shape[-2]} pixels, and its tower takes {side} × {side}")
+        return pixels
+
     def _features(self, shown: Sequence[Shown]) -> Sequence[Tensor]:
         pixels = self._on_device([one.inputs["pixel_values"] for one in shown], dtype=self.model.dtype)
         return list(self.model.get_image_features(pixel_values=pixels, return_dict=True).pooler_output)
@@ -234,7 +241,7 @@ class Idefics3(Vision):
         for row in range(rows):
             lines.append("".join(f"{marks}<row_{row + 1}_col_{column + 1}>{self.marker}" for column in range(columns)) + "\n")
         lines.append("\n" * bool(rows) + f"{marks}<global-img>{self.marker}{marks}")
-        tiles = iter(np.asarray(found["pixel_values"], np.float32)[0])
+        tiles = iter(self._pixels(found)[0])
         seen: list[Part | Shown] = []
         for i, text in enumerate("".join(lines).split(self.marker)):
             seen += [self._shown(next(tiles))] if i else []
@@ -278,7 +285,7 @@ class SmolVLM(Idefics3):
         seen: list[Part | Shown] = [begins]
         for index, picture in zip(indices, film.at(indices), strict=True):
             minutes, seconds = divmod(int(index / film.rate), 60)
-            pixels = np.asarray(self.processor(images=picture, return_tensors="np", **self._whole)["pixel_values"], np.float32)[0]
+            pixels = self._pixels(self.processor(images=picture, return_tensors="np", **self._whole))[0]
             seen += [f"\nFrame from {minutes:02d}:{seconds:02d}:", *split(f"{marks}<global-img>"), self._shown(pixels[0]), *split(marks)]
         return (*seen, "\n\n")
 
@@ -293,7 +300,7 @@ class Gemma3(Vision):
         self._before, self._after = self._words.split_specials(f"\n\n{self.marker}"), self._words.split_specials(f"{end}\n\n")
 
     def prepare(self, picture: Pillow, detail: str) -> tuple[Part | Shown, ...]:
-        pixels = np.asarray(self.processor(images=picture, return_tensors="np")["pixel_values"], np.float32)
+        pixels = self._pixels(self.processor(images=picture, return_tensors="np"))
         whole, *crops = ((*self._before, Shown(int(self.config.mm_tokens_per_image), {"pixel_values": one[None]}, mutual=True), *self._after) for one in pixels)
         if not crops:
             return whole

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmc.backend.engine.models import frames
+from lmc.backend.engine.models.files import check_layers
 from lmc.backend.engine.models.llava import Llava, LlavaNext, LlavaNextVideo, OneVision
 from lmc.backend.engine.models.towers import Gemma3, Idefics3, Qwen3VL, QwenVL, SmolVLM, Vision
 from lmc.errors import ModelLoadError
@@ -93,6 +94,9 @@ def load(path: Path, dtype: torch.dtype, device: torch.device, words: Tokenizer,
     require("a model that sees", "images")
     theirs = deepcopy(_config(path))
     family, layers = FAMILIES[theirs.model_type], theirs.get_text_config(decoder=True).num_hidden_layers
+    for field in ("depth", "num_hidden_layers"):  # as Qwen-VL calls it, and as the others do
+        if not random and isinstance(deep := getattr(theirs.vision_config, field, None), int):
+            check_layers(path, f"vision_config: {field}", deep)
     blind = theirs.get_text_config(decoder=True)
     blind.num_hidden_layers = 0
     if getattr(blind, "layer_types", None):
