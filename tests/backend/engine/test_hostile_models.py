@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -227,6 +228,26 @@ def test_a_text_that_is_far_too_large_is_not_read(tmp_path, name):
     with (path / name).open("wb") as file:
         file.truncate(1 << 40)  # sparse
     with pytest.raises(ModelLoadError, match=rf"{name}: has 1,099,511,627,776 bytes, and at most 67,108,864"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        (b"", "it starts with"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), r"\d+ bytes follow the last tensor"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 0) + struct.pack("<IIQ", 9, 0, 1 << 39), "the longest header ends at byte 268435456"),
+        (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 0) + struct.pack("<IIQ", 9, 8, 1 << 36), "an array of 68719476736 items does not fit"),
+    ],
+)
+def test_a_file_of_a_terabyte_is_refused_by_its_header(tmp_path, monkeypatch, header, why):
+    """Not read to its end for a digest, nor for what its header claims."""
+    path = tmp_path / "m.gguf"
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(1 << 40)  # sparse
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("all of it was read"))
+    with pytest.raises(ModelLoadError, match=rf"m\.gguf: byte \d+: .*{why}"):
         load(str(path))
 
 

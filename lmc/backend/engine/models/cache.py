@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,15 +117,15 @@ class CacheEntry:
             log.warning("%s: the converted copy cannot be kept (%s); the next load converts again", self.source, error)
 
 
-def entry(source: Path, layout: str) -> CacheEntry | None:
+def entry(source: Path, layout: str, check: Callable[[], object] = lambda: None) -> CacheEntry | None:
     """Return the entry of `source` in `layout`; None, after one log line, when there can be no cache directory.
 
-    Raises ModelLoadError if the source cannot be read."""
+    `check` may raise before all of a new source is read. Raises ModelLoadError if it cannot be."""
     folder = cache_folder("models", "every load converts the model again")
     if folder is None:
         return None
     try:
-        digest = sources.content(source, folder)
+        digest = sources.content(source, folder, check)
     except OSError as error:
         raise ModelLoadError(f"{source}: cannot be read: {error.strerror or error}") from error
     return CacheEntry(folder / sources.copy_name(digest, layout), source, digest)

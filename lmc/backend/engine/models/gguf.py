@@ -70,18 +70,23 @@ def read(path: Path) -> GgufFile:
     return _HeaderReader(path, buffer).file()
 
 
+_MOST_HEADER = 1 << 28  # bytes; vocabularies have some MB
+_MOST_REST = 1 << 20
+
+
 class _HeaderReader:
     """A cursor over the header."""
 
     def __init__(self, path: Path, buffer: mmap.mmap) -> None:
         self.path, self.buffer, self.at = path, buffer, 0
+        self.end = min(len(buffer), _MOST_HEADER)
 
     def fail(self, what: str, remedy: str = "the file is damaged: download it again") -> ModelLoadError:
         return ModelLoadError(f"{self.path}: byte {self.at}: {what}; {remedy}")
 
     def take(self, size: int) -> bytes:
-        if self.at + size > len(self.buffer):
-            raise self.fail(f"{size} bytes are expected, but the file ends at byte {len(self.buffer)}")
+        if self.at + size > self.end:
+            raise self.fail(f"{size} bytes are expected, but the {'file' if self.end < _MOST_HEADER else 'longest header'} ends at byte {self.end}")
         self.at += size
         return self.buffer[self.at - size : self.at]
 
@@ -110,7 +115,7 @@ class _HeaderReader:
         if kind in _SCALARS:
             code = "<" + _SCALARS[kind]
             return np.frombuffer(self.take(count * struct.calcsize(code)), code).tolist()
-        if count > len(self.buffer) - self.at:
+        if count > self.end - self.at:
             raise self.fail(f"an array of {count} items does not fit the file")
         if kind == _STRING:
             return self.strings(count)
@@ -118,11 +123,11 @@ class _HeaderReader:
 
     def strings(self, count: int) -> list[str]:
         """Read strings, the hot loop: a vocabulary has 10⁵ of them."""
-        buffer, at, unpack, found = self.buffer, self.at, struct.Struct("<Q").unpack_from, []
+        buffer, at, last, unpack, found = self.buffer, self.at, self.end, struct.Struct("<Q").unpack_from, []
         try:
             for _ in range(count):
                 end = at + 8 + unpack(buffer, at)[0]
-                if end > len(buffer):
+                if end > last:
                     raise struct.error
                 found.append(buffer[at + 8 : end].decode("utf-8"))
                 at = end
@@ -145,13 +150,16 @@ class _HeaderReader:
             remedy = "big-endian files are not supported" if version & 0xFFFF == 0 else "supported: 2 and 3"
             raise self.fail(f"GGUF version {version}", remedy)
         num_tensors, num_keys = self.scalar("Q"), self.scalar("Q")
-        if max(num_tensors, num_keys) > len(self.buffer):
+        if max(num_tensors, num_keys) > self.end:
             raise self.fail(f"{num_tensors} tensors and {num_keys} keys do not fit the file")
         metadata = {self.text(): self.value(self.scalar("I")) for _ in range(num_keys)}
         found = [self.tensor_info() for _ in range(num_tensors)]
         alignment = Claims(metadata, str(self.path)).whole("general.alignment", 1 << 16, 32)
         start = -(-self.at // alignment) * alignment
         tensors = {t.name: self.placed(t, start) for t in found}
+        self.at = max((t.offset + t.nbytes for t in tensors.values()), default=start)
+        if len(self.buffer) - self.at > _MOST_REST:
+            raise self.fail(f"{len(self.buffer) - self.at} bytes follow the last tensor")
         return GgufFile(self.path, metadata, tensors, self.buffer)
 
     def tensor_info(self) -> TensorInfo:

@@ -112,7 +112,7 @@ def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
 
 def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -> ModelSource:
     """Return the converted copy when there is one; else convert the file, and store the copy."""
-    place = cache.entry(path, layout.name.replace(" ", "-"))
+    place = cache.entry(path, layout.name.replace(" ", "-"), lambda: gguf.read(path))  # a file that is none may be of any size
     if place and place.size:
         _check_converted(path, place.size // layout.ranks, layout)
     found = place.load() if place else None

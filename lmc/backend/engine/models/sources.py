@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,15 +69,16 @@ def copy_name(digest: str, layout: str) -> str:
     return f"{digest}-{layout}-v{FORMAT}.safetensors"
 
 
-def content(source: Path, folder: Path) -> str:
+def content(source: Path, folder: Path, check: Callable[[], object] = lambda: None) -> str:
     """Return the digest of a source's content: the remembered one, or, if the file is new or may have changed, that of all its bytes, which is
-    remembered."""
+    remembered. `check` may raise before those are read."""
     place = source.resolve()
     reference, found, seen = folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}{_SUFFIX}", place.stat(), time.time_ns()
     with suppress(OSError):  # another user's: as if there were none
         known = _read(reference)
         if known is not None and known.path == str(place) and known.fits(found):
             return known.digest
+    check()
     with place.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     text = json.dumps(asdict(Reference(str(place), found.st_size, found.st_mtime_ns, found.st_ctime_ns, seen, digest)))
