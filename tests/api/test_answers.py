@@ -573,3 +573,60 @@ def test_whatever_a_server_of_ones_own_says_is_an_answer_or_an_error_of_lmcs(ope
             assert error.loc is not None and error.loc.file == __file__, (case, error)
         tried += 1
     assert tried > 100
+
+
+@lmc.function
+def scored(s):
+    s += "Q" + lmc.select("a", ["yes", "no"])
+    return s["a"]
+
+
+def _echoed(*rows):
+    return {"id": "1", "model": "m", "choices": [
+        {"index": i, "text": "", "finish_reason": "length", "logprobs": {"tokens": ["Q", *said], "token_logprobs": [None, *at]}}
+        for i, (said, at) in enumerate(rows)
+    ]}  # fmt: skip
+
+
+def _rows(*rows):
+    meta = {"id": "1", "finish_reason": {"type": "length"}, "prompt_tokens": 3, "completion_tokens": 0}
+    return [{"text": "", "meta_info": {**meta, "input_token_logprobs": [[None, 1, "Q"], *[[at, 2, text] for text, at in row]]}} for row in rows]
+
+
+SCORED = {
+    "openai": (_echoed(((), ()), (("yes",), (-3.0,)), (("no",), (-0.5,))), None),
+    "sglang": (_rows((), (("yes", -3.0),), (("no", -0.5),)), {"model_path": "m", "is_generation": True}),
+}
+
+
+@pytest.mark.parametrize("kind", SCORED)
+def test_a_choice_is_made_by_log_probabilities_that_are_there(opened, kind):
+    """The likelier choice, or an error: whatever is in the place of a log-probability, and however the answers are numbered."""
+    whole, info = SCORED[kind]
+    said = [whole]
+    server = opened(
+        Server(
+            lambda path, body: Answer(said[0] if kind == "openai" or isinstance(body["text"], list) else _rows(())[0], counted=False),
+            getting=lambda path: info and Answer(info),
+        )
+    )
+    once = Patience(0, 60.0, 0.0, 0.0)
+    backend = lmc.SGLang(server.url, patience=once, router=False) if kind == "sglang" else None
+    backend = opened(backend or lmc.OpenAI("m", base_url=f"{server.url}/v1", is_chat_model=False, patience=once))
+    assert scored.run(backend=backend)["a"] == "no"
+    tried = 0
+    for case in changed(whole):
+        said[0] = case
+        try:
+            assert scored.run(backend=backend)["a"] == "no", case
+        except lmc.LmcError as error:
+            assert error.loc is not None and error.loc.file == __file__, (case, error)
+        tried += 1
+    assert tried > 100
+
+
+def test_answers_without_the_log_probabilities_that_were_asked_for_are_an_error_at_once(asking):
+    ask, server, _ = asking(chat(content="Yes."))
+    with pytest.raises(lmc.UnsupportedOpError, match=r"return_logprob=True.* its answers have no log-probabilities"):
+        ask(return_logprob=True)
+    assert len(server.seen) == 1

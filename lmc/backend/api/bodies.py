@@ -11,9 +11,9 @@ from lmc import json_data
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.reports import count_of
 from lmc.backend.usage import Usage
-from lmc.errors import IncompleteAnswer
+from lmc.errors import IncompleteAnswer, UnsupportedOpError
 from lmc.reasoning import content_start
-from lmc.segments import Constraint
+from lmc.segments import Constraint, Gen
 from lmc.tools import Call, call_of
 
 
@@ -86,6 +86,12 @@ def content_of(message: Body) -> tuple[Any, str]:
     return "".join(found["text"]) if found["text"] else None, "".join(found["thinking"])
 
 
+def check_scored(ask: Gen, tokens: Sequence[Any] | None, text: str, name: str) -> None:
+    """Raise UnsupportedOpError for an answer without the log-probabilities that were asked for: many servers ignore that, each time."""
+    if ask.params.return_logprob and tokens is None and text:
+        raise UnsupportedOpError("gen(return_logprob=True)", name, "its answers have no log-probabilities", loc=ask.loc)
+
+
 _CALLING = ("tool_calls", "function_call")
 
 
@@ -99,7 +105,10 @@ def choices_of(body: Body, n: int) -> list[Body]:
     if not isinstance(choices, list) or len(choices) != n or not all(isinstance(c, dict) for c in choices):
         check_no_error(body)
         raise Malformed(f"the answer has {len(choices) if isinstance(choices, list) else 'no'} choices instead of {n}")
-    return sorted(choices, key=lambda c: int(c.get("index") or 0))
+    places: list[int] = [choice.get("index") or 0 for choice in choices]
+    if len(set(places)) > 1 and sorted(places) != list(range(min(places), min(places) + n)):  # some servers number none of them
+        raise Malformed(f"the answer's choices are numbered {places}")
+    return [choices[i] for i in sorted(range(n), key=places.__getitem__)]
 
 
 def calls_of(calls: Any) -> list[Call]:
@@ -138,17 +147,38 @@ def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, in
         return None, None
     content: Any = logprobs.get("content")
     if isinstance(content, list):
-        tokens: Listed = tuple((t["logprob"], None, _token_text(t)) for t in content)
-        top = tuple(tuple((a["logprob"], None, _token_text(a)) for a in t.get("top_logprobs") or ()) for t in content)
+        tokens: Listed = tuple(listed_token(t["logprob"], None, _token_text(t)) for t in content)
+        top = tuple(tuple((logprob_of(a["logprob"]), None, _token_text(a)) for a in t.get("top_logprobs") or ()) for t in content)
         return tokens, top if any(top) else None
     texts: Any = logprobs.get("tokens")
     if not isinstance(texts, list):
         return None, None
     values: Any = logprobs.get("token_logprobs") or [None] * len(texts)
-    tokens = tuple((lp, None, text) for lp, text in zip(values, texts, strict=True))
+    tokens = tuple(listed_token(lp, None, text) for lp, text in zip(values, texts, strict=True))
     rows: Any = logprobs.get("top_logprobs")
-    top = tuple(tuple((lp, None, text) for text, lp in (row or {}).items()) for row in rows) if isinstance(rows, list) else ()
+    top = tuple(tuple((logprob_of(lp), None, text) for text, lp in (row or {}).items()) for row in rows) if isinstance(rows, list) else ()
     return tokens, top if any(top) else None
+
+
+def logprob_of(value: Any) -> float:
+    """Return a log-probability. Raises Malformed for what is none, by which no choice may be made."""
+    if type(value) not in (int, float) or not value <= 1:  # not above 0, but for rounding; NaN is neither
+        raise Malformed(f"a log-probability is {value!r:.40}")
+    return value
+
+
+def listed_token(logprob: Any, token: int | None, text: Any) -> tuple[float | None, int | None, str]:
+    """Return a token of a list, whose log-probability may be missing, as that of a prompt's first one is. Raises Malformed."""
+    if not isinstance(text, str):
+        raise Malformed(f"the text of a token is {text!r:.40}")
+    return None if logprob is None else logprob_of(logprob), token, text
+
+
+def scored(row: Listed | None) -> Listed:
+    """Return the tokens of a prompt that was to be scored. Raises Malformed if any but the first has no log-probability."""
+    if row is None or any(logprob is None for logprob, _, _ in row[1:]):
+        raise Malformed("the answer has not the log-probabilities that were asked for")
+    return row
 
 
 def _token_text(token: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from lmc.backend.api.bodies import (
     calls_of,
     check_asked,
     check_came,
+    check_scored,
     check_whole,
     choice_schema,
     choices_of,
@@ -29,6 +30,7 @@ from lmc.backend.api.bodies import (
     not_taken,
     out_of_object,
     response_format,
+    scored,
     shared,
     strict,
     tokens_of,
@@ -358,6 +360,7 @@ class Completions(ApiBackend):
             if not isinstance(text, str):
                 raise Malformed("the answer has no text")
             check_whole(finish["type"])
+            check_scored(ask, tokens, text, self.name)
             return Sample(text, finish, tokens, top, self.ids(choice, text))
         message = choice.get("message")
         if not isinstance(message, dict):
@@ -375,6 +378,7 @@ class Completions(ApiBackend):
             extra["refusal"] = str(refusal)
             return Sample(str(refusal), {"type": REFUSAL, "matched": None}, tokens, top, None, extra)
         text = check_came("the answer has no content", content, finish, extra, reasoned)
+        check_scored(ask, tokens, text, self.name)
         return Sample(text, finish, tokens, top, self.ids(choice, text), extra)
 
     def ids(self, choice: Body, text: str) -> tuple[int, ...] | None:
@@ -416,10 +420,10 @@ class Completions(ApiBackend):
 
         def read(body: Body) -> list[tuple[tuple[float | None, int | None, str], ...]]:
             self._check_model(body)
-            rows = [tokens_of(choice.get("logprobs"))[0] for choice in choices_of(body, len(texts))]
-            if not all(rows[1:]):
+            first, *rows = [tokens_of(choice.get("logprobs"))[0] for choice in choices_of(body, len(texts))]
+            if not all(rows):
                 raise Malformed("the answer has no log-probabilities")
-            return [row or () for row in rows]
+            return [first or (), *map(scored, rows)]
 
         first, *rows = await self.client.call(lambda: HttpRequest("/completions", body), usage_of, read, tally)
         own = [row[shared(first, row) :] for row in rows[: len(ask.choices)]]

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.bodies import Listed, check_whole, shared
+from lmc.backend.api.bodies import Listed, check_scored, check_whole, logprob_of, scored, shared
 from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed
@@ -212,7 +212,10 @@ class SGLang(RemoteBackend):
             items = items_of_reply(body)
             if len(items) != ask.params.n:
                 raise Malformed(f"{len(items)} answers for n={ask.params.n}")
-            return ServerReply(tuple(map(self._item, items)), str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
+            samples = tuple(map(self._item, items))
+            for sample in samples:
+                check_scored(ask, sample.tokens, sample.text, self.name)
+            return ServerReply(samples, str(items[0]["meta_info"].get("id", "")), self.model, stops=stops)
 
         limit = request.limit
         leads = turn.first and ask.params.n == 1 and limit > 0 and "return_logprob" not in body
@@ -336,7 +339,7 @@ class SGLang(RemoteBackend):
 
         def read(body: Body) -> dict[int, float] | None:
             listed: Any = items_of_reply(body)[0]["meta_info"].get("output_token_ids_logprobs")
-            found = {row[1]: (row[0], row[2] or "") for row in (listed[0] if listed else ())}
+            found = {row[1]: (logprob_of(row[0]), row[2] or "") for row in (listed[0] if listed else ())}
             if not found.keys() >= set(wanted):
                 self.leave_out("token_ids_logprob", "it lists no log-probabilities of chosen tokens; choices are scored as prompts")
                 return None
@@ -376,9 +379,7 @@ class SGLang(RemoteBackend):
                     raise Malformed("the answer has not the log-probabilities that were asked for")
                 texts.update(zip(row.own, [text for _, _, text in own], strict=True))
                 for (context, token), (lp, _, _) in zip(row.contexts, own[len(own) - len(row.contexts) :], strict=True):
-                    if lp is None:
-                        raise Malformed("the answer lacks a log-probability that was asked for")
-                    known.setdefault(context, {})[token] = lp
+                    known.setdefault(context, {})[token] = logprob_of(lp)
 
         await self.client.call(lambda: request, usage_of_all, read, tally)
 
@@ -412,7 +413,7 @@ class SGLang(RemoteBackend):
         request = self.request(body, prompts[0], headers)
 
         def read(body: Body) -> list[Listed]:
-            rows = [listed_tokens(item["meta_info"].get("input_token_logprobs")) or () for item in items_of_reply(body)]
+            rows = [scored(listed_tokens(item["meta_info"].get("input_token_logprobs")) or ()) for item in items_of_reply(body)]
             if len(rows) != len(prompts) or not all(rows[1:] if start == 0 else rows):
                 raise Malformed("the answer has not the log-probabilities that were asked for")
             return rows

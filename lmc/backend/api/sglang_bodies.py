@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from lmc.backend.api.bodies import Listed, check_no_error
+from lmc.backend.api.bodies import Listed, check_no_error, listed_token
 from lmc.backend.api.exchange import Body, Fault, Malformed
 from lmc.backend.api.place import PromptNode
 from lmc.backend.api.reports import count_of
@@ -112,7 +112,7 @@ def _usage(prompts: Sequence[Mapping[str, Any]], answers: Sequence[Mapping[str, 
 
 def listed_tokens(rows: Any) -> Listed | None:
     """Return tokens as SGLang lists them: [log-probability, id, text]."""
-    return tuple((row[0], row[1], row[2] or "") for row in rows) if isinstance(rows, list) else None
+    return tuple(listed_token(row[0], row[1], row[2] or "") for row in rows) if isinstance(rows, list) else None
 
 
 class WatchedStream:

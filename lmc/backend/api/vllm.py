@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lmc.backend.api.bodies import choices_of, usage_of
+from lmc.backend.api.bodies import choices_of, logprob_of, usage_of
 from lmc.backend.api.client import Patience
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed
 from lmc.backend.api.members import Member
@@ -280,7 +280,7 @@ class VLLM(RemoteBackend):
                     found: Any = (entries[row.base + len(context.own)] or {}).get(str(token))
                     if found is None:
                         raise Malformed(f"the answer has no log-probability of token {token}")
-                    known.setdefault(context, {})[token] = found["logprob"]
+                    known.setdefault(context, {})[token] = logprob_of(found["logprob"])
                     texts[token] = found.get("decoded_token") or ""
 
         await self.client.call(lambda: request, usage_of, read, tally)
@@ -312,7 +312,7 @@ def _named(choice: Body) -> dict[int, float]:
     top: Any = logprobs.get("top_logprobs") if isinstance(logprobs, dict) else None
     if not isinstance(top, list) or not top or not isinstance(top[0], dict):
         raise Malformed("the answer has no log-probabilities")
-    return {int(name.removeprefix("token_id:")): lp for name, lp in top[0].items() if name.startswith("token_id:")}
+    return {int(name.removeprefix("token_id:")): logprob_of(lp) for name, lp in top[0].items() if name.startswith("token_id:")}
 
 
 class VLLMStream:
