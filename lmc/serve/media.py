@@ -7,21 +7,16 @@ than a picture.
 
 from __future__ import annotations
 
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Collection
 from http.client import HTTPException
 
-from lmc.backend.api.network import NoRedirects
+from lmc.backend.api.network import directly
 from lmc.errors import ParameterError
 from lmc.images import MOST_BYTES, is_named, is_remote, read
 from lmc.segments import Image
 from lmc.serve.errors import bad
 
 _SECONDS = 20.0  # for a file
-_AT_ONCE = 1 << 16
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirects)
 
 
 def picture(url: str, detail: str, param: str, hosts: Collection[str]) -> Image:
@@ -45,15 +40,14 @@ def _fetched(url: str, param: str, hosts: Collection[str]) -> bytes:
         raise bad(f"{param}: this server fetches nothing; send the picture as a data URL", param, "unsupported")
     if not named:
         raise bad(f"{param}: this server fetches pictures from {', '.join(sorted(hosts))} only; send the picture as a data URL", param, "unsupported")
-    until, found = time.monotonic() + _SECONDS, bytearray()
     try:
-        with _OPENER.open(urllib.request.Request(url, headers={"accept": "image/*"}), timeout=_SECONDS / 2) as response:
-            while piece := response.read1(_AT_ONCE):  # `read` would wait for all of them, however slowly they come
-                found += piece
-                if len(found) > MOST_BYTES or time.monotonic() > until:
-                    raise bad(f"{param}: the file is too large, or its host too slow", param)
-    except urllib.error.HTTPError as error:
-        raise bad(f"{param}: its host answers with {error.code}", param) from None
+        status, _, found = directly("GET", url, {"accept": "image/*"}, None, True, _SECONDS, MOST_BYTES + 1)
+    except TimeoutError:
+        raise bad(f"{param}: its host is too slow", param) from None
     except (OSError, HTTPException, ValueError):
         raise bad(f"{param}: its host does not answer", param) from None
-    return bytes(found)
+    if status >= 300:
+        raise bad(f"{param}: its host answers with {status}", param)
+    if len(found) > MOST_BYTES:
+        raise bad(f"{param}: the file is too large", param)
+    return found

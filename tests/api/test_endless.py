@@ -15,7 +15,7 @@ from lmc.backend.api.exchange import Endless, Fault, HttpRequest
 from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.network import Access
 from lmc.backend.api.proxied import ProxiedWire
-from tests.api.raw_server import RawRequest, RawServer
+from tests.api.raw_server import RawRequest, RawServer, Reply, whole
 
 pytestmark = pytest.mark.api
 
@@ -46,17 +46,21 @@ STREAMS = {
 }
 
 
-def talker(head: bytes, piece: bytes) -> RawServer:
-    """A server that answers each request with a head, and then with the same piece as long as the client reads."""
+def talks(head: bytes, piece: bytes) -> Reply:
+    """Answer each request with a head, and then with the same piece as long as the client reads."""
 
-    async def talks(request: RawRequest, writer: asyncio.StreamWriter) -> bool:
+    async def reply(request: RawRequest, writer: asyncio.StreamWriter) -> bool:
         writer.write(head)
         while True:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0)
 
-    return RawServer(talks)
+    return reply
+
+
+def talker(head: bytes, piece: bytes) -> RawServer:
+    return RawServer(talks(head, piece))
 
 
 @pytest.fixture(autouse=True)
@@ -138,3 +142,37 @@ def test_a_program_gets_an_error_at_its_line(opened, kind, answer):
             program.run(backend=backend).text()
     assert len(server.seen) == 1
     assert backend.spent().unreported == 1
+
+
+DRIPPING = HEAD + b"content-length: 10000000\r\n\r\n", b" "
+
+
+@pytest.mark.parametrize("kind", [lmc.SGLang, lmc.VLLM])
+def test_what_a_server_says_of_itself_is_there_in_time(opened, monkeypatch, kind):
+    """However slowly it comes: each byte is in time."""
+    monkeypatch.setattr("lmc.backend.api.server_info._PATIENCE", 0.1)
+    server = opened(talker(*DRIPPING))
+    with pytest.raises(lmc.BackendError, match=rf"server at {server.url}: no whole answer within 0.1 s"):
+        kind(server.url)
+
+
+def test_a_list_of_models_that_does_not_end_is_not_waited_for(opened, monkeypatch):
+    pytest.importorskip("openai")
+    monkeypatch.setattr("lmc.backend.api.sdk.CONNECT", 0.1)
+
+    async def reply(request, writer):
+        if request.method == "POST":
+            writer.write(whole(b'{"error": {"message": "there is no model m"}}', "404 Not Found"))
+            return True
+        return await dripping(request, writer)
+
+    dripping = talks(*DRIPPING)
+    backend = opened(lmc.OpenAI("m", True, base_url=opened(RawServer(reply)).url, api_key="a-key-of-mine"))
+
+    @lmc.function
+    def program(s):
+        s += lmc.user("x") + lmc.assistant(lmc.gen("a", max_tokens=8))
+        return s["a"]
+
+    with pytest.raises(lmc.BackendError, match=r"test_endless.py:\d+: .*there is no model m"):
+        program.run(backend=backend).text()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -339,8 +338,7 @@ def test_hosts_are_named_as_addresses_write_them():
 def test_a_file_without_an_end_is_not_waited_for(monkeypatch, path, why):
     monkeypatch.setattr("lmc.serve.media.MOST_BYTES", 1 << 20)
     if path == "/slow":
-        times = iter((0.0,))
-        monkeypatch.setattr("lmc.serve.media.time", SimpleNamespace(monotonic=lambda: next(times, 1e9)))
+        monkeypatch.setattr("lmc.serve.media._SECONDS", 0.05)
     with host() as (name, _):
         answer = post(CHAT, asked(part(f"http://{name}{path}")), lmc.Mock(seeing), media_hosts=frozenset({name}))
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]

@@ -11,15 +11,15 @@ import importlib
 import ipaddress
 import os
 import re
+import socket
 import ssl
 import sys
-import urllib.error
-import urllib.request
+import threading
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -208,29 +208,56 @@ class Access:
     verify: bool | str = True
 
 
-class NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
-        return None
-
-
 def exchanged(method: str, url: str, headers: Mapping[str, str], data: bytes | None, verify: bool | str, seconds: float) -> tuple[int, dict[str, str], bytes]:
-    """Make one request on a connection of its own; return the status, headers in lower case and the body. Raises Fault
-    if there is no answer."""
+    """Make one request on a connection of its own, by the environment's proxy; return the status, headers in lower case and the body. Raises Fault if
+    there is no answer."""
     try:
         if (proxy := proxy_of(url)) is not None:
             with client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds) as client:
                 answer = client.request(method, url, headers=dict(headers), content=data)
                 return answer.status_code, {**answer.headers}, answer.content
-        handlers = (NoRedirects, urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls(verify)))
-        request = urllib.request.Request(url, data, dict(headers), method=method)
-        try:
-            found = urllib.request.build_opener(*handlers).open(request, timeout=seconds)
-        except urllib.error.HTTPError as error:
-            found = error
-        with found:
-            return found.status or 0, {name.lower(): value for name, value in found.headers.items()}, found.read(_MOST_SAID)
+        return directly(method, url, headers, data, verify, seconds, _MOST_SAID)
     except (OSError, HTTPException, *http_errors()) as error:
-        reason = getattr(error, "reason", None)
-        raise broken(error, url, str(reason or error)) from None
+        raise broken(error, url, str(error)) from None
+
+
+def directly(
+    method: str, url: str, headers: Mapping[str, str], data: bytes | None, verify: bool | str, seconds: float, most: int
+) -> tuple[int, dict[str, str], bytes]:
+    """As `exchanged`, without a proxy, and no more than the `most` first bytes of the body. Raises TimeoutError if not all of it is there in time, however
+    slowly it comes, OSError and HTTPException."""
+    at = urlsplit(url)
+    host = at.hostname or ""
+    connection = (
+        HTTPSConnection(host, at.port, timeout=seconds, context=tls(verify)) if at.scheme == "https" else HTTPConnection(host, at.port, timeout=seconds)
+    )
+    with closing(connection):
+        connection.connect()
+        with _shut_after(seconds, connection.sock):
+            connection.request(method, (at.path or "/") + (f"?{at.query}" if at.query else ""), data, {"connection": "close", **headers})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(most)
+
+
+@contextmanager
+def _shut_after(seconds: float, sock: socket.socket) -> Iterator[None]:
+    """Shut a socket after so many seconds: a time-out of its own is one of each byte. Raises TimeoutError at the end if it was."""
+    late = threading.Event()
+
+    def shut() -> None:
+        late.set()
+        with suppress(OSError):  # closed already
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which the other thread is reading
+
+    timer = threading.Timer(seconds, shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, HTTPException):
+        if not late.is_set():
+            raise
+    finally:
+        timer.cancel()
+    if late.is_set():
+        raise TimeoutError(f"no whole answer within {seconds:g} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -50,7 +51,8 @@ class SdkWire:
     async def models(self) -> Sequence[str]:
         """Return the names of the server's models; empty if it does not tell."""
         try:
-            raw = await self._client.with_options(timeout=CONNECT).models.with_raw_response.list()
+            async with asyncio.timeout(CONNECT):
+                raw = await self._client.with_options(timeout=CONNECT).models.with_raw_response.list()
             listed: Any = parsed(raw.http_response.content, self.secrets).get("data")
         except Exception as error:  # of the SDK, whose types differ; the list is not needed
             log("backend", f"the server does not list its models: {type(error).__name__}")

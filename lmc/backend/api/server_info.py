@@ -13,6 +13,8 @@ from lmc.backend.api.wire import parsed, refused
 from lmc.errors import BackendError, ParameterError
 from lmc.tracebacks import warn
 
+_PATIENCE = 10.0  # seconds for what a server says of itself
+
 
 def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return one URL or several of the same model, without a slash at the end."""
@@ -49,7 +51,7 @@ def asked(url: str, paths: Sequence[str], access: Access, what: str) -> dict[str
     for path in paths:
         speaks = False
         try:
-            status, told, data = exchanged("GET", bare + path, headers, None, access.verify, 10.0)
+            status, told, data = exchanged("GET", bare + path, headers, None, access.verify, _PATIENCE)
             speaks = True
             if status < 300:
                 return parsed(data)
