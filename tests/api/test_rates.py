@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from itertools import pairwise
 
 import pytest
 
@@ -13,6 +14,7 @@ from lmc.backend.api.client import Client, Patience
 from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.rates import ConcurrencyLimit, told
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
+from lmc.backend.api.wire import refused
 
 pytestmark = pytest.mark.api
 
@@ -204,6 +206,38 @@ def test_a_request_that_costs_more_than_there_can_be_goes_when_all_is_there():
         await found.admit(body)
         assert asyncio.get_running_loop().time() == pytest.approx(60, abs=1)
         assert found.said["limits"]["tokens"] == {"limit": 600, "a_minute": pytest.approx(600)}
+
+    virtually(scenario())
+
+
+def test_a_limit_of_a_day_that_is_used_up_is_not_waited_for():
+    async def scenario() -> None:
+        found = rates.Rates("x", 4)
+        first = await found.admit({})
+        found.heard(first, {"x-ratelimit-limit-requests": "50", "x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "24h"}, 600)
+        with pytest.raises(rates.Full, match="it was not sent: by the limits in its headers, the server takes such a request in 1728 s"):
+            await found.admit({})
+        assert asyncio.get_running_loop().time() == 0
+
+    virtually(scenario())
+
+
+@pytest.mark.parametrize("said", ("0", "Mon, 01 Jan 2001 00:00:00 GMT"))
+def test_a_server_that_names_no_delay_is_not_asked_at_once(said):
+    class Busy:
+        secrets = ()
+        asked = list[float]()
+
+        async def post(self, request):
+            self.asked.append(asyncio.get_running_loop().time())
+            raise refused(429, {"retry-after": said}, b"")
+
+    async def scenario() -> None:
+        client = Client(Busy(), name="busy", ledger=UsageLedger(None), concurrency=4, patience=Patience(3, first_delay=1.0))  # type: ignore[arg-type]
+        with pytest.raises(lmc.BackendError, match="after 4 attempts"):
+            await client.call(lambda: HttpRequest("/", {}), usage, lambda body: None, AttemptUsage())
+        gaps = [after - before for before, after in pairwise(Busy.asked)]
+        assert [0.5 * 2**n <= gap <= 2**n for n, gap in enumerate(gaps)] == [True] * 3
 
     virtually(scenario())
 

@@ -172,12 +172,12 @@ class Client:
                 fault = Fault(f"no answer within {self.patience.timeout:g} s")
             except Fault as error:
                 fault = error.redacted(self.wire.secrets)
-            if ticket is not None:
+            if ticket is not None:  # it was sent
                 self.heard(ticket, fault.headers)
                 if not fault.elsewhere:
                     self.rates.refused(ticket, fault.status)
-            if fault.status is None:
-                account.close()
+                if fault.status is None:
+                    account.close()
             await self._before_another(fault, number, tally)
             number += 1
 
@@ -236,9 +236,8 @@ class Client:
         patience = self.patience
         if fault.elsewhere:
             return
-        if fault.retry_after is not None:
-            self.rates.pause(fault.retry_after)  # the whole server is busy: all requests pause
-            return
+        if fault.retry_after:  # the whole server is busy: all requests pause
+            return self.rates.pause(fault.retry_after)
         delay = min(patience.first_delay * 2**number, patience.longest_delay)
         await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
 

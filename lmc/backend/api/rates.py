@@ -24,13 +24,21 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
+from lmc.backend.api.exchange import Fault
 from lmc.config import log
 
 _ON_ITS_WAY = 0.25  # seconds until a server has counted a request, at most
 _BELIEVED = 0.1  # share of a reported rest above the known one that is believed
+_LONGEST = 900.0  # seconds that a request waits for its place in a server's limits
 _SMALLEST = 1e-9  # per second
 _TICK = 0.001  # seconds below which no timer is used
 _OVERLOADED = (429, 503, 529)
+
+
+class Full(Fault):
+    """A limit, of requests a day or a month, that is used up: the request was not sent."""
+
+    transient = False  # type: ignore[assignment]
 
 
 class Bucket:
@@ -182,13 +190,15 @@ class Rates:
         return not self._buckets and asyncio.get_running_loop().time() >= self._paused_until
 
     async def admit(self, body: Mapping[str, Any]) -> Ticket:
-        """Wait until a request with this body may be sent."""
+        """Wait until a request with this body may be sent. Raises Full if that takes too long."""
         clock = asyncio.get_running_loop().time
         if self.quiet:
             return Ticket(clock(), {})
         async with self._turn:
             cost = self._cost(body) if self._buckets else {}
             while (wait := self._wait(cost, clock())) > 0:
+                if wait > _LONGEST:
+                    raise Full(f"it was not sent: by the limits in its headers, the server takes such a request in {wait:.0f} s")
                 await asyncio.sleep(max(wait, _TICK))
                 cost = self._cost(body) if self._buckets else {}
             places = {name: bucket.take(cost.get(name, 0.0)) for name, bucket in self._buckets.items()}

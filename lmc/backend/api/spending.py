@@ -45,7 +45,8 @@ class UsageLedger:
                     self._cost += self._prices.of(usage)
                 if len(self._usages) > _UNSUMMED:
                     self._usages = [Usage.sum(self._usages)]
-            self._counts.update(counts)
+            for name, count in counts.items():
+                self._counts[name] += count
 
     def spent(self) -> Spending:
         with self._lock:
