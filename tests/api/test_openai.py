@@ -428,6 +428,14 @@ def test_parameters_that_can_be_done_without(openai, refused):
     assert sum(refused in s.body for s in server.seen) == 1
 
 
+def test_a_server_that_ignores_n_is_asked_for_one_answer_after_another(opened):
+    server = opened(Server(lambda path, body: Answer({"model": "m", "choices": [{"index": 0, "message": {"content": "ab"}, "finish_reason": "stop"}]})))
+    backend = opened(lmc.OpenAI("m", base_url=f"{server.url}/v1"))
+    for _ in range(2):
+        assert ask("Q", n=3, max_tokens=5, backend=backend)["a"] == ["ab"] * 3
+    assert [s.body.get("n") for s in server.seen] == [3, *[None] * 6]
+
+
 def test_what_many_requests_learn_at_once(openai):
     backend, _ = openai(says("ab; cd"), stand_in={"refuses": ("stop", "seed")})
     states = lmc.compile(ask).batch([{"q": str(i), "stop": ";"} for i in range(8)], backend=backend)

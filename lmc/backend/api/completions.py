@@ -348,6 +348,8 @@ class Completions(ApiBackend):
     def reply(self, body: Body, ask: Gen, chat: bool, stops: tuple[str, ...], expected: str = "", meta: Mapping[str, Any] = NOTHING) -> ServerReply:
         """Return the answer in a body. Raises Malformed."""
         self._check_model(body)
+        if ask.params.n > 1 == len(body.get("choices") or ()):  # many servers ignore it, each time
+            raise Fault(f"n={ask.params.n} is not supported: the answer has one choice", status=400, param="n", code="unsupported_parameter")
         samples = tuple([self._sample(choice, ask, chat, reasoned_of(body)) for choice in choices_of(body, ask.params.n)])
         tier = {"service_tier": body["service_tier"]} if body.get("service_tier") else {}
         return ServerReply(samples, str(body.get("id", "")), str(body.get("model", "")), expected, stops, {**meta, **tier})
