@@ -117,6 +117,19 @@ def test_bytes_that_are_no_text_are_no_answer(talk):
     assert "failed after 3 attempts: the answer is not JSON" in said(lambda: growing(backend))
 
 
+def test_a_stream_that_is_left_open_behind_its_answer_is_not_waited_for(talk, monkeypatch):
+    monkeypatch.setattr("lmc.backend.api.client._BEHIND", 0.01)
+
+    async def answer(request, writer):
+        writer.write(head(content_type="text/event-stream") + sse(talk.kind, streamed(talk.kind), done=False))
+        await writer.drain()
+        await asyncio.Event().wait()
+
+    backend = talk(answer)
+    assert growing(backend) == TEXT
+    assert len(talk.server.of("POST")) == 1 and backend.spent().usage.completion_tokens == 3
+
+
 CUT = {
     "before its end": lambda kind: sse(kind, streamed(kind)[: -1 if kind == "sglang" else -2], done=False),
     "and [DONE]": lambda kind: sse(kind, streamed(kind)[:1]),

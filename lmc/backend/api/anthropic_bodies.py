@@ -232,6 +232,10 @@ class EventAssembler:
         self._text, self._body = "", Body()
         self._blocks: dict[int, Body] = {}  # received so far, calls with the text of their input
 
+    @property
+    def complete(self) -> bool:
+        return bool(self._body.get("stop_reason"))
+
     def add(self, body: Body) -> None:
         kind = body.get("type")
         if kind == "message_start":
@@ -262,7 +266,7 @@ class EventAssembler:
             block["signature"] = (block.get("signature") or "") + delta["signature"]
 
     def result(self) -> Any:
-        if not self._body.get("stop_reason"):
+        if not self.complete:
             raise Fault("the stream ended before the answer did")
         self._watch.ended(self._text)
         return self._read({**self._body, "content": [block for _, block in sorted(self._blocks.items())]})

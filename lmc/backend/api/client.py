@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -100,7 +100,7 @@ class Client:
             into, last = gather(), Received({})
             reported: Usage | None = None
             events = 0
-            async for last in self.wire.stream(sent):
+            async for last in _closed(self.wire.stream(sent), lambda: into.complete):
                 events += 1
                 if events == 1:
                     self.heard(ticket, last.headers)
@@ -243,16 +243,32 @@ class Client:
 
 
 _ADVICE = {407: PROXY_KEY, 413: "; the prompt is too long for this server: shorten it"}
+_BEHIND = 10.0  # seconds for the next piece behind a complete answer
 _EVENT = 256  # bytes of an event of a stream
 _ATTEMPTS = 1 << 16  # more than any request has
 
 
 class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
-    """Assembles a streamed answer. `add` raises Malformed for an invalid piece."""
+    """Assembles a streamed answer. `add` raises Malformed for an invalid piece. `complete`: its end has come."""
+
+    @property
+    def complete(self) -> bool: ...
 
     def add(self, body: Body) -> None: ...
 
     def result(self) -> T: ...
+
+
+async def _closed(stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
+    """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open."""
+    pieces = aiter(stream)
+    while True:
+        try:
+            async with asyncio.timeout(_BEHIND if complete() else None):
+                piece = await anext(pieces)
+        except (StopAsyncIteration, TimeoutError):
+            return
+        yield piece
 
 
 class LazyClient:

@@ -122,6 +122,10 @@ class WatchedStream:
         self._watch, self._read, self._begun = watch, read, begun
         self._part, self._whole = SGLangStream(), None
 
+    @property
+    def complete(self) -> bool:
+        return self._whole is not None
+
     def add(self, body: Body) -> None:
         (item,) = items_of_reply(body)
         self._begun()

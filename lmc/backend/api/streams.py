@@ -71,6 +71,10 @@ class Pieces:
         self._blocks: list[Body] = []
         self._said = dict[str, str]()  # besides the answer: a refusal, the reasoning
 
+    @property
+    def complete(self) -> bool:
+        return "finish_reason" in self._choice
+
     def add(self, body: Body) -> None:
         if body.get("choices"):
             self._begun()
@@ -135,7 +139,7 @@ class Pieces:
             self._blocks.append({**piece})
 
     def result(self) -> Any:
-        if "finish_reason" not in self._choice:
+        if not self.complete:
             raise Fault("the stream ended before the answer did")
         self._watch.ended(self._text or "")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}

@@ -337,6 +337,10 @@ class Probe:
     def __init__(self) -> None:
         self._pieces, self._events = Pieces(False, UNWATCHED, lambda body: body), 0
 
+    @property
+    def complete(self) -> bool:
+        return self._pieces.complete
+
     def add(self, body: Body) -> None:
         self._pieces.add(body)
         self._events += bool(body.get("choices"))
