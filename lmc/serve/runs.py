@@ -26,6 +26,8 @@ from lmc.serve.gate import EndpointCall, EndpointReply
 
 log = logging.getLogger("lmc.serve")
 
+_BEGUN = RunStatus(0, "", "cut off", 0, 0, "", 0, ())
+"""A run of which nothing is recorded yet."""
 _NAME = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}"
 
 
@@ -96,12 +98,13 @@ class JournaledRuns:
         journal = self.journal(run)
         if not (journal.path / "journal").exists():
             raise ApiError(404, f"there is no run {run!r}")
-        return journal.runs()[0]
+        return next(iter(journal.runs()), _BEGUN)
 
     def _answer(self, run: str, given: AnswerBody) -> Mapping[str, Any]:
         journal = self.journal(run)
-        self._status(run)
         try:
+            if not self._status(run).waiting:
+                raise ApiError(409, f"{run}: no question waits for an answer", code="journal")
             known = journal.read().known(0)
             if known.arguments is None:
                 raise ApiError(409, f"the arguments of run {run} are too large to be in its journal: call the program again with them")
@@ -116,7 +119,7 @@ class JournaledRuns:
     def _told(self, run: str) -> Json:
         try:
             return _shown(self._status(run))
-        except (JournalError, IndexError) as error:
+        except JournalError as error:
             return {"status": "unreadable", "error": self._said(run, str(error)), "questions": []}
 
     def _said(self, run: str, message: str) -> str:

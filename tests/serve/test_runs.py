@@ -89,6 +89,18 @@ def test_a_journal_that_cannot_be_begun_is_no_fault_of_the_request(tmp_path: Pat
     assert post("/programs/mail?run=a", {"to": "Ann"}, **how).status_code == 202, "it begins when there is room again"
 
 
+def test_a_run_that_is_killed_before_its_first_record_is_cut_off(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"programs": [mail], "journals": tmp_path}
+    post("/programs/mail?run=a", {"to": "Ann"}, **how)
+    journal = tmp_path / "mail" / "a" / "journal"
+    journal.write_bytes(journal.read_bytes().partition(b"\n")[0] + b"\n")
+    journal.with_name("journal.synced").write_bytes(b"")
+    assert [r["status"] for r in talk(lambda client: client.get("/programs/mail/runs"), **how).json()["runs"]] == ["cut off"]
+    early = post("/programs/mail/runs/a/answers", {"answer": True}, **how)
+    assert early.status_code == 409 and early.json()["error"]["message"] == "a: no question waits for an answer"
+    assert post("/programs/mail?run=a", {"to": "Ann"}, **how).json()["status"] == "waiting"
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     how: dict[str, Any] = {"programs": [mail], "journals": tmp_path / "runs"}
     assert post("/programs/mail?run=../x", {"to": "Ann"}, **how).status_code == 400
@@ -164,6 +176,6 @@ def test_a_person_answers_on_the_page(tmp_path: Path) -> None:
         sees("A note?")
         assert SENT == ["<b>Ann</b>"]
         tab.value("document.querySelector('textarea').value = 'thanks'; document.querySelector('section button').click()")
-        sees("It is over: [\"sent <b>Ann</b>\",\"thanks\"]")
+        sees('It is over: ["sent <b>Ann</b>","thanks"]')
         assert all(request.startswith((url, "data:")) for request in tab.requests)
     assert lmc.Journal(tmp_path / "runs" / "mail" / "p1").runs()[0].status == "finished"
