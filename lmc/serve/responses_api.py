@@ -258,7 +258,8 @@ def _call(call: Json) -> Json:
 
 
 def _usage(usage: Json) -> Json:
+    cached = {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"], "cache_write_tokens": 0}
     return {
-        "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
+        "input_tokens": usage["prompt_tokens"], "input_tokens_details": cached,
         "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": usage["total_tokens"],
     }  # fmt: skip

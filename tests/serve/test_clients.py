@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 import lmc
-from tests.serve.serving import on_a_port
+from tests.serve.serving import events, on_a_port, post
 from tests.serve.test_programs import PROGRAMS
 from tests.serve.test_tools import CALLED, WEATHER
 from tests.serve.test_tools import backend as tool_model
@@ -126,6 +126,30 @@ def test_the_official_clients_errors(client):
         pytest.raises(openai.AuthenticationError),
     ):
         wrong.models.list()
+
+
+SCORED = {"logprobs": True, "top_logprobs": 1}
+TYPED = [  # a request, and the types of its answer, whole and in pieces
+    ("/v1/chat/completions", {"messages": MESSAGES, "n": 2, **SCORED}, "openai.types.chat", "ChatCompletion", "ChatCompletionChunk"),
+    ("/v1/chat/completions", {"messages": MESSAGES, "tools": [WEATHER]}, "openai.types.chat", "ChatCompletion", "ChatCompletionChunk"),
+    ("/v1/completions", {"prompt": "Hello", "logprobs": 2}, "openai.types", "Completion", None),  # whose type has no pieces, which OpenAI's API gives it for
+    ("/v1/responses", {"input": "Hello", "top_logprobs": 1}, "openai.types.responses", "Response", "ResponseStreamEvent"),
+    ("/v1/responses", {"input": "Hello", "tools": [{"type": "function", **WEATHER["function"]}]}, "openai.types.responses", "Response", "ResponseStreamEvent"),
+    ("/v1/messages", {"model": "mock", "messages": MESSAGES, "max_tokens": 9}, "anthropic.types", "Message", "RawMessageStreamEvent"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "module", "whole", "piece"), TYPED)
+def test_every_answer_has_all_that_the_types_of_the_official_clients_demand(path, body, module, whole, piece):
+    """These clients check nothing, so that what is missing is missing in a program."""
+    types = pytest.importorskip(module)
+    answers = [CALLED] * 2 if "tools" in body else ["Good day."] * 4
+    taken = pydantic.TypeAdapter(getattr(types, whole)).validate_python(post(path, body, tool_model(answers)).json(), strict=True)
+    assert pydantic.TypeAdapter(getattr(types, whole)).dump_python(taken, warnings="error")
+    if piece is not None:
+        one = pydantic.TypeAdapter(getattr(types, piece))
+        pieces = [one.validate_python(e, strict=True) for e in events(post(path, {**body, "stream": True}, tool_model(answers)).text) if e != "[DONE]"]
+        assert len(pieces) > 1
 
 
 @pytest.mark.parametrize("chat", [True, False], ids=["chat", "text"])
