@@ -62,11 +62,11 @@ def to_bytes(x: Any) -> bytes:
     return dumps(x).encode("utf-8", "surrogatepass")
 
 
-def loads(text: str, *, parse_float: Callable[[str], Any] | None = None) -> Any:
+def loads(text: str, *, parse_float: Callable[[str], Any] | None = None, parse_constant: Callable[[str], Any] | None = None) -> Any:
     """Decode JSON that a model, a client or a file wrote. Raises ValueError for anything that is not JSON, or that Python cannot hold: nested too
     deeply, or a number of more than 4,300 digits, or a Decimal with an exponent of more than 18."""
     try:
-        return json.loads(text, parse_float=parse_float)
+        return json.loads(text, parse_float=parse_float, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except ArithmeticError:  # of Decimal

@@ -115,10 +115,25 @@ def _object(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str,
 def call_of(id: str, name: str, arguments: str) -> Call:
     """Return a call as a model wrote it."""
     try:
-        read: Any = loads(arguments or "{}")
+        read: Any = loads(arguments or "{}", parse_constant=_none)
     except ValueError:
         read = arguments
     return {"id": id, "name": name, "arguments": read if isinstance(read, dict) else arguments}
+
+
+def _none(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def tool_use(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call in OpenAI's form as a block of Anthropic's API."""
+    said = call_of(call["id"], call["function"]["name"], call["function"]["arguments"])
+    return {"type": "tool_use", "id": said["id"], "name": said["name"], "input": as_object(said["arguments"])}
+
+
+def as_object(arguments: Any) -> dict[str, Any]:
+    """Return the arguments of a call as an object, which they are there even if the model wrote none."""
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def call_line(call: Any) -> str:

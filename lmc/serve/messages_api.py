@@ -14,6 +14,7 @@ from lmc.serve.answering import Json, event
 from lmc.serve.conversation import offered
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.fields import Count, ListOf, Probability, RequestBody, supported
+from lmc.tools import tool_use
 
 
 class AnthropicMessage(RequestBody):
@@ -193,7 +194,7 @@ def whole(chat: Json) -> Json:
     (choice,) = chat["choices"]
     message = choice["message"]
     content: list[Json] = [{"type": "text", "text": message["content"]}] if message.get("content") else []
-    content += [_use(call) for call in message.get("tool_calls") or ()]
+    content += map(tool_use, message.get("tool_calls") or ())
     return {**_empty(chat), "content": content, **_end(choice), "usage": _usage(chat["usage"])}
 
 
@@ -216,8 +217,11 @@ async def events(chunks: AsyncGenerator[Json, None]) -> AsyncGenerator[bytes, No
                 if block >= 0:
                     yield _event("content_block_stop", index=block)
                 block += 1
-                yield _event("content_block_start", index=block, content_block={**_use(call), "input": {}})
-                yield _event("content_block_delta", index=block, delta={"type": "input_json_delta", "partial_json": call["function"]["arguments"]})
+                use = tool_use(call)
+                yield _event("content_block_start", index=block, content_block={**use, "input": {}})
+                yield _event(
+                    "content_block_delta", index=block, delta={"type": "input_json_delta", "partial_json": json.dumps(use["input"], ensure_ascii=False)}
+                )
     if block >= 0:
         yield _event("content_block_stop", index=block)
     yield _event("message_delta", delta=end, usage=_usage(last["usage"]))
@@ -246,10 +250,6 @@ def _end(choice: Json) -> Json:
     if choice["finish_reason"] == "stop" and isinstance(matched, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": matched}
     return {"stop_reason": _REASONS.get(choice["finish_reason"], "end_turn"), "stop_sequence": None}
-
-
-def _use(call: Json) -> Json:
-    return {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": json.loads(call["function"]["arguments"])}
 
 
 def _usage(usage: Json | None) -> Json:

@@ -89,6 +89,18 @@ def test_tools_reach_the_api_and_its_calls_come_back(stream: bool) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
+@pytest.mark.parametrize("written", ("tea", "[1]", '{"q": NaN}'))
+def test_arguments_that_are_no_object_are_in_one_where_they_must_be(written: str, stream: bool) -> None:
+    tool = {"name": "search", "input_schema": {"type": "object"}}
+    body = {"model": "mock", "max_tokens": 9, "messages": SYSTEM_AND_USER[1:], "tools": [tool], "stream": stream}
+    with Server(answered("tool_calls", content=None, tool_calls=[{**CALL, "function": {"name": "search", "arguments": written}}])) as api:
+        found = ask(api, "/v1/messages", body=body)
+    assert found.status_code == 200, found.text
+    given = [json.loads(e["delta"]["partial_json"]) for e in events(found.text) if "partial_json" in e.get("delta", {})] if stream else []
+    assert (given or [block["input"] for block in found.json()["content"]]) == [{"arguments": written}]
+
+
 def test_a_schema_beside_tools_reaches_the_api_and_calls_may_be_limited_to_one() -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object", "properties": {}, "required": [], "additionalProperties": False}}}
     body = {"messages": SYSTEM_AND_USER, "tools": [TOOL], "response_format": form, "parallel_tool_calls": False}

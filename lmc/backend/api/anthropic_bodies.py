@@ -14,7 +14,7 @@ from lmc.backend.api.streams import Watch
 from lmc.backend.usage import Usage
 from lmc.errors import IncompleteAnswer
 from lmc.segments import Gen
-from lmc.tools import Call, call_of
+from lmc.tools import Call, as_object, call_of, tool_use
 
 
 def cacheable(body: Body, closed: Sequence[Body], per_byte: float) -> BlockedPrompt:
@@ -106,7 +106,7 @@ def _content(message: Body, before: str) -> Any:
     if "thinking_blocks" in message:
         return _as_it_came(message)
     if message.get("tool_calls"):
-        return [*_as_blocks(message["content"]), *map(_use, message["tool_calls"])]
+        return [*_as_blocks(message["content"]), *map(tool_use, message["tool_calls"])]
     return _blocks(message["content"])
 
 
@@ -116,7 +116,7 @@ def _as_it_came(message: Body) -> list[Body]:
     blocks: list[Body] = [{k: v for k, v in block.items() if v is not None} for block in message["thinking_blocks"]]
     calls = {call["id"] for call in message.get("tool_calls") or ()}
     if "".join(block["text"] for block in blocks if block["type"] == "text") != message["content"]:
-        return [*(b for b in blocks if "thinking" in b["type"]), *_as_blocks(message["content"]), *map(_use, message.get("tool_calls") or ())]
+        return [*(b for b in blocks if "thinking" in b["type"]), *_as_blocks(message["content"]), *map(tool_use, message.get("tool_calls") or ())]
     return [b for b in blocks if (b["id"] in calls if b["type"] == "tool_use" else b["type"] != "text" or b["text"].strip())]
 
 
@@ -124,16 +124,6 @@ def _as_blocks(content: Any) -> list[Body]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content.strip() else []  # the API takes no empty text
     return _blocks(content)
-
-
-def _use(call: Body) -> Body:
-    said: Any = call_of(call["id"], call["function"]["name"], call["function"]["arguments"])
-    return {"type": "tool_use", "id": said["id"], "name": said["name"], "input": _object(said["arguments"])}
-
-
-def _object(arguments: Any) -> Body:
-    """Return the arguments of a call, which here are an object even if the model wrote none."""
-    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def text_of(content: Any) -> str:
@@ -207,7 +197,7 @@ def answer_of(body: Body, tools: bool) -> tuple[str, Mapping[str, Any], Body]:
 
 def _whole(block: Body) -> Body:
     """Return a block as it goes back: the input of a call, which a stream sends as text, is an object."""
-    return {**block, "input": _object(_call(block)["arguments"])} if isinstance(block.get("input"), str) else block
+    return {**block, "input": as_object(_call(block)["arguments"])} if isinstance(block.get("input"), str) else block
 
 
 def _unfinished(text: str) -> IncompleteAnswer:
