@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -277,11 +278,18 @@ class Connection(H11Protocol):
             self._wait()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP in the form of all other errors."""
-        body = json.dumps(ApiError(400, msg).body).encode()
+        """Answer what is not HTTP in the form of all other errors, and say why it is not."""
+        fault = sys.exception()  # h11's, which uvicorn is handling
+        status = fault.error_status_hint if isinstance(fault, h11.RemoteProtocolError) else 400
+        why = "its line and headers are too long" if status == 431 else str(fault or msg).partition(": bytearray(")[0]
+        body = json.dumps(ApiError(status, f"this is no request of HTTP/1.1: {why}").body).encode()
         headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close", "x-request-id": new_id()}
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing is answered yet
-            for event in (h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request"), h11.Data(data=body), h11.EndOfMessage()):
+            for event in (
+                h11.Response(status_code=status, headers=list(headers.items()), reason=HTTPStatus(status).phrase.encode()),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         self._await_reader()

@@ -32,7 +32,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.api
 
 
-
 @lmc.function
 def tagged(s, names: list[str] | None = None):
     s += "x" + lmc.gen("t", max_tokens=1)
@@ -241,10 +240,18 @@ def test_what_is_no_http_is_refused(url):
             if not sent.endswith(b"\n\r\n") and not sent.endswith(b"\r\n\r\n"):
                 connection.shutdown(socket.SHUT_WR)
             answer = rest_of(connection)
-        assert answer == b"" or b" 400 " in answer.partition(b"\r\n")[0]
+        assert answer == b"" or answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
         if sent.startswith(b"hello"):
-            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+            error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+            assert (error["type"], error["message"]) == ("invalid_request_error", "this is no request of HTTP/1.1: illegal request line")
             assert b"x-request-id: req_" in answer
+
+
+def test_headers_that_are_too_long_are_said_to_be(url):
+    with raw(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 70_000)
+        answer = rest_of(connection)
+    assert answer.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n") and b"its line and headers are too long" in answer
 
 
 @pytest.mark.parametrize(
