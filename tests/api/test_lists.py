@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -273,3 +274,36 @@ def test_behind_sglang_s_router_a_list_has_one_set_of_parameters(sglang):
     lmc.compile(two).batch(items, backend=backend, temperature=0)
     assert all(isinstance(s.body["sampling_params"], dict) for s in server.seen)
     assert max(map(asked, server.seen)) > 1
+
+
+def _with(part, **changes):
+    return lambda event: {**event, part: {**event[part], **changes}} if isinstance(event[part], dict) else {**event, part: [{**event[part][0], **changes}]}
+
+
+ODD = {
+    "no text": ("sglang", lambda event: {**event, "text": None}),
+    "no end": ("sglang", _with("meta_info", finish_reason={})),
+    "a number for an end": ("vllm", _with("choices", finish_reason=5)),
+    "a truth for a number": ("vllm", _with("choices", index=True)),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_what_an_event_does_not_say_is_no_answer(request, kind):
+    api, odd = ODD[kind]
+    backend, _, server = request.getfixturevalue(api)(TextModel())
+    handle, lists = server.handle, 0
+
+    def answer(path, body):
+        nonlocal lists
+        found = handle(path, body)
+        if found.events is None or body.get("max_tokens") == 4:  # it finds out what the server can do
+            return found
+        lists += 1
+        return replace(found, events=[odd(e) if e.get("choices", True) else e for e in found.events], counted=False)
+
+    server.handle = answer
+    together(backend, len(ITEMS))
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0)
+    assert values(states) == expected(backend, ITEMS) and lists
+    assert any(state.get_meta_info("a").get("attempts") == 2 for state in states), "each that could not be used was requested again, by itself"

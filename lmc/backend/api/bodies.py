@@ -130,12 +130,14 @@ def check_asked(calls: Sequence[Any], offered: bool) -> None:
 def finish_of(choice: Body, tokens: Sequence[Any] | None) -> Mapping[str, Any]:
     """Return the end of an answer, in the form of the meta info."""
     reason = choice.get("finish_reason")
+    if reason is not None and not isinstance(reason, str):
+        raise Malformed(f"the answer ended with {reason!r:.40}")
     if reason == "length":
         return {"type": "length"} | ({"length": len(tokens)} if tokens is not None else {})
     matched = choice.get("stop_reason", choice.get("matched_stop"))
     if reason in (None, "stop", "stop_sequence", "eos"):
         return {"type": "stop", "matched": matched}
-    return {"type": str(reason), "matched": matched}
+    return {"type": reason, "matched": matched}
 
 
 Listed = tuple[tuple[float | None, int | None, str], ...]

@@ -75,6 +75,6 @@ def index_of(body: Body) -> int:
     """Return which member an event is about. Raises Fault if it does not tell."""
     choices = body.get("choices")
     index = choices[0].get("index") if isinstance(choices, list) and choices else body.get("index")
-    if not isinstance(index, int):
+    if type(index) is not int:
         raise Fault("an event of a list does not say which of its answers it is about")
     return index

@@ -293,11 +293,11 @@ class SGLang(RemoteBackend):
     def _item(self, item: Body) -> Sample:
         meta: Body = item["meta_info"]
         finish: Any = meta.get("finish_reason")
-        if not isinstance(finish, dict):
+        if not isinstance(finish, dict) or not isinstance(finish.get("type"), str):
             raise Malformed("the answer has no finish reason")
         if finish.get("type") == "abort":
             raise Fault(str(finish.get("message", "the server aborted the request")), status=int(finish.get("status_code") or 500))
-        check_whole(str(finish.get("type")))
+        check_whole(finish["type"])
         text: str = item["text"]
         ids: Any = item.get("output_ids")
         known = self._prompts.tokens.of(ids, text) if self._prompts.tokens is not None and isinstance(ids, list) else None

@@ -31,9 +31,9 @@ class SGLangStream:
 
     def add(self, body: Body) -> Body | None:
         meta: Any = body.get("meta_info")
-        if not isinstance(meta, dict):
+        text, ids = body.get("text"), body.get("output_ids") or []
+        if not isinstance(meta, dict) or not isinstance(text, str):
             return body  # the reader reports the error
-        text, ids = body.get("text") or "", body.get("output_ids") or []
         counted = meta.get("completion_tokens")
         if self._ids and type(counted) is int and len(ids) < counted <= len(self._ids) + len(ids):
             text, ids = self.text + text, [*self._ids, *ids]
