@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from lmc.fsm.json_schema import compile_schema
 from lmc.segments import Constraint, Image, Part, mark
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.media import picture
-from lmc.serve.openai_protocol import AllowedTools, ChatRequest, FunctionName, Message, ToolChoice
+from lmc.serve.openai_protocol import AllowedTools, ChatRequest, FunctionDef, FunctionName, Message, ToolChoice
 from lmc.tools import call_line, call_of, described
 
 log = logging.getLogger("lmc.serve")
@@ -256,10 +256,36 @@ def _check_ids(messages: Sequence[Message]) -> None:
             raise ApiError(400, f"messages.{i}.content: required for the role {message.role}", param="messages")
 
 
-def offered(tools: list[dict[str, Any]] | None, is_function: Callable[[dict[str, Any]], bool], *, lenient: bool) -> dict[int, dict[str, Any]]:
-    """Return another API's tools by their place in the request; `lenient`: those that are functions, and the log names the rest."""
-    given = dict(enumerate(tools or ()))
-    found = {i: tool for i, tool in given.items() if is_function(tool) or not lenient}
-    if len(found) < len(given):
-        log.info("left out of a request: %.1000r", [f"tools.{i}" for i in given if i not in found])
-    return found
+# -- other APIs --------------------------------------------------------------------------------------------------------
+
+
+def tools_of(
+    tools: list[dict[str, Any]] | None, kinds: Collection[str | None], which: str, parameters: str = "parameters", *, lenient: bool
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return another API's tools as those of a chat completion, and their places in the request by those there.
+
+    kinds   types of those that are functions, `which` in words;  parameters: their field for these
+    lenient others are left out, and the log names them
+    """
+    found, places = list[dict[str, Any]](), dict[str, str]()
+    for i, tool in enumerate(tools or ()):
+        if tool.get("type") in kinds:
+            place, said = f"tools.{len(found)}.function", {**tool, "parameters": tool.get(parameters)}
+            places |= {place: f"tools.{i}", f"{place}.parameters": f"tools.{i}.{parameters}"}
+            found.append({"type": "function", "function": {name: said[name] for name in FunctionDef.model_fields if said.get(name) is not None}})
+        elif not lenient:
+            raise bad(f"tools: {tool.get('type')!r:.60} is not a tool of this server; it has those {which}", "tools", "unsupported")
+        else:
+            log.info("left out of a request: tools.%d", i)
+    return found, places
+
+
+def text_of(content: Any, fields: Mapping[str, str], refused: str, param: str) -> str:
+    """Return the text of another API's content, or of its parts, whose types have it in these fields. Raises ApiError, with this message, for others."""
+    if isinstance(content, str):
+        return content
+    parts: list[Any] = content if isinstance(content, list) else [content]
+    texts = [part.get(fields.get(str(part.get("type")), "")) if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise bad(refused, param, "unsupported")
+    return "".join(map(str, texts))

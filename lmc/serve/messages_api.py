@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, WrapValidator
 
 from lmc.serve.answering import Json, event
-from lmc.serve.conversation import offered
+from lmc.serve.conversation import text_of, tools_of
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.fields import Count, ListOf, Probability, RequestBody, supported
 from lmc.tools import tool_use
@@ -105,18 +105,16 @@ def as_conversation(request: CountTokensRequest, *, lenient: bool = False) -> tu
         names |= {f"messages.{at}": f"messages.{i}" for at in range(len(messages), len(messages) + len(turns))}
         messages += turns
     chat: Json = {"messages": messages, "model": request.model}
-    tools = offered(request.tools, _is_function, lenient=lenient)
+    tools, places = tools_of(request.tools, (None, "custom"), "with an input_schema", "input_schema", lenient=lenient)
     if messages[-1]["role"] == "assistant":
         if tools or any(m.get("tool_calls") for m in messages):  # whose template writes whole messages alone
             raise bad("an assistant's message at the end is not continued beside tools or calls of them; end with a user's message", "messages", "unsupported")
         chat["continue_final_message"] = True
         names["continue_final_message"] = "messages"
     if tools:
-        chat["tools"] = [_tool(tool) for tool in tools.values()]
-        for at, i in enumerate(tools):
-            names |= {f"tools.{at}.function": f"tools.{i}", f"tools.{at}.function.parameters": f"tools.{i}.input_schema"}
+        names |= places
         choice = request.tool_choice or {"type": "auto"}
-        chat |= {"tool_choice": _choice(choice), "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
+        chat |= {"tools": tools, "tool_choice": _choice(choice), "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
     if request.output_config is not None and (form := request.output_config.format) is not None:
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
     return chat, names
@@ -130,17 +128,6 @@ def _choice(choice: Json) -> Any:
             return "required" if kind == "any" else kind
         case _:
             raise bad(f"tool_choice: its type is auto, any, none or tool, not {choice.get('type')!r:.60}", "tool_choice")
-
-
-def _is_function(tool: Json) -> bool:
-    return tool.get("type") in (None, "custom")
-
-
-def _tool(tool: Json) -> Json:
-    if not _is_function(tool):
-        raise bad(f"tools: {tool['type']!r:.60} is not a tool of this server; it has those with an input_schema", "tools", "unsupported")
-    said = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema"), "strict": tool.get("strict")}
-    return {"type": "function", "function": {name: value for name, value in said.items() if value is not None}}
 
 
 def _turns(message: AnthropicMessage, where: str) -> list[Json]:
@@ -179,11 +166,7 @@ def _url(source: Any, where: str) -> str:
 
 
 def _text(content: Any, where: str) -> str:
-    blocks: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content if isinstance(content, list) else [content]
-    texts = [block.get("text") if isinstance(block, dict) and block.get("type") == "text" else None for block in blocks]
-    if not all(isinstance(text, str) for text in texts):
-        raise bad(f"{where}: this server takes text here; pictures are parts of a user's message", "messages", "unsupported")
-    return "".join(map(str, texts))
+    return text_of(content, {"text": "text"}, f"{where}: this server takes text here; pictures are parts of a user's message", "messages")
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

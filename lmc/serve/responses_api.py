@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from lmc.serve.answering import Json, event
-from lmc.serve.conversation import offered
+from lmc.serve.conversation import text_of, tools_of
 from lmc.serve.errors import ApiError, bad
 from lmc.serve.fields import ONLY, Absent, Count, ListOf, OpenAIBody, RequestBody, Stored
 
@@ -63,11 +63,10 @@ def as_chat(request: ResponsesRequest, *, lenient: bool = False) -> tuple[Json, 
     chat |= {name: getattr(request, name) for name in ("model", "temperature", "top_p", "user", "metadata", "parallel_tool_calls")}
     if request.top_logprobs or _LOGPROBS in (request.include or ()):
         chat |= {"logprobs": True, "top_logprobs": request.top_logprobs}
-    tools = offered(request.tools, _is_function, lenient=lenient)
+    tools, places = tools_of(request.tools, ("function",), "of the type function", lenient=lenient)
     if tools:
-        chat["tools"] = [_tool(tool) for tool in tools.values()]
-        names |= {f"tools.{at}.function": f"tools.{i}" for at, i in enumerate(tools)}
-        chat["tool_choice"] = _choice(request.tool_choice)
+        names |= places
+        chat |= {"tools": tools, "tool_choice": _choice(request.tool_choice)}
     form = request.text.format if request.text is not None else None
     if form is not None and form.get("type") == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": {"name": form.get("name") or "answer", "schema": form.get("schema")}}
@@ -90,16 +89,6 @@ def _choice(choice: str | Json | None) -> Any:
             raise bad(f"tool_choice: {choice.get('type')!r:.60} is not supported; it is of the type function or allowed_tools", "tool_choice", "unsupported")
         case _:
             return choice
-
-
-def _is_function(tool: Json) -> bool:
-    return tool.get("type") == "function"
-
-
-def _tool(tool: Json) -> Json:
-    if not _is_function(tool):
-        raise bad(f"tools: {tool.get('type')!r:.60} is not a tool of this server; it has those of the type function", "tools", "unsupported")
-    return {"type": "function", "function": {name: tool[name] for name in ("name", "description", "parameters", "strict") if tool.get(name) is not None}}
 
 
 def _add(messages: list[Json], item: Json, i: int) -> None:
@@ -135,13 +124,7 @@ def _image(part: Json, i: int) -> Json:
 
 
 def _text(content: Any, i: int) -> str:
-    if isinstance(content, str):
-        return content
-    parts: list[Any] = content if isinstance(content, list) else [content]
-    texts = [part.get(_TEXTS.get(str(part.get("type")), "")) if isinstance(part, dict) else None for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        raise bad(f"input.{i}: this server takes text, and input_image in a user's message", "input", "unsupported")
-    return "".join(map(str, texts))
+    return text_of(content, _TEXTS, f"input.{i}: this server takes text, and input_image in a user's message", "input")
 
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
