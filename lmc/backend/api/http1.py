@@ -18,7 +18,7 @@ from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Re
 from lmc.backend.api.network import CONNECT, Access, broken, tls
 from lmc.backend.api.redaction import addressed, authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.sse import EventSource
-from lmc.backend.api.wire import dumped, no_stream, parsed, refused
+from lmc.backend.api.wire import content, no_stream, parsed, refused
 
 _LONGEST_HEAD = 1 << 16
 _ALIVE = [  # a dead machine closes no connection: after 30 s without keepalive replies it is broken
@@ -112,7 +112,7 @@ class HttpWire:
         self._idle.clear()
 
     async def _exchange(self, request: HttpRequest, piece: OnPiece, begun: Callable[[int, dict[str, str]], None] | None = None) -> tuple[int, dict[str, str]]:
-        body = dumped(request.body) if request.data is None else request.data
+        body = content(request)
         more = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
         head = f"POST {self._path}{request.path} HTTP/1.1\r\n{self._head}{more}content-length: {len(body)}\r\n\r\n"
         connection = await self._connection()

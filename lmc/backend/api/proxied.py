@@ -10,7 +10,7 @@ from lmc.backend.api.exchange import HttpRequest, Received
 from lmc.backend.api.network import CONNECT, Access, broken, client_of, http_errors, http_library, secrets_of_proxies, tls
 from lmc.backend.api.redaction import addressed, authorization, secrets_of_headers, secrets_of_url
 from lmc.backend.api.sse import events
-from lmc.backend.api.wire import bounded, dumped, lowered, parsed, refused
+from lmc.backend.api.wire import bounded, content, lowered, parsed, refused
 
 
 class ProxiedWire:
@@ -33,9 +33,7 @@ class ProxiedWire:
 
     async def post(self, request: HttpRequest) -> Received:
         try:
-            response = await self._client.post(
-                request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)
-            )
+            response = await self._client.post(request.path, content=content(request), headers=dict(request.headers))
         except http_errors() as error:
             raise broken(error, self._url) from None
         if response.status_code >= 300:
@@ -44,9 +42,7 @@ class ProxiedWire:
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         try:
-            async with self._client.stream(
-                "POST", request.path, content=dumped(request.body) if request.data is None else request.data, headers=dict(request.headers)
-            ) as response:
+            async with self._client.stream("POST", request.path, content=content(request), headers=dict(request.headers)) as response:
                 headers = lowered(response.headers)
                 if response.status_code >= 300:
                     raise refused(response.status_code, headers, await response.aread(), self._path + request.path)

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
-from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault
+from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.redaction import addressed, without_escaped_keys, without_keys
 
@@ -26,6 +26,11 @@ def dumped(body: Any) -> bytes:
         except orjson.JSONEncodeError:
             pass
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def content(request: HttpRequest) -> bytes:
+    """Return the body of a request, encoded."""
+    return dumped(request.body) if request.data is None else request.data
 
 
 def parsed(text: str | bytes, secrets: Iterable[str] = ()) -> dict[str, Any]:
