@@ -19,7 +19,7 @@ from lmc.backend.api import batches
 from lmc.errors import BackendError, ParameterError, UnsupportedOpError
 from tests.api import batch_servers
 from tests.api.conftest import QUICK
-from tests.api.http import Planted
+from tests.api.http import Answer, Planted
 from tests.api.text_model import TextModel
 
 pytestmark = pytest.mark.api
@@ -256,6 +256,26 @@ def test_a_batch_that_may_have_been_submitted_is_found_again(served, clock, ahea
     lost[:] = ["one"]  # the next one is refused, and was never there
     answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
     assert sizes(found) == [7, 7] and len(lost) == 2
+
+
+@pytest.mark.parametrize("where", (r"/batches$", r"/batches/[^/?]+$"), ids=("submitted", "polled"))
+@pytest.mark.parametrize("odd", ({}, {"id": None, "request_counts": 5, "status": []}, []), ids=("nothing", "odd", "a list"))
+def test_what_is_no_batch_is_looked_for_again(served, odd, where):
+    """What is said of a batch that was submitted, at first in an answer that does not say it."""
+    backend, found = served()
+    server, said = found.server, list[str]()
+    handle, getting = server.handle, server.getting
+
+    def first(path, right):
+        if re.search(where, path) and not said:
+            said.append(path)
+            return Answer(odd)
+        return right
+
+    server.handle = lambda path, body: first(path, handle(path, body))
+    server.getting = lambda path: first(path, getting(path))
+    states = answer.run_batch(ITEMS, backend=backend, temperature=0, deadline="24h")
+    assert sizes(found) == [7] and all(s.ret_value for s in states) and said and len(found.paid) == 7
 
 
 def test_a_server_without_room_is_asked_later(served):

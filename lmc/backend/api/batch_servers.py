@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from inspect import isawaitable
 from typing import Any, Literal
 
 from lmc.backend.api import responses
 from lmc.backend.api.batch_api import FULL, Expired, Item, Status
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, Malformed, Received
+from lmc.backend.api.rates import date_of
 from lmc.backend.api.sdk import SdkWire
 from lmc.backend.api.sse import status_of
 from lmc.backend.api.wire import parsed, refused
@@ -45,8 +45,8 @@ class OpenAIBatches:
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
         lines = b"".join(json.dumps({"custom_id": id, "method": "POST", "url": path, "body": body}).encode() + b"\n" for id, body in items)
         file = await self._wire.ask(lambda client: client.files.create(file=(f"lmc-{wave}.jsonl", lines), purpose="batch"))
-        made = {"input_file_id": file.id, "endpoint": path, "completion_window": "24h", "metadata": {"lmc": wave}}
-        return str((await self._wire.ask(lambda client: client.batches.create(**made))).id)
+        made = {"input_file_id": _id(file), "endpoint": path, "completion_window": "24h", "metadata": {"lmc": wave}}
+        return _id(await self._wire.ask(lambda client: client.batches.create(**made)))
 
     async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
         async def found(client: Any) -> str | None:
@@ -55,7 +55,7 @@ class OpenAIBatches:
                 if batch.created_at < now - age - _SKEW:
                     return None
                 if (batch.metadata or {}).get("lmc") == wave:
-                    return str(batch.id)
+                    return _id(batch)
             return None
 
         return await self._wire.ask(found)
@@ -99,7 +99,7 @@ class AnthropicBatches:
 
     async def submit(self, path: str, items: Sequence[tuple[str, Body]], wave: str) -> str:
         requests = [{"custom_id": id, "params": body} for id, body in items]
-        return str((await self._wire.ask(lambda client: client.messages.batches.create(requests=requests))).id)
+        return _id(await self._wire.ask(lambda client: client.messages.batches.create(requests=requests)))
 
     async def find(self, wave: str, size: int, age: float) -> str | Literal["later"] | None:
         """Find it by its requests, since batches have no name: of the batches of this size made since then, the one
@@ -117,7 +117,7 @@ class AnthropicBatches:
                 if batch.processing_status != "ended":  # its requests are known when their results are
                     later = True
                 elif any(id.endswith(wave) for id in await self.results(batch.id)):
-                    return str(batch.id)
+                    return _id(batch)
             return "later" if later else None
 
         return await self._wire.ask(found)
@@ -150,10 +150,13 @@ async def _listed(batches: Any) -> tuple[Any, float]:
 
 def _time_of(date: str) -> float:
     """Return the time that an answer's header tells; that of this machine if it tells none."""
-    try:
-        return parsedate_to_datetime(date).timestamp()
-    except ValueError:
-        return time.time()
+    return time.time() if (found := date_of(date)) is None else found.timestamp()
+
+
+def _id(made: Any) -> str:
+    if not isinstance(made.id, str):
+        raise Malformed(f"the server gave {made.id!r:.40} for an id")
+    return made.id
 
 
 def _items(content: bytes, read: Callable[[Body], Item]) -> dict[str, Item]:

@@ -17,18 +17,19 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lmc.backend.api.batch_api import FULL, BatchApi, BatchedRequest, Item, given_up
-from lmc.backend.api.exchange import Fault, HttpRequest, Received
+from lmc.backend.api.exchange import Fault, HttpRequest, Received, reading
 from lmc.backend.api.loop import LoopThread
 from lmc.backend.api.submitted import SubmittedWave, SubmittedWaves
 
 said = logging.getLogger("lmc.batches")
+T = TypeVar("T")
 
 LINGER = 0.2
 """Seconds between two checks whether all programs wait."""
@@ -41,6 +42,7 @@ IN_DOUBT = 30.0
 DAY = 24 * 3600.0
 KEPT = 28 * DAY
 """Seconds for which servers keep a batch's answers, at least: OpenAI 30 days, Anthropic 29."""
+_LONGEST = 3600.0  # seconds of one exchange, such as sending a batch's file
 _TURNS = 64  # turns of a loop within which a request joins its wave
 _LATE = 10.0  # seconds to wait for batches to be cancelled on stopping
 
@@ -254,11 +256,10 @@ class Waves:
             number = len(self.desk.submitted.waves)
             while wave.batch is None:
                 try:
-                    found = await self.api.find(wave.key, len(ids), clock.now() - wave.since) if doubtful else None
+                    found = await _said(self.api.find(wave.key, len(ids), clock.now() - wave.since)) if doubtful else None
                     if found != "later":
-                        self.desk.submitted.submitted(
-                            wave, found or await self.api.submit(path, [(f"{a.id}-{wave.key}", a.request.body) for a in several], wave.key)
-                        )
+                        requests = [(f"{asked.id}-{wave.key}", asked.request.body) for asked in several]
+                        self.desk.submitted.submitted(wave, found or await _said(self.api.submit(path, requests, wave.key)))
                         break
                 except Fault as fault:
                     failed += fault.status != 429  # the server is busy: submitted again later
@@ -316,15 +317,15 @@ class Waves:
             try:
                 if wave.batch is None:
                     await clock.sleep(max(0.0, wave.since + IN_DOUBT - clock.now()))
-                    found = await self.api.find(wave.key, len(wave.ids), clock.now() - wave.since)
+                    found = await _said(self.api.find(wave.key, len(wave.ids), clock.now() - wave.since))
                     if found is None:
                         return None
                     if found != "later":
                         self.desk.submitted.submitted(wave, found)
                 if wave.batch is not None:
-                    status = await self.api.status(wave.batch)
+                    status = await _said(self.api.status(wave.batch))
                     if status.over:
-                        return {id.removesuffix(f"-{wave.key}"): item for id, item in (await self.api.results(wave.batch)).items()}
+                        return {id.removesuffix(f"-{wave.key}"): item for id, item in (await _said(self.api.results(wave.batch))).items()}
                     if status.done != told:
                         told = status.done
                         self.desk.tell(f"{self.name}: {wave.batch}: {status.done} of {status.total} done")
@@ -380,3 +381,13 @@ class Waves:
 
 _TRIES, _FIRST_TRIES = 6, 1
 """Most submissions of a batch to a server that has not answered yet."""
+
+
+async def _said(call: Coroutine[Any, Any, T]) -> T:
+    """Return what a server says of a batch. Raises Fault, also for what is nothing of the kind, or takes hours."""
+    try:
+        async with asyncio.timeout(_LONGEST):
+            with reading():
+                return await call
+    except TimeoutError:
+        raise Fault(f"no answer within {_LONGEST:g} s") from None

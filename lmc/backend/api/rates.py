@@ -319,12 +319,13 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if re.fullmatch(r"\d+(\.\d+)?", ms):
         return float(ms) / 1000
     said = headers.get("retry-after", "")
-    if (date := _date(said)) is None:
+    if (date := date_of(said)) is None:
         return seconds(said)
-    return max((date - (_date(headers.get("date", "")) or datetime.now(UTC))).total_seconds(), 0.0)
+    return max((date - (date_of(headers.get("date", "")) or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _date(text: str) -> datetime | None:
+def date_of(text: str) -> datetime | None:
+    """Return the time of a header, None if it is none."""
     try:
         found = parsedate_to_datetime(text)
     except (ValueError, OverflowError):  # the second: an offset of too many digits
