@@ -50,10 +50,14 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_AGAIN = {
+    429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 501: {"X-Should-Retry": "false"}, 502: {"X-Should-Retry": "false"},
+}  # fmt: skip
+"""What clients are told about sending a request again: the official ones would after each 5xx, and pay once more for what an API behind this server said."""
 
 
 class ApiError(Exception):
-    """An error response. `headers` are sent with it."""
+    """An error response. `headers` are sent with it; None: what its status says about sending the request again."""
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param and param[:_MOST_SAID], code
         self.kind = kind or _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
-        self.headers = headers or {}
+        self.headers = _AGAIN.get(status, {}) if headers is None else headers
 
     @property
     def body(self) -> dict[str, Any]:
@@ -122,7 +126,7 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
             if isinstance(error, JournalError):
                 status = status_of_journal(error)
             param = error.param if status == 400 else None
-            return ApiError(status, error.message, param=param, code=code, headers={"Retry-After": "1"} if status == 503 else None)
+            return ApiError(status, error.message, param=param, code=code)
     log.error("the request %s failed", request, exc_info=error)
     return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
 

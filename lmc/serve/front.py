@@ -80,4 +80,4 @@ def _starting(scope: Scope) -> JSONResponse:
     if scope["path"] in ("/health", "/health/ready"):
         return JSONResponse({"status": "starting", "reason": "the model is being loaded"}, 503, headers=headers)
     error = ApiError(503, "the model is being loaded; try again later")
-    return JSONResponse(error.body, 503, headers={**headers, "Retry-After": "1"})
+    return JSONResponse(error.body, 503, headers={**headers, **error.headers})

@@ -96,7 +96,7 @@ class Entrance:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         if self.inside >= self.most:
-            raise ApiError(429, f"{self.most} requests are being answered; try again later", headers={"Retry-After": "1"})
+            raise ApiError(429, f"{self.most} requests are being answered; try again later")
         self.inside += 1
         try:
             yield

@@ -181,7 +181,7 @@ class OpenAIApi:
 
     async def embeddings(self, call: EndpointCall) -> EndpointReply:
         why = "this server has no embeddings: its model generates text; ask a server of an embedding model"
-        raise ApiError(501, why, code="unsupported", headers={"X-Should-Retry": "false"})  # which the official clients would do after a 5xx
+        raise ApiError(501, why, code="unsupported")
 
     async def _converted(self, as_chat: AsChat, request: Any, call: EndpointCall) -> Json | Chunks:
         """Answer another API's request as a chat completion; errors name its own fields."""

@@ -223,7 +223,7 @@ class Published(DescribedProgram):
         own = isinstance(error, ProgramError | ToolError | HostTimeout) and not isinstance(error, ParameterError)  # a parameter may be the caller's: a picture
         if isinstance(error, LmcError) and not own:
             told = as_api_error(error)
-            return ApiError(told.status, at + told.message, code=told.code)  # a parameter is the program's own
+            return ApiError(told.status, at + told.message, code=told.code, headers=told.headers)  # a parameter is the program's own
         hide(error)
         log.warning("program %s raised %s", self.name, type(error).__name__, exc_info=error)
         message = error.message if isinstance(error, LmcError) else message_of(error)

@@ -199,7 +199,7 @@ class Workers:
     async def _taken(self, program: str) -> _Worker:
         while True:
             if self._failing and not any(worker.runs for worker in self._living):
-                raise ApiError(503, f"{program} cannot be run now: {self._failing}", headers={"Retry-After": "1"})
+                raise ApiError(503, f"{program} cannot be run now: {self._failing}")
             with suppress(TimeoutError):
                 async with asyncio.timeout(GRACE):
                     worker = await self._free.get()

@@ -170,6 +170,7 @@ def test_a_refusal_is_an_error_that_says_so(kind: str, stream: bool) -> None:
         found = ask(api, "/v1/chat/completions", body={"messages": SYSTEM_AND_USER, "stream": stream})
     error = [e for e in events(found.text) if "error" in e][-1]["error"] if stream else found.json()["error"]
     assert error["code"] == kind and found.status_code == (200 if stream else 502)
+    assert stream or found.headers["x-should-retry"] == "false", "the official clients would ask, and pay, again"
 
 
 def test_text_without_messages_is_refused_before_the_api_is_asked() -> None:
