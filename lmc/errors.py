@@ -128,7 +128,9 @@ class ModelLoadError(LmcError):
 
 
 class BackendError(LmcError):
-    """The backend failed while it worked on a request."""
+    """The backend failed while it worked on a request. `final`: it tried as often as it may, or in vain, and another attempt would be no other."""
+
+    final = False
 
 
 class BackendEnded(BackendError):

@@ -50,9 +50,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_AGAIN = {
-    429: {"Retry-After": "1"}, 503: {"Retry-After": "1"}, 501: {"X-Should-Retry": "false"}, 502: {"X-Should-Retry": "false"},
-}  # fmt: skip
+_LATER, _NEVER = {"Retry-After": "1"}, {"X-Should-Retry": "false"}
+_AGAIN = {429: _LATER, 503: _LATER, 501: _NEVER, 502: _NEVER}
 """What clients are told about sending a request again: the official ones would after each 5xx, and pay once more for what an API behind this server said."""
 
 
@@ -126,7 +125,7 @@ def as_api_error(error: BaseException, request: str = "") -> ApiError:
             if isinstance(error, JournalError):
                 status = status_of_journal(error)
             param = error.param if status == 400 else None
-            return ApiError(status, error.message, param=param, code=code)
+            return ApiError(status, error.message, param=param, code=code, headers=_NEVER if getattr(error, "final", False) else None)
     log.error("the request %s failed", request, exc_info=error)
     return ApiError(500, f"internal error; the server's log has it{f' as {request}' if request else ''}")
 

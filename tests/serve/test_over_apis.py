@@ -173,6 +173,12 @@ def test_a_refusal_is_an_error_that_says_so(kind: str, stream: bool) -> None:
     assert stream or found.headers["x-should-retry"] == "false", "the official clients would ask, and pay, again"
 
 
+def test_what_was_tried_again_here_is_not_tried_again_there() -> None:
+    with Server(lambda path, body: Answer({"model": "m", "choices": []}, counted=False)) as api:
+        found = ask(api, "/v1/chat/completions", body={"messages": SYSTEM_AND_USER})
+        assert (found.status_code, found.headers["x-should-retry"], len(api.seen)) == (500, "false", 2)
+
+
 def test_text_without_messages_is_refused_before_the_api_is_asked() -> None:
     with Server(answered(content="x")) as api:
         found = ask(api, "/v1/completions", body={"prompt": "Once"})

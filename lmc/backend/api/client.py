@@ -206,7 +206,9 @@ class Client:
                 loc=tally.loc,
             )
         advice = f"; the server wants a key, or another one: {self._key}" if fault.status == 401 else _ADVICE.get(fault.status or 0, "")
-        return BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{later}{advice}", loc=tally.loc)
+        error = BackendError(f"{self.name}: {what} failed{how}: {status}{fault.message}{later}{advice}", loc=tally.loc)
+        error.final = True
+        return error
 
     def usage(self, usage: Callable[[Body], Usage | None], body: Body, sent: Mapping[str, Any], came: int | None = None) -> Usage | None:
         """Return a body's reported usage, if plausible: an invalid one counts as no report, since it would corrupt the
