@@ -119,7 +119,7 @@ def test_who_asks_is_said_with_each_request(opened, kind, how):
     several(backend)
     expected = f"Bearer {KEY}" if how == "key" else f"Basic {BASIC}"
     assert server.got and len(server.seen) > 1 and {s.headers["authorization"] for s in (*server.got, *server.seen)} == {expected}
-    assert {s.headers["host"] for s in (*server.got, *server.seen)} == {server.url.removeprefix("http://")}
+    assert {(s.headers["host"], s.headers["user-agent"]) for s in (*server.got, *server.seen)} == {(server.url.removeprefix("http://"), "lmc")}
 
 
 @pytest.mark.parametrize("make", [HttpWire, lambda url, access: ProxiedWire(url, access, None, timeout=60, connections=1)], ids=["own", "proxied"])

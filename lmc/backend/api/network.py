@@ -234,7 +234,7 @@ def directly(
     with closing(connection):
         connection.connect()
         with _shut_after(seconds, connection.sock):
-            connection.request(method, (at.path or "/") + (f"?{at.query}" if at.query else ""), data, {"connection": "close", **headers})
+            connection.request(method, (at.path or "/") + (f"?{at.query}" if at.query else ""), data, {"connection": "close", "user-agent": "lmc", **headers})
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(most)
 
