@@ -646,3 +646,12 @@ def test_what_a_model_does_not_take_is_left_out_in_the_next_wave_also_behind_a_k
     seed = lmc.Journal(tmp_path / "j").read().header["seed"]
     again = two.run_batch(ITEMS, backend=fresh(), temperature=1.0, deadline="24h", journal=tmp_path / "k", seed=seed)
     assert sizes(found) == [7, 7, 7] and [s.ret_value for s in again] == [s.ret_value for s in states]
+
+
+@pytest.mark.parametrize("line", ("{", "[]", '{"wave": 1}', "[" * 100_000), ids=("cut", "list", "keys", "nested"))
+def test_a_damaged_record_of_batches_is_an_error_that_names_it(tmp_path, line):
+    from lmc.backend.api.submitted import SubmittedWaves
+
+    (path := tmp_path / "journal.batches").write_text(line + "\n")
+    with pytest.raises(lmc.JournalError, match=r"journal\.batches is damaged"):
+        SubmittedWaves(path)

@@ -95,7 +95,7 @@ class SubmittedWaves:
                 self._take(json.loads(line))
         except OSError as error:
             raise JournalError(f"{path}: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise JournalError(f"{path} is damaged ({error!r}): the batches it names may be paid for again; move it away to continue without it") from None
 
     def _take(self, record: Mapping[str, Any]) -> None:
