@@ -358,7 +358,7 @@ class JournaledCalls(Answers):
 
     def write_outcome(
         self, number: int, call: ReachedCall, fn: Any, outcome: tuple[bool, Any], args: Sequence[Any] = (), reached: CallSnapshot | None = None,
-        programs: int = 0, *, alone: bool = True, suspended: bool = False,
+        programs: int = 0, *, alone: bool = True, suspended: bool = False, cancelled: bool = False,
     ) -> None:  # fmt: skip
         """Write the outcome of a call.
 
@@ -366,6 +366,7 @@ class JournaledCalls(Answers):
         programs   how many programs, counted by the program's state, ran in it
         alone      whether nothing else has changed what it was given between its steps
         suspended  whether others went on while it was awaited
+        cancelled  whether the program, or who runs it, cancelled the call
         """
         ok, value = outcome
         if not ok and not isinstance(value, Exception | asyncio.CancelledError):
@@ -375,7 +376,9 @@ class JournaledCalls(Answers):
         record: Record
         index = next((i for i, a in enumerate(args) if a is value and self._is_itself(a)), None)
         try:
-            if index is not None:
+            if cancelled:
+                record = ["cancelled", self.effects.timeouts.expired()]
+            elif index is not None:
                 record = ["argument", index]
             elif ok and reached is not None and (part := reached.part(value)) is not None:
                 record = ["part", part]

@@ -15,6 +15,7 @@ from lmc.durable.own_waits import TURNS, OwnWaits
 from lmc.durable.records import Effect, Kind, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
+from lmc.durable.timeouts import Timeouts
 from lmc.durable.under_way import CallsUnderWay
 
 _UNREFERABLE = 64
@@ -52,6 +53,7 @@ class KnownEffects:
     reordered   whether a task was seen to make a call that another one made in an earlier execution
     idempotent  coroutines of idempotent functions, by id
     made        awaitables returned by effects, by id, until they are awaited
+    timeouts    that the program has entered
     tasks       that the program began;  coming: awaitables of tasks that have not begun
     busy        running calls of host code;  waits: of the program for what it does itself
     instances   of classes whose instances the program makes itself, by id: calls that change one are repeated by its fields
@@ -70,6 +72,7 @@ class KnownEffects:
         self.reordered = False
         self.idempotent: dict[int, Any] = {}
         self.made: dict[int, MadeAwaitable] = {}
+        self.timeouts = Timeouts()
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0

@@ -37,6 +37,7 @@ from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches, walk
 from lmc.durable.run import RunJournal
 from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction, like
+from lmc.durable.timeouts import ManagedTimeout
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
@@ -404,6 +405,8 @@ class Recorder:
         cls = type(x)
         if cls is asyncio.TaskGroup:
             return ManagedGroup(self.journal, x)
+        if cls is asyncio.Timeout:
+            return ManagedTimeout(self.journal.effects.timeouts, x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)

@@ -332,7 +332,8 @@ def _attempt_failed(known: Known, record: Record) -> None:
 
 
 def _attempt(known: Known, record: Record) -> None:
-    known.effects[_number(record[1])].begun = True
+    effect = known.effects[_number(record[1])]
+    effect.begun, effect.outcome = True, None
 
 
 def _question(known: Known, record: Record) -> None:
@@ -369,6 +370,10 @@ def _leave_course(known: Known, effect: Effect) -> None:
 def _end(known: Known, record: Record) -> None:
     known.end, known.ended = [(str(kind), str(message)) for kind, message in record[1]], _number(record[2])
     known.unread = {(stream, _number(ordinal)) for stream, ordinal in record[3]} if len(record) > 3 else set()
+    for effect in reversed(known.effects.values()) if known.cut_off else ():
+        if effect.outcome is None or effect.outcome[:2] != ["cancelled", []]:
+            break
+        effect.outcome = None  # with the run
     known.left_doubtful = {effect.number for effect in known.open if effect.doubtful}
 
 

@@ -92,6 +92,8 @@ class RunJournal(JournaledCalls):
         idempotent = inner.idempotent if isinstance(inner, DeferredAwaitable) else self.may_begin_again([inner]) or self.may_begin_again(call.kwargs.values())
         by = numbering(ACTIVE.get())  # the programs that the tool runs count here, and while it is awaited no others do
         host: HostFunction | None = inspect.getcoroutinelocals(inner)["self"] if isinstance(inner, types.CoroutineType) and inner.cr_code is _MARKED else None
+        if known is not None and known.outcome is not None and known.outcome[0] == "cancelled":
+            await self._cancelled_again(known, awaitable, self._passed(inner, call))
         if known is not None and known.outcome is not None:
             passed = self._passed(inner, call)
             reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
@@ -132,12 +134,9 @@ class RunJournal(JournaledCalls):
             try:
                 with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
                     outcome = True, await (awaitable if reached.whole or reached.is_empty else self.effects.under_way.steps(awaitable, reached))
-            except asyncio.CancelledError as error:
-                if aio.being_cancelled():
-                    raise
+            except (asyncio.CancelledError, Exception) as error:
                 outcome = False, error
-            except Exception as error:
-                outcome = False, error
+            cancelled = isinstance(outcome[1], asyncio.CancelledError) and aio.being_cancelled()
             alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still
             if reached.whole:
                 self.effects.under_way.claim(reached)
@@ -146,10 +145,25 @@ class RunJournal(JournaledCalls):
                      "and takes it for the function's. Let the function return what it found, or await it alone", loc)  # fmt: skip
             alone = reached.whole or (alone and not reached.overlapped)
             turn.cancel()
-            self.write_outcome(number, call, inner, outcome, passed, reached, by.calls - before, alone=alone, suspended=bool(turns))
+            self.write_outcome(number, call, inner, outcome, passed, reached, by.calls - before, alone=alone, suspended=bool(turns),
+                               cancelled=cancelled)  # fmt: skip
         if not outcome[0]:
             raise outcome[1]
         return outcome[1]
+
+    async def _cancelled_again(self, known: Effect, awaitable: Any, passed: Sequence[Any]) -> None:
+        """Wait until the program cancels a call as it did before. If it does not, the call is in doubt: the run was cancelled, then."""
+        assert known.outcome is not None
+        try:
+            self._redo(known, CallSnapshot(passed[0], passed, {}, self.effects.instances))
+            await self.effects.in_turn(known)
+            self.effects.timeouts.expire(known.outcome[1])
+            await self.effects.while_recalling(lambda: True)
+        except BaseException:
+            drop(awaitable)
+            raise
+        self.journal.put(self.item, ["g", known.number])
+        known.outcome = None
 
     async def _in_time(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
         """Await `asyncio.wait_for` of a task of the run. Its timeout is an effect, since otherwise the task's progress

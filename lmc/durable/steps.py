@@ -173,6 +173,8 @@ def outcome_of(effect: Effect) -> str:
             return json_data.dumps(data)
         case ["raised", data, *_]:
             return f"raised {_failure(data)}"
+        case ["cancelled", *_]:
+            return "cancelled by the program"
         case ["opaque", str(cls), *_]:
             return f"{call_records.a_result(cls)}, and it or what the call changed is not in the journal"
         case [kind, what, *_]:

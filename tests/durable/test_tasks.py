@@ -687,6 +687,74 @@ def test_programs_that_awaited_tools_run_are_counted_when_resumed(tmp_path: Path
         assert seen(awaits_tools_that_run_programs.run(backend=lmc.Mock(), journal=tmp_path / "cut")) == expected
 
 
+@lmc.host(idempotent=True)
+async def hang(found: list[str], x: str) -> None:
+    CALLS.append(("hang", x))
+    found.append(x)
+    await asyncio.Event().wait()
+
+
+@lmc.function
+async def cancels_calls(s: Any) -> Any:
+    """By time-outs of its own task and of the one that gathers it, by hand, and by a failing sibling."""
+    found = list[str]()
+    s += "q" + lmc.gen("a", max_tokens=2)
+    try:
+        async with asyncio.timeout(0.02), asyncio.timeout(60):
+            await hang(found, s["a"])
+    except TimeoutError:
+        s += await fetch("late") + lmc.gen("b", max_tokens=2)
+    try:
+        async with asyncio.timeout(0.02):
+            await asyncio.gather(hang(found, "1"), hang(found, "2"), fetch("3"))
+    except TimeoutError:
+        s += lmc.gen("c", max_tokens=2)
+    winner, loser = asyncio.create_task(fetch("4")), asyncio.create_task(hang(found, "5"))
+    await asyncio.wait({winner, loser}, return_when=asyncio.FIRST_COMPLETED)
+    loser.cancel()
+    s += str(await asyncio.gather(loser, return_exceptions=True)) + lmc.gen("d", max_tokens=2)
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(hang(found, "6"))
+            group.create_task(fetch("missing"))
+    except* LookupError:
+        s += lmc.gen("e", max_tokens=2)
+    return found, loser.cancelled()
+
+
+def test_calls_that_a_program_cancelled_are_cancelled_again(tmp_path: Path) -> None:
+    resumes_anywhere(cancels_calls, {}, tmp_path)
+
+
+def test_a_call_that_was_cancelled_with_its_run_is_in_doubt(tmp_path: Path) -> None:
+    begun = asyncio.Event()
+
+    async def pay(x: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    @lmc.function
+    async def pays(s: Any) -> None:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        await asyncio.gather(pay(s["a"]))
+
+    async def cancelled() -> None:
+        running = asyncio.ensure_future(pays.arun(backend=lmc.Mock(), journal=tmp_path / "j"))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancelled())
+    (waiting,) = lmc.Journal(tmp_path / "j").waiting()
+    assert "pay(" in waiting.call
+    for _ in range(2):
+        with pytest.raises(lmc.InDoubtEffect):
+            pays.run(backend=lmc.Mock(), journal=tmp_path / "j")
+    lmc.Journal(tmp_path / "j").resolve(None)
+    assert not pays.run(backend=lmc.Mock(), journal=tmp_path / "j").error()
+
+
 def test_a_run_that_ended_well_behind_a_call_that_it_cancelled_ends_so_again(tmp_path: Path) -> None:
     async def racing(x: str) -> str:
         while True:
