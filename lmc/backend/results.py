@@ -112,7 +112,7 @@ class Result:
     backend need not feed an answer that nobody watches.
 
     began, first, ended  times of the request, the first text (0: not known), and the answer, by `time.perf_counter()`
-    checked       the journaled run that requested it, and a checksum of the request, once known (lmc.durable.checks)
+    checked       the journaled run that requested it, a checksum of the request, once known (lmc.durable.checks), and its place
     raised        its error has been raised to a reader
     asked         the program's request, and its fork path, for reports; None: not made by a program
     in_vain       what a failed answer is known to have cost, and how many requests for it of which that is not known
@@ -126,7 +126,7 @@ class Result:
     def __init__(self) -> None:
         self.began = perf_counter()
         self.first = self.ended = 0.0
-        self.checked: tuple[object, int] | None = None
+        self.checked: tuple[object, int, tuple[str, int]] | None = None
         self.raised = False
         self.asked: tuple[Gen | Select, str] | None = None
         self.in_vain: tuple[Usage, int] = _NOTHING_SPENT

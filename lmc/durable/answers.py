@@ -64,7 +64,7 @@ class Answers:
             found = self.find(places, digest)
             if found is not None:
                 result = Result()
-                result.checked = self, digest
+                result.checked = self, digest, places[0]
                 after = self._answered(before, found, result)
                 if result.error is not None:
                     self._asked.append((places, after, result))
@@ -75,7 +75,7 @@ class Answers:
         # an earlier failure has no handle that a backend could see
         after = send() if last is None or last.error is None or not self.resumed else _failed(before, last.error)
         assert after.result is not None
-        after.result.checked = self, digest
+        after.result.checked = self, digest, places[0]
         self._asked.append((places, after, after.result))
         self.journal.add((places, self, after.result))
         if len(self.journal.entries) >= MANY:

@@ -81,6 +81,17 @@ class JournaledCalls(Answers):
                 self._effects = self._effects or KnownEffects()
         return self._effects
 
+    @property
+    def is_timed(self) -> bool:
+        """Return whether what the program does depends on when answers come: it has begun tasks, or entered a time-out."""
+        return self._effects is not None and (self._effects.tasks.began or bool(self._effects.timeouts.entered))
+
+    def known_effects(self) -> KnownEffects:
+        """Return the effects, with those of earlier executions."""
+        with self.effects.lock:
+            self.effects.read(self.known)
+        return self.effects
+
     def go_on(self) -> None:
         try:
             super().go_on()
@@ -166,7 +177,7 @@ class JournaledCalls(Answers):
         by = task if call.task is None else MANY_TASKS  # of host code, whose tasks have one number
         contents, dropped = tuple(map(contents_digest, changeable)), list[Any]()
         with self.effects.lock:
-            self.effects.read(self.known.effects, self.known.unmade)
+            self.effects.read(self.known)
             shared = tuple(self.effects.is_shared(x, by) for x in changeable)
             recorded = RecordedCall(call.stream, call.name, digest, contents, shared, task, call.ordered)
             try:

@@ -14,6 +14,7 @@ from typing import Any
 from lmc.durable.call_records import ReachedCall
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
+from lmc.durable.tasks import here
 from lmc.errors import InDoubtEffect, Loc
 
 Task = asyncio.Future[Any]
@@ -75,6 +76,44 @@ class ManagedGroup:
     async def __aexit__(self, *error: Any) -> None:
         with telling(self._journal):
             await self._group.__aexit__(*error)
+
+
+class ManagedTimeout:
+    """Manages a time-out, whose expiry is in the journal: when the run is resumed it expires in the same order."""
+
+    def __init__(self, journal: JournaledCalls, timeout: asyncio.Timeout) -> None:
+        self._journal, self._timeouts, self._timeout = journal, journal.effects.timeouts, timeout
+        self._key = ()
+
+    async def __aenter__(self) -> asyncio.Timeout:
+        entered, task = self._timeouts.entered, here()
+        entered[task] += 1
+        self._key = task, entered[task]
+        self._timeouts.open[self._key] = self._timeout
+        self._journal.known_effects().give_turns()
+        return await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        del self._timeouts.open[self._key]
+        if error[0] is not None and self._timeout.expired() and not self._journal.effects.has_expired(self._key):
+            self._journal.journal.put(self._journal.item, ["o", *self._key])
+        return await self._timeout.__aexit__(*error)
+
+
+async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:
+    """Await `asyncio.wait_for` of what the program itself does, as Python does since 3.12."""
+    waits = inner_of(awaitable)
+    held = inspect.getcoroutinelocals(waits)
+    if held["timeout"] is None or held["timeout"] <= 0:
+        return await awaitable
+    waits.close()
+    async with ManagedTimeout(journal, asyncio.timeout(held["timeout"])):
+        try:
+            return await held["fut"]
+        except asyncio.CancelledError:
+            if not held["fut"].done() or held["fut"].cancelled():
+                raise
+            return held["fut"].result()  # it ended at the same time
 
 
 class CompletedTasks:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lmc.durable.deferred import MadeAwaitable
+from lmc.durable.groups import Ask
 from lmc.durable.own_waits import TURNS, OwnWaits
-from lmc.durable.records import Effect, Kind, RecordedCall
+from lmc.durable.records import Effect, Expiry, Kind, Known, Read, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
 from lmc.durable.timeouts import Timeouts
 from lmc.durable.under_way import CallsUnderWay
+from lmc.waiting import in_event_loop
 
 _UNREFERABLE = 64
 """Instances without weak references that are kept before the first look for some that the program has dropped."""
@@ -64,8 +67,11 @@ class KnownEffects:
         self.unmade: dict[tuple[Kind, tuple[tuple[int, ...], int]], deque[int]] = {}
         self.ordered: dict[int, Effect] = {}
         self.next = self.recalled = 0
-        self._all: Iterable[Effect] = ()
-        self._ended: deque[Effect] | None = None
+        self._all: Sequence[Iterable[Effect | Read | Expiry]] = ()
+        self._expiries: dict[tuple[int, ...], Expiry] = {}
+        self._ended: deque[Effect | Read | Expiry] | None = None
+        self._waits: dict[Effect | Read, asyncio.Future[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.given: dict[int, tuple[Any, int]] = {}
         self.under_way = CallsUnderWay()
         self.callbacks = Callbacks()
@@ -78,19 +84,22 @@ class KnownEffects:
         self.busy = 0
         self.waits = OwnWaits()
         self.instances: dict[int, Callable[[], Any]] = {}
+        self._reads: dict[Ask, deque[Read]] = {}
         self._unreferable, self._most = list[_Held](), _UNREFERABLE
         self.lock = threading.Lock()
 
-    def read(self, effects: Mapping[int, Effect], unmade: Mapping[int, RecordedCall]) -> None:
+    def read(self, known: Known) -> None:
         """Take in the effects of earlier executions, once."""
         if self.known is None:
-            self.known = {}
+            effects, unmade, self.known = known.effects, known.unmade, {}
+            self._reads = {place: deque(reads) for place, reads in known.reads.items()}
             for number in sorted(unmade):
                 self.unmade.setdefault((unmade[number].kind, unmade[number].of_task), deque()).append(number)
             for number in sorted(effects):
                 self.known.setdefault(effects[number].call.kind, {}).setdefault(effects[number].call.of_task, deque()).append(effects[number])
             self.ordered = {number: effect for number, effect in effects.items() if effect.call.ordered and not effect.unexpected}
-            self.next, self._all = max((*effects, *unmade), default=-1) + 1, effects.values()
+            self.next, self._all = max((*effects, *unmade), default=-1) + 1, (effects.values(), *known.reads.values(), known.expiries)
+            self._expiries = {expiry.key: expiry for expiry in known.expiries}
 
     def match(self, call: RecordedCall, again: Sequence[bool], *, strict: bool) -> Effect | None:
         """Return the known effect that a call is. None: it was not made.
@@ -135,13 +144,26 @@ class KnownEffects:
             del groups[key]
         self.ordered.pop(effect.number, None)
 
-    async def in_turn(self, effect: Effect) -> None:
-        """Let others go on, as they did while a known effect was awaited: those whose effects ended before it."""
+    def next_read(self, place: Ask) -> Read | None:
+        """Return the next known read of an answer."""
+        reads = self._reads.get(place)
+        return reads.popleft() if reads else None
+
+    async def in_turn(self, event: Effect | Read) -> None:
+        """Let others go on, as they did while a known effect, or an answer, was awaited: those whose effects ended before it."""
+        self._waits[event] = turn = asyncio.get_running_loop().create_future()
+        self.give_turns()
         try:
-            await asyncio.sleep(0)
-            await self.while_recalling(lambda: self._is_behind_others(effect))
+            await turn
         finally:
-            effect.passed = True
+            del self._waits[event]
+            self.come_past(event)
+
+    async def cancelled_again(self, effect: Effect | Read, by: Sequence[int]) -> None:
+        """Wait until the program cancels an effect, or a read, as it did before: by this time-out, if any. Return if it does not."""
+        await self.in_turn(effect)
+        self.timeouts.expire(by)
+        await self.while_recalling(lambda: True)
 
     async def while_recalling(self, waits: Callable[[], bool]) -> None:
         """Let others go on as long as `waits` says so, and they reach known effects."""
@@ -150,14 +172,53 @@ class KnownEffects:
             await asyncio.sleep(0)
             recalled, turns = self.recalled, turns + 1 if self.recalled == recalled else 0
 
-    def _is_behind_others(self, effect: Effect) -> bool:
-        """Return whether the program has not yet come past an effect that ended before this one."""
+    def _next(self) -> Effect | Read | Expiry | None:
+        """Return the first of what ended in earlier executions that the program has not come past."""
         with self.lock:
             if self._ended is None:
-                self._ended = deque(sorted((e for e in self._all if e.outcome is not None and not e.passed), key=lambda e: e.ended))
+                ended = [e for e in itertools.chain(*self._all) if not e.passed and (not isinstance(e, Effect) or e.outcome is not None)]
+                self._ended = deque(sorted(ended, key=lambda e: e.ended))
             while self._ended and self._ended[0].passed:
                 self._ended.popleft()
-            return bool(self._ended) and self._ended[0].ended < effect.ended
+            return self._ended[0] if self._ended else None
+
+    def come_past(self, event: Effect | Read | Expiry) -> None:
+        """Note that the program has come past what ended in an earlier execution."""
+        event.passed, self.recalled = True, self.recalled + 1
+        if in_event_loop():
+            self.give_turns()
+
+    def has_expired(self, key: tuple[int, ...]) -> bool:
+        """Return whether it is known that a time-out has expired; the program has come past that now."""
+        if (expiry := self._expiries.get(key)) is not None:
+            self.come_past(expiry)
+        return expiry is not None
+
+    def give_turns(self) -> None:
+        """Let those that wait for their turn go on in order, on the running loop, and time-outs expire."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop and (self._waits or self.timeouts.open):
+            self._loop = loop
+            loop.call_soon(self._give_turn, loop, 0, self.recalled)
+
+    def _give_turn(self, loop: asyncio.AbstractEventLoop, turns: int, recalled: int) -> None:
+        """Give the next turn once the program has reached nothing known for some turns of its loop: what came before it has had its effect.
+
+        If what comes next is not reached, it is left out after some more of them.
+        """
+        turns = turns + 1 if self.recalled == recalled else 0
+        if turns >= TURNS // 2:
+            following, waits = self._next(), min(self._waits, key=lambda event: event.ended, default=None)
+            if isinstance(following, Expiry) and following.key in self.timeouts.open and (waits is None or following.ended < waits.ended):
+                self.timeouts.expire(following.key)
+                self.come_past(following)
+            elif waits is not None and (turns >= TURNS or following is None or waits.ended <= following.ended):
+                if not self._waits[waits].done():
+                    self._waits[waits].set_result(None)
+            elif waits is None:
+                self._loop = None
+                return
+        loop.call_soon(self._give_turn, loop, turns, self.recalled)
 
     def give_back(self, effect: Effect) -> None:
         """Mark an effect as not reached after all."""

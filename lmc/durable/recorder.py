@@ -27,7 +27,7 @@ from lmc.contexts import having
 from lmc.durable import mutations, twins
 from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
-from lmc.durable.completion import ManagedGroup
+from lmc.durable.completion import ManagedGroup, ManagedTimeout
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
@@ -37,7 +37,6 @@ from lmc.durable.own_code import is_own_awaitable, program_frame
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches, walk
 from lmc.durable.run import RunJournal
 from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction, like
-from lmc.durable.timeouts import ManagedTimeout
 from lmc.errors import JournalError
 from lmc.frontend import suspending
 from lmc.frontend.expressions import caller_loc
@@ -406,7 +405,7 @@ class Recorder:
         if cls is asyncio.TaskGroup:
             return ManagedGroup(self.journal, x)
         if cls is asyncio.Timeout:
-            return ManagedTimeout(self.journal.effects.timeouts, x)
+            return ManagedTimeout(self.journal, x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)

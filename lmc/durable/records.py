@@ -57,7 +57,7 @@ class RecordedCall(NamedTuple):
         return all(a == b or any(may) for a, b, *may in zip(self.contents, other.contents, self.shared, other.shared, known, strict=True))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Effect:
     """A call of host code, or a question to a person. `outcome`: None while only its intent is known.
 
@@ -99,6 +99,30 @@ class Effect:
         return self.outcome is None and self.begun and self.question is None
 
 
+@dataclass(slots=True, eq=False)
+class Read:
+    """The first read of an answer by a program that has begun tasks.
+
+    ended      its place among all outcomes;  passed  whether the program has come past it again
+    suspended  whether its task was suspended, so that others went on
+    cancelled  None unless it was cancelled; then which of the program's time-outs has done so, or nothing
+    """
+
+    ended: int
+    suspended: bool = True
+    cancelled: Sequence[int] | None = None
+    passed: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Expiry:
+    """A time-out of the program that has expired: its task and its number in that. `ended`, `passed`: as of a read."""
+
+    ended: int
+    key: tuple[int, ...]
+    passed: bool = False
+
+
 @dataclass(slots=True)
 class Known:
     """A journal's records of one run.
@@ -106,6 +130,7 @@ class Known:
     arguments  as data, or None if they are too large; then digest is of them
     answers    by place, then by the checksum of the request;  unexpected: places of those that were requested because of a doubt
     effects    by number;  unmade: those that were not made after all, and have not begun again
+    reads      of answers, by place, in order;  expiries: of time-outs
     order      records of answers and effects in the order they became known
     left_doubtful  numbers of the effects that were in doubt when it ended
     end        None while it runs; then the errors it ended with, from the last to its causes: (type, message)
@@ -120,6 +145,8 @@ class Known:
     unexpected: set[Ask] = field(default_factory=set[Ask])
     effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
     unmade: dict[int, RecordedCall] = field(default_factory=dict[int, RecordedCall])
+    reads: dict[Ask, list[Read]] = field(default_factory=dict[Ask, list[Read]])
+    expiries: list[Expiry] = field(default_factory=list[Expiry])
     order: list[Record | Effect] = field(default_factory=list[Record | Effect])
     end: list[tuple[str, str]] | None = None
     ended: int = 0
@@ -336,6 +363,16 @@ def _attempt(known: Known, record: Record) -> None:
     effect.begun, effect.outcome = True, None
 
 
+def _read(known: Known, record: Record) -> None:
+    _, stream, ordinal, suspended, *cancelled = record
+    read = Read(next(_ENDED), bool(suspended), [*map(_number, cancelled[0])] if cancelled else None)
+    known.reads.setdefault((stream, _number(ordinal)), []).append(read)
+
+
+def _expiry(known: Known, record: Record) -> None:
+    known.expiries.append(Expiry(next(_ENDED), tuple(map(_number, record[1:]))))
+
+
 def _question(known: Known, record: Record) -> None:
     _, number, question, schema, when = record
     known.effects[_number(number)].question = str(question), str(schema), _number(when)
@@ -384,8 +421,8 @@ def _number(number: Any) -> int:
 
 
 _TAKE = {
-    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question, "r": _result, "R": _result,
-    "u": _undo, "e": _end, "x": _deleted,
+    "b": _begin, "a": _answer, "A": _answer, "f": _answer, "w": _read, "o": _expiry, "i": _intent, "t": _attempt_failed, "g": _attempt, "q": _question,
+    "r": _result, "R": _result, "u": _undo, "e": _end, "x": _deleted,
 }  # fmt: skip
 
 

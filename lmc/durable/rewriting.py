@@ -129,7 +129,7 @@ class _KnownRun:
 
 def _answer(record: Record) -> Result:
     result = Result()
-    result.checked = None, record[2]  # type: ignore[assignment]
+    result.checked = None, record[2], record[1][0]
     result.finish(output_of(record))
     return result
 

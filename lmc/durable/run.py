@@ -13,11 +13,13 @@ from typing import Any
 from lmc import observing
 from lmc.durable.call_records import ReachedCall, awaited_call
 from lmc.durable.calls import JournaledCalls, warn
-from lmc.durable.completion import CompletedTasks, note_doubts, some_of, telling, waits_for_some
+from lmc.durable.completion import CompletedTasks, in_time, note_doubts, some_of, telling, waits_for_some
 from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.groups import WELL
+from lmc.durable.journal import JournalFile
 from lmc.durable.library import AWAITED_AGAIN, WAITING
 from lmc.durable.reaches import attribute
+from lmc.durable.reads import OrderedReads
 from lmc.durable.records import Effect
 from lmc.durable.snapshots import CallSnapshot
 from lmc.durable.tasks import Coming, of_host
@@ -38,6 +40,10 @@ class RunJournal(JournaledCalls):
 
     deciding = False
     progress = 0
+
+    def __init__(self, journal: JournalFile, item: int) -> None:
+        super().__init__(journal, item)
+        self.reads = OrderedReads(self)
 
     def decided(self, loc: str, test: str, answer: bool) -> None:
         """Ignore the outcome of a test. It is not in the journal: it is computed again."""
@@ -84,7 +90,7 @@ class RunJournal(JournaledCalls):
             raise
         if begun is None or call is None:  # its inner awaits are in the journal by themselves
             with telling(self):
-                told = await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else self._in_time(stream, awaitable, loc))
+                told = await (awaitable if getattr(inner_of(awaitable), "cr_code", None) is not WAIT_FOR else in_time(self, awaitable))
             note_doubts(self, told)
             return told
         number, known = begun
@@ -156,29 +162,12 @@ class RunJournal(JournaledCalls):
         assert known.outcome is not None
         try:
             self._redo(known, CallSnapshot(passed[0], passed, {}, self.effects.instances))
-            await self.effects.in_turn(known)
-            self.effects.timeouts.expire(known.outcome[1])
-            await self.effects.while_recalling(lambda: True)
+            await self.effects.cancelled_again(known, known.outcome[1])
         except BaseException:
             drop(awaitable)
             raise
         self.journal.put(self.item, ["g", known.number])
         known.outcome = None
-
-    async def _in_time(self, stream: str, awaitable: Any, loc: Loc | None) -> Any:
-        """Await `asyncio.wait_for` of a task of the run. Its timeout is an effect, since otherwise the task's progress
-        would be unknown."""
-        what, args, given = awaited_call(inner_of(awaitable))
-        recorded, known = self.come_to(call := ReachedCall(stream, f"await {what}", args, given, loc))
-        if known is not None and known.outcome is not None:
-            drop(awaitable)
-            await self.effects.in_turn(known)
-            raise self.known_result(known, (), None)[1]
-        try:
-            return await awaitable
-        except TimeoutError as error:
-            self.write_outcome(self.intend(recorded, call), call, None, (False, error), suspended=True)
-            raise
 
     def waits_for_program(self, x: Any) -> bool:
         """Return whether awaiting something only waits for what the program does to an object that it has made: a future, an event, a queue."""

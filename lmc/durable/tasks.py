@@ -89,6 +89,9 @@ Wait = Callable[[Any], tuple[Coroutine[Any, Any, Any], Callable[[], None]]]
 class Tasks:
     """The tasks of one run, and the futures that gather them: they are its own, as are their methods."""
 
+    began = False
+    """Whether there was one."""
+
     def __init__(self) -> None:
         self._found = weakref.WeakKeyDictionary[asyncio.Future[Any], int]()
         self._made = itertools.count()
@@ -177,7 +180,7 @@ class Tasks:
                 raise
             task.add_done_callback(lambda _: ended())  # if it was cancelled before it began
             self._of_host.add(task)
-        self._found[task] = next(self._made)
+        self._found[task], self.began = next(self._made), True
         return task
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
-
-from lmc.durable.tasks import here
 
 
 class Timeouts:
@@ -26,22 +23,3 @@ class Timeouts:
         timeout = self.open.get((*key,))
         if timeout is not None and not timeout.expired():
             timeout.reschedule(asyncio.get_running_loop().time())
-
-
-class ManagedTimeout:
-    """Manages a time-out, and counts it among those of its run."""
-
-    def __init__(self, timeouts: Timeouts, timeout: asyncio.Timeout) -> None:
-        self._timeouts, self._timeout = timeouts, timeout
-        self._key = ()
-
-    async def __aenter__(self) -> asyncio.Timeout:
-        entered, task = self._timeouts.entered, here()
-        entered[task] += 1
-        self._key = task, entered[task]
-        self._timeouts.open[self._key] = self._timeout
-        return await self._timeout.__aenter__()
-
-    async def __aexit__(self, *error: Any) -> bool | None:
-        del self._timeouts.open[self._key]
-        return await self._timeout.__aexit__(*error)

@@ -122,7 +122,7 @@ class View(RunJournal):
             digest = self.check(before, ask)
             after = self._changed(before, ask, places, digest) if changed else send()
             assert after.result is not None
-            after.result.checked = self, digest
+            after.result.checked = self, digest, places[0]
         else:
             after = super().ask(before, ask, places, lambda: self._missing(f"asks for {ask.name!r}", ask.loc))
         self.steps.append(step)

@@ -221,6 +221,13 @@ class LiveEmitter:
 
     def _wait(self, results: Sequence[Result]) -> None:
         """Wait for answers: the only place where a run does."""
+        journal = self.run.journal
+        if journal is None:
+            self._arrive(results)
+        else:
+            journal.reads.wait(results, lambda: self._arrive(results))
+
+    def _arrive(self, results: Sequence[Result]) -> None:
         ledger = self.run.ledger
         if ledger is not None:
             return ledger.wait(results)
@@ -229,7 +236,7 @@ class LiveEmitter:
 
     def _output(self, answer: Result) -> Output:
         """Return the answer; wait for it, and raise its error."""
-        if not answer.done:
+        if not answer.done or self.run.journal is not None:
             self._wait((answer,))
         return answer.output()
 

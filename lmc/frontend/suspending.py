@@ -146,6 +146,18 @@ def _suspend(signal: waiting.Signal, timeout: float | None) -> bool:
     return True
 
 
+def awaited(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await, inside a step, what does no more than let other tasks go on."""
+    step = getcurrent()
+    try:
+        while True:
+            step.parent.switch(coroutine.send(None))  # type: ignore[union-attr]
+    except StopIteration as end:
+        return end.value
+    finally:
+        coroutine.close()
+
+
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,0 +1,108 @@
+"""Durable runs of tasks that share something, or have time-outs: they go on in the order in which they did, though all answers are there at once."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import lmc
+from lmc.durable import records
+from tests.backend.gated import Gated, InTurn
+from tests.durable.resuming import CALLS, lay, prefixes, seen
+from tests.searching import TIMES, some
+
+
+@lmc.host(idempotent=True)
+async def fetch(q: str) -> str:
+    CALLS.append(("fetch", q))
+    await asyncio.sleep(0)
+    return q[::-1]
+
+
+@lmc.function
+async def shares_work(s: Any) -> Any:
+    """Which worker takes a piece, and what it sees of the others' work, only the order of the answers says."""
+    work, found = asyncio.Queue[int](), list[str]()
+
+    async def works(name: str) -> None:
+        while not work.empty():
+            n = await work.get()
+            (f,) = s.fork(1)
+            f += f"{name} does {n} after {len(found)}" + lmc.gen("a", max_tokens=2)
+            if n % 2:
+                f += await fetch(f["a"]) + f"{len(found)}" + lmc.gen("b", max_tokens=2)
+            found.append(f.text())
+
+    for n in range(6):
+        work.put_nowait(n)
+    async with asyncio.TaskGroup() as group:
+        for name in "xyz":
+            group.create_task(works(name))
+    s += "".join(found) + lmc.gen("c", max_tokens=2)
+    return found
+
+
+@some("order", [[2, 1, 0], [0, 1, 2], [1, 2, 0]], 3)
+def test_workers_take_the_same_pieces_again(order: list[int], tmp_path: Path) -> None:
+    for n, way in enumerate((shares_work.run, lmc.compile(shares_work))):
+        whole, mock = InTurn(order), lmc.Mock()
+        expected = seen(way(backend=whole, seed=1, journal=tmp_path / str(n)))
+        CALLS.clear()
+        assert seen(shares_work.run(backend=mock, journal=tmp_path / str(n))) == expected and not mock.call_log and not CALLS
+        for data in prefixes(tmp_path / str(n))[:: 1 if TIMES else 3]:
+            lay(tmp_path / "cut", data)
+            known, mock = records.read(tmp_path / "cut").runs[0], lmc.Mock()
+            shares_work.run(backend=mock, journal=tmp_path / "cut")
+            assert len(mock.call_log) == len(whole.call_log) - len(known.answers)
+
+
+@lmc.function
+async def goes_by_time(s: Any) -> Any:
+    """Time-outs of a read, and of waits for another task, that expire while no answer comes; then they come."""
+    got, found = asyncio.Queue[str](), list[str]()
+    f, g = s.fork(2)
+
+    async def reads() -> None:
+        nonlocal f
+        f += lmc.gen("a", max_tokens=2)
+        await got.put(f["a"])
+
+    task = asyncio.create_task(reads())
+    g += lmc.gen("b", max_tokens=2)
+    try:
+        async with asyncio.timeout(0.001):
+            found.append(g["b"])
+    except TimeoutError:
+        found.append("no answer")
+    try:
+        async with asyncio.timeout(0.001):
+            found.append(await got.get())
+    except TimeoutError:
+        found.append("nothing got")
+    try:
+        found.append(await asyncio.wait_for(got.get(), 0.001))
+    except TimeoutError:
+        found.append("nothing yet")
+    s += await come() + str(found) + lmc.gen("c", max_tokens=2)
+    found += [await asyncio.wait_for(got.get(), 60), g["b"], s["c"]]
+    await task
+    return found
+
+
+held: list[Gated] = []
+
+
+async def come() -> str:
+    CALLS.append(("come",))
+    held.pop().open()
+    return "they come"
+
+
+def test_time_outs_expire_again_where_they_did(tmp_path: Path) -> None:
+    for n, way in enumerate((goes_by_time.run, lmc.compile(goes_by_time))):
+        held.append(Gated())
+        expected = seen(way(backend=held[0], seed=1, journal=tmp_path / str(n)))
+        mock = lmc.Mock()
+        assert "nothing yet" in expected[1]
+        assert seen(goes_by_time.run(backend=mock, journal=tmp_path / str(n))) == expected and not mock.call_log and not held
