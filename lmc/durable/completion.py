@@ -8,14 +8,14 @@ import asyncio
 import contextlib
 import inspect
 import types
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Sequence
 from typing import Any
 
 from lmc.durable.call_records import ReachedCall
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
 from lmc.durable.tasks import here
-from lmc.errors import InDoubtEffect, Loc
+from lmc.errors import InDoubtEffect, Interrupted, JournalError, Loc
 
 Task = asyncio.Future[Any]
 
@@ -47,11 +47,9 @@ async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: S
 
 def note_doubts(journal: JournaledCalls, told: Any) -> None:
     """Note doubts that tasks of the run ended with, where the program is told of them: by an error, or among results."""
-    if isinstance(told, InDoubtEffect):
-        journal.stops_at(told)
-    for x in told.exceptions if isinstance(told, BaseExceptionGroup) else told if type(told) is list else ():
-        if isinstance(x, BaseException):
-            note_doubts(journal, x)
+    for error in _errors_in(told):
+        if isinstance(error, InDoubtEffect):
+            journal.stops_at(error)
 
 
 @contextlib.contextmanager
@@ -194,8 +192,24 @@ class _FirstEnded:
         return numbers
 
     def write(self, numbers: list[int]) -> None:
+        """Write them, unless one has ended because the run does: then it ends again, or not, when the run is resumed."""
+        if any(_ends_run(self._tasks[i]) for i in numbers):
+            return
         number = self._journal.intend(self._recorded, self._call) if self._known is None else self._known.number
         self._journal.write_outcome(number, self._call, None, (True, numbers), suspended=True)
+
+
+def _ends_run(task: Task) -> bool:
+    return not task.cancelled() and any(isinstance(x, InDoubtEffect | Interrupted | JournalError) for x in _errors_in(task.exception()))
+
+
+def _errors_in(told: Any) -> Iterator[BaseException]:
+    """Yield the errors that what the program is told has, also in groups and lists of results."""
+    if isinstance(told, BaseExceptionGroup) or type(told) is list:
+        for x in told.exceptions if isinstance(told, BaseExceptionGroup) else told:
+            yield from _errors_in(x)
+    elif isinstance(told, BaseException):
+        yield told
 
 
 _WAIT = asyncio.wait.__code__

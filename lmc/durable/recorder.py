@@ -206,7 +206,8 @@ class Recorder:
         task = self.journal.task(self.stream, fn, args, kwargs, caller_loc(), self._is_own)
         if task is not None:
             return task
-        if kind is not CallKind.EFFECT and reaches((fn, *args, *kwargs.values())) and not calls_in_process(fn, args, kwargs):
+        passed = (fn, *args, *kwargs.values())
+        if kind is not CallKind.EFFECT and (reaches(passed) or self._waits_for_tasks(passed)) and not calls_in_process(fn, args, kwargs):
             return self._passed_language(fn, args, kwargs)
         if kind is CallKind.MAKES_COROUTINE or attribute(fn, "__self__") in self.journal.effects.tasks:
             with beyond_hooks():
@@ -217,6 +218,11 @@ class Recorder:
                 self.journal.note_coroutine(result)
             return result
         return self._recorded(fn, args, kwargs)
+
+    def _waits_for_tasks(self, passed: Sequence[Any]) -> bool:
+        """Return whether a call of a function of the user's is passed tasks of the program, which it can only wait for, or cancel."""
+        fn = attribute(passed[0], "__func__", passed[0])
+        return isinstance(fn, types.FunctionType) and not from_library(fn) and self.journal.effects.tasks.any_in(passed[1:])
 
     def _recorded(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record an effect. Raises JournalError if it was passed the program's own coroutines."""

@@ -126,9 +126,10 @@ class Tasks:
             if task.done() and not task.cancelled():
                 task.exception()
 
-    def any_in(self, values: Iterable[Any]) -> bool:
-        """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it."""
-        return any(x in self or (isinstance(x, list | tuple | set) and any(y in self for y in x)) for x in values)
+    def any_in(self, values: Sequence[Any]) -> bool:
+        """Return whether a task is among values, or in a container among them, as `asyncio.wait` takes it, or a dict."""
+        within = [x.values() if isinstance(x, dict) else x for x in values if isinstance(x, list | tuple | set | dict)]
+        return any(x in self for x in itertools.chain(values, *within))
 
     def are_timed(self, values: Iterable[Any]) -> bool:
         """Return whether the order in which tasks among values, or in a container among them, finish depends on host

@@ -454,6 +454,43 @@ def test_nothing_begins_behind_the_doubt_of_a_task_that_a_program_takes_for_an_e
     assert agent.run(backend=mock, journal=path).ret_value == expected and len(CALLS) == 1
 
 
+async def first_by_wait(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    return done.pop()
+
+
+async def first_as_completed(*tasks: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    await next(iter(asyncio.as_completed(tasks)))
+    return tasks[0]
+
+
+@pytest.mark.parametrize("first", [first_by_wait, first_as_completed])
+def test_a_task_that_ended_with_a_doubt_has_not_ended_first(first: Any, tmp_path: Path) -> None:
+    async def pay_at_once(q: str) -> str:
+        return pay_now(q)
+
+    async def wait_for_ever(q: str) -> None:
+        await asyncio.Event().wait()
+
+    @lmc.function
+    async def race(s: Any) -> Any:
+        s += "q" + lmc.gen("a", max_tokens=2)
+        one, other = asyncio.create_task(pay_at_once(s["a"])), asyncio.create_task(wait_for_ever("b"))
+        result = (await first(one, other)).result()
+        other.cancel()
+        await asyncio.gather(other, return_exceptions=True)
+        return result
+
+    path = tmp_path / "j"
+    expected = race.run(backend=lmc.Mock(), seed=1, journal=path).ret_value
+    lay(path, [data for data in prefixes(path) if b'["r",' not in data and b'["R",' not in data][-1])
+    for number in range(2):
+        with pytest.raises(lmc.InDoubtEffect):
+            race.run(backend=lmc.Mock(), journal=path)
+        lmc.Journal(path).retry(number=number)
+    assert race.run(backend=lmc.Mock(), journal=path).ret_value == expected
+
+
 def pay_now(q: str) -> str:
     CALLS.append(("pay", q))
     return f"paid {q}"
