@@ -29,6 +29,7 @@ from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
 from lmc.durable.completion import ManagedGroup, ManagedTimeout
 from lmc.durable.computing import ComputingSearch, returns_functions
+from lmc.durable.dispatching import implementation, is_dispatching
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
 from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import LAZY, SharedIterator, drawn
@@ -74,6 +75,8 @@ class Recorder:
             return known[1]
         if type(fn) is functools.partial:
             return functools.partial(self.callee(fn.func), *fn.args, **fn.keywords)
+        if type(fn) is types.FunctionType and is_dispatching(fn):
+            return lambda *args, **kwargs: self.callee(implementation(fn, args))(*args, **kwargs) if args else fn(**kwargs)
         if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
             found = self.callee(origin)
             return fn if found is origin else found

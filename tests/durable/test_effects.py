@@ -879,13 +879,45 @@ def decorates_by_an_object(s: Any) -> Any:
     return paid("x"), paid(s["a"]), counted.calls
 
 
+@functools.singledispatch
+def handle(x: Any, s: Any) -> Any:
+    raise TypeError(x)
+
+
+@handle.register
+def _(x: int, s: Any) -> Any:
+    return charge(str(x))
+
+
+@handle.register
+def _(x: str, s: Any) -> Any:
+    s += x + lmc.gen("b", max_tokens=2)
+    return charge(s["b"])
+
+
+class Handler:
+    @functools.singledispatchmethod
+    def handle(self, x: Any, s: Any) -> Any:
+        return charge(str(x))
+
+    @handle.register
+    def _(self, x: bytes, s: Any) -> Any:
+        return handle(x.decode(), s)
+
+
+@lmc.function
+def dispatches(s: Any) -> Any:
+    s += lmc.gen("a", max_tokens=2)
+    return handle(1, s), handle(s["a"], s), Handler().handle(None, s), Handler().handle(b"x", s)
+
+
 RECORDED: list[tuple[Any, dict[str, Any], str]] = [
     (takes_turns, {}, "await works, await works"), (leaves_loops, {}, ", ".join(["called"] * 6)), (prints_tracebacks, {}, "fail, printed"),
     (calls_an_object, {}, "Answers"), (looks_up, {"q": "q"}, "Shop.look"), (sorts, {"q": "q"}, ", ".join(["weight"] * 9)),
     (keeps_functions, {}, "charge"), (describes_its_tools, {}, "weight, Toolbox.do_search"), (adds_to_closures, {}, "charge, charge, charge, charge"),
     (marks_its_functions, {}, "marks, marks, through, eval"), (shares_containers, {"shared": False}, "first_of"),
     (shares_containers, {"shared": True}, "first_of, puts"), (calls_in_rare_ways, {}, "charge, charge, charge"),
-    (decorates_by_an_object, {}, "charge, charge"),
+    (decorates_by_an_object, {}, "charge, charge"), (dispatches, {}, "charge, charge, charge, charge"),
 ]  # fmt: skip
 
 
