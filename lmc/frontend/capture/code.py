@@ -181,7 +181,7 @@ class Frame:
             self.ev.changed.append(holder)
             if holder.cells is not None and name in holder.cells:
                 self.ev.snapshot.changed.add(id(holder.cells[name]))
-                holder.vars[name] = Unknown(None)
+                holder.vars[name] = Unknown(None, of=(x,))
 
     def from_python(self, name: str, x: Unknown) -> Any:
         """Return the value in Python's own frame of a name that is bound once, if only Python knows it."""
@@ -222,6 +222,7 @@ class Evaluator:
     certain   only an exception could keep Python from making a request here
     shifted   the addresses of requests here depend on something undecided
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
+    given     by id, what some of them may hold besides what they did: parts of an unknown value
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
@@ -241,6 +242,7 @@ class Evaluator:
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
+        self.given = dict[int, Unknown]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
@@ -331,7 +333,7 @@ class Evaluator:
     def is_instance(self, /, x: Any, kinds: Any) -> Any: ...
     def language(self, /, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
     def left_off(self, /, values: Sequence[Any], deps: Deps) -> None: ...
-    def lose(self, /, x: Any, deps: Deps) -> None: ...
+    def lose(self, /, x: Any, deps: Deps, given: Unknown | None = None) -> None: ...
     def may_ask(self, /, frame: Frame, effects: PossibleEffects) -> bool: ...
     def may_ask_in(self, /, values: Iterable[Any]) -> bool: ...
     def may_skip(self, /, frame: Frame, target: Any) -> bool: ...

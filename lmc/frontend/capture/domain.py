@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, some_of
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
@@ -96,9 +96,9 @@ class Domain:
 
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
-        if name in ("add", "fstring"):
-            return Unknown(deps, begins=_beginning(operands))
-        return Unknown(deps, of=tuple([x for x in operands if type(x) not in ATOMS]) if name in _PARTS else ())
+        begins = _beginning(operands) if name in ("add", "fstring") else ""
+        held = some_of(*operands) if name in _PARTS else None
+        return Unknown(deps, begins=begins, of=() if held is None else held.of)
 
     def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
         """Return what `to += expr` binds: `to` may be forks of unknown number, or any state."""
@@ -149,7 +149,7 @@ class Domain:
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         self._either(evaluation, frame, test, site)
-        return Unknown(test.deps, of=_held(frame, site.then.effects, site.orelse.effects))
+        return Unknown(test.deps, of=(*test.of, *_held(frame, site.then.effects, site.orelse.effects)))
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
@@ -193,10 +193,14 @@ class Domain:
 
 def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
     """Return the objects that a value of parts of a program may be or hold."""
-    return tuple([x for each in effects for x in map(frame.peek, each.scan.loads) if type(x) in CONTAINERS or type(x) in (Object, State, StateGroup)])
+    found = [x for each in effects for x in map(frame.peek, each.scan.loads)]
+    return tuple([x for x in found if type(x) in CONTAINERS or type(x) in (Object, State, StateGroup) or (type(x) is Unknown and x.of)])
 
 
-_PARTS = frozenset("item attribute unpack next list tuple set dict min max sorted reversed class .get .pop .popleft .setdefault .values .items .copy".split())
+_PARTS = frozenset((
+    "add or mul item attribute getattr unpack rest iter zip enumerate filter chain islice reduce next list tuple set dict min max sorted reversed class "
+    ".get .pop .popleft .setdefault .values .items .copy"
+).split())  # fmt: skip
 """Operations that give something of their operands."""
 
 
@@ -226,7 +230,7 @@ class Heap:
 
     def __init__(self, evaluation: Evaluator, frame: Frame) -> None:
         self.held: dict[int, tuple[Any, Any]] = {}
-        todo: list[Any] = [evaluation.states, evaluation.lost, [each.vars for each in frame.around()], tuple(evaluation.globals.values())]
+        todo: list[Any] = [evaluation.states, evaluation.lost, evaluation.given, [each.vars for each in frame.around()], tuple(evaluation.globals.values())]
         todo += evaluation.made_tasks
         while todo:
             x = todo.pop()

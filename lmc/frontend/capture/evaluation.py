@@ -79,11 +79,11 @@ class Evaluation(Evaluator):
             self.snapshot.changed.add(id(origin))
             self.lose(x, None)
 
-    def lose(self, x: Any, deps: Deps) -> None:
-        """Make the contents of a container, state or object unknown from now on."""
+    def lose(self, x: Any, deps: Deps, given: Unknown | None = None) -> None:
+        """Make the contents of a container, state or object unknown from now on: what they were, or what it may be given."""
         kind = type(x)
         if kind is Unknown:
-            return havoc.lose_parts(self, x, deps)
+            return havoc.lose_parts(self, x, deps, given)
         self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
@@ -96,7 +96,12 @@ class Evaluation(Evaluator):
         elif kind is LazyItems:
             return x.abandon(deps)
         elif type(x) is op.Object:
-            x.attributes.update(dict.fromkeys(x.attributes, Unknown(deps)))
+            for name, held in x.attributes.items():
+                of = held.of if type(held) is Unknown else (held,) if type(held) not in op.ATOMS else ()
+                x.attributes[name] = Unknown(deps, of=of if given is None else (Unknown(None, of=of), given))
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
+        if given is not None:
+            before = self.given.get(id(x))
+            self.given[id(x)] = given if before is None or any(one is before for one in given.of) else Unknown(None, of=(given, before))

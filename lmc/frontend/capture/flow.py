@@ -123,11 +123,13 @@ class Flow:
 
     changed   origins of what it changes in place
     said      those that may be states
+    held      of what it gives something to hold, with those of that
     calls     calls that it makes
     """
 
     changed: Origins
     said: Origins
+    held: Sequence[tuple[Origins, Origins]]
     calls: Sequence[CallFlow]
 
 
@@ -147,6 +149,7 @@ class Scan:
     def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
         self.edges = defaultdict[str, set[Source]](set)
         self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
+        self.held = list[tuple[set[Source], set[Source]]]()
         self.binds, self.defined = set[str](), set[str]()
         self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
         every = [x for node in nodes for x in ast.walk(node)]
@@ -210,7 +213,8 @@ class Scan:
         return self._flows[fresh_results]
 
     def _flow(self, fresh_results: Names) -> Flow:
-        of = lambda node: self.origins({(name, False, deep) for name, _, deep in sources(node)}, fresh_results)
+        any_in = lambda found: self.origins({(name, False, deep) for name, _, deep in found}, fresh_results)
+        of = lambda node: any_in(sources(node))
         calls: list[CallFlow] = []
         for node in self.calls:
             if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
@@ -218,7 +222,8 @@ class Scan:
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), calls)
+        held = [(any_in(to), any_in(found)) for to, found in self.held if found]
+        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), held, calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:
@@ -229,6 +234,7 @@ class Scan:
                 self._bind(target, sources(value))
             case ast.AugAssign(target, _, value):
                 self._hold(target, sources(value))
+                self.held.append((sources(target), inside(sources(value))))
                 self.said |= sources(target)
             case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
                 self._bind(target, inside(sources(items)))
@@ -270,6 +276,9 @@ class Scan:
         if isinstance(fn, ast.Attribute):
             if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
                 self.changed |= _of_all(given[:1])
+                self.held.append((_of_all(given[:1]), any_of(_of_all(given[1:]))))
+            elif fn.attr in CHANGING or fn.attr == "set_var":
+                self.held.append((sources(fn.value), any_of(_of_all(given))))
             given += [fn.value] if fn.attr not in _OF_TEXT else []
         elif isinstance(fn, ast.Name) and fn.id in _PLAIN:
             return
@@ -288,6 +297,7 @@ class Scan:
                 self._bind(value, holding(found))
             case ast.Attribute(value) | ast.Subscript(value):
                 self._hold(value, found)
+                self.held.append((sources(value), found))
             case _:
                 pass
 

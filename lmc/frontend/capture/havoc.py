@@ -15,7 +15,7 @@ from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
-from lmc.frontend.capture.outside import LRU, is_plain
+from lmc.frontend.capture.outside import LRU, is_plain, some_of
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
@@ -82,11 +82,11 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
         losses.apply(deps)
 
 
-def lose_parts(ev: Evaluator, x: Unknown, deps: Deps) -> None:
-    """Change what an unknown value may be."""
+def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Unknown | None) -> None:
+    """Change what an unknown value may be, which may be given this to hold."""
     if x.of:
         losses = Losses(ev)
-        losses.lose(x)
+        losses.lose(x, given)
         losses.apply(deps)
 
 
@@ -106,6 +106,7 @@ class Losses:
     def __init__(self, ev: Evaluator) -> None:
         self.ev = ev
         self._lost: dict[int, Any] = {}
+        self._given: dict[int, tuple[Unknown, dict[int, Any]]] = {}
         self._stores: list[Callable[[Deps], None]] = []
         self._followed: set[Any] = set()
         self._attributes: set[str] = set()
@@ -123,14 +124,20 @@ class Losses:
             store(deps)
         for x in self._lost.values():
             ev.lose(x, deps)
+        for given, holders in self._given.values():  # they share what they may hold, or it would grow with each of them
+            before = {id(one): one for key in holders if (one := ev.given.get(key)) is not None}
+            shared = Unknown(None, of=(given, *before.values()))
+            ev.count(len(holders) >> 4)
+            for x in holders.values():
+                ev.lose(x, deps, shared)
 
-    def lose(self, x: Any) -> None:
-        """Lose an object; of an unknown one, all that it may be."""
+    def lose(self, x: Any, given: Unknown | None = None) -> None:
+        """Lose an object, which may be given this to hold; of an unknown one, all that it may be."""
         if type(x) is Unknown:
             for one in self._reach(x.of):
-                self.lose(one)
+                self.lose(one, given)
         elif type(x) is not tuple and type(x) not in op.ATOMS:
-            self._lost[id(x)] = x
+            (self._lost if given is None else self._given.setdefault(id(given), (given, {}))[1])[id(x)] = x
 
     def run(self, frame: Frame, effects: PossibleEffects) -> tuple[Read, Names]:
         """Lose what code with these effects may change in a frame; return what its names are, and which results hold nothing that their calls are given."""
@@ -140,13 +147,14 @@ class Losses:
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
         flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
-        for (whole, inside), states in ((flow.changed, False), (flow.said, True)):
+        held = [(to, False, given) for to, found in flow.held if (given := some_of(self.value(read, found))) is not None]
+        for (whole, inside), states, given in ((flow.changed, False, None), (flow.said, True, None), *held):
             for name in whole:
-                self._changed(read[name], scan.stores)
+                self._changed(read[name], scan.stores, given)
             parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in self._parts(x)]
             for x in self._reach(parts) if parts else ():
                 if states or not isinstance(x, (State, StateGroup)):
-                    self._changed(x, scan.stores)
+                    self._changed(x, scan.stores, given)
         for call in flow.calls:
             self._call(read, call)
         if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
@@ -159,11 +167,11 @@ class Losses:
             self.hand([x for each in frame.around() for x in each.vars.values()])
         return read, fresh_results
 
-    def _changed(self, x: Any, stores: Iterable[str]) -> None:
+    def _changed(self, x: Any, stores: Iterable[str], given: Unknown | None) -> None:
         if isinstance(x, (type, types.ModuleType)):
-            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps)) for name in stores]
+            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps, of=() if given is None else given.of)) for name in stores]
         else:
-            self.lose(x)
+            self.lose(x, given)
 
     def value(self, read: Read, origins: Origins) -> Any:
         """Return what a value with these origins is; one of which that is not known, with what it may be or be a part of."""
@@ -188,7 +196,7 @@ class Losses:
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
                 if key in (0, None):
-                    self.lose(self.value(read, origins))
+                    self.lose(self.value(read, origins), some_of(*[self.value(read, found) for _, found in call.args]))
             return
         of = self.value(read, call.fn) if fn is None else fn
         if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:
@@ -302,7 +310,11 @@ class Losses:
         return [x for x in seen.values() if type(x) is not Unknown]
 
     def _parts(self, x: Any) -> Collection[Any]:
-        """Return what a value holds, or a function gives that is not passed to it."""
+        """Return what a value holds or may hold, or a function gives that is not passed to it."""
+        found, given = self._contents(x), self.ev.given
+        return found if not given or id(x) not in given else [*found, given[id(x)]]
+
+    def _contents(self, x: Any) -> Collection[Any]:
         kind = type(x)
         if kind in op.MAPPINGS:
             return x.values()

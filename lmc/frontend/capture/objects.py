@@ -11,7 +11,7 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import is_plain
+from lmc.frontend.capture.outside import is_plain, some_of
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.table import CLASS_METHODS
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
@@ -65,7 +65,7 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
     if ev.is_lost(x) and type(found) not in _METHOD_KINDS and not isinstance(found, Function):  # it may have been set
-        return Unknown(ev.lost[id(x)])
+        return Unknown(ev.lost[id(x)], of=(x,))
     if found is not MISSING:
         return _bound(ev, found, x, x.cls)
     if name == "__class__":
@@ -153,13 +153,13 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
-            x.attributes[name] = Unknown(None)
+            x.attributes[name] = Unknown(None, of=(value,))
     elif type(x) is Closure:
         x.attributes[name] = value
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
-        ev.lose(x, x.deps)
+        ev.lose(x, x.deps, some_of(value))
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))

@@ -45,6 +45,12 @@ def is_quiet(kind: type) -> bool:
 _OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
 
 
+def some_of(*values: Any) -> Unknown | None:
+    """Return a value that may be one of these, or part of one; None if none of them can be changed."""
+    of = tuple([x for x in values if type(x) not in ATOMS and (type(x) is not Unknown or x.of)])
+    return Unknown(None, of=of) if of else None
+
+
 class OutsideSnapshot:
     """Copies of outside containers and instance dictionaries by identity, kept for a run.
 

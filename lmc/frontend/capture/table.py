@@ -231,7 +231,7 @@ _TAKES_ALL = frozenset({"extend", "update", "union", "intersection", "difference
 def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Evaluate `x.name(*args, **kwargs)` of a method in `METHODS`."""
 
-    def run() -> Any:
+    def run(*_: Any) -> Any:
         given = [op.all_of(ev, a) if name in _TAKES_ALL and type(a) is LazyItems else a for a in args]
         named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
         return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
@@ -241,7 +241,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
     deps = join(*(op.known(ev, a) for a in args[: _READS.get(name)]))
     try:
         if changes:
-            return op.change(ev, x, deps, run)
+            return op.change(ev, x, deps, run, *args, *kwargs.values())
         if (deps := join(op.known(ev, x), deps)) != NOTHING:
             raise Undecided(deps)
         found = run()

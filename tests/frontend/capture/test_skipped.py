@@ -19,6 +19,7 @@ import lmc
 
 XS = ["x", "y", "z", "w"]
 GL = "old"
+OUTS = {}
 
 def ask(s, q):
     (f,) = s.fork(1)
@@ -28,6 +29,8 @@ def ask(s, q):
 class Box:
     def __init__(self, items): self.items = items
     def add(self, x): self.items.append(x)
+
+OUT = Box([])
 
 class Left: pass
 
@@ -327,8 +330,31 @@ put(D[answer[:0] + "k"], 1)
 for v in (D[answer[:0] + "k"],): v.append(1)
 for v in [L] * len(answer): v.append(1)
 v = [L, answer].pop(len(answer[:0])); v.append(1)
+H = {}\nif answer: H["k"] = L\nH["k"].append(1)
+H = {}\nif answer: H["k"] = BX\nH["k"].items.append(1)
+H = {}\nif answer: H["k"] = L\nif answer: H["k"].append(1)
+H = []\nif answer: H.append(L)\nfor v in list(H): v.append(1)
+H = []\nif answer: H.append(L)\nfor v in H: v.append(1)
+H = []\nif answer: put(H, L)\nput(H[0], 1)
+H = []\nif answer: list.append(H, L)\nH[0].append(1)
+H = []\nif answer: heapq.heappush(H, L)\nH[0].append(1)
+H = []\nif answer: H += [L]\nH[0].append(1)
+H = Box([])\nif answer: H.items = L\nH.add(1)
+H = Box(L)\nif not answer: H.items = []\nH.add(1)
+H = Box([])\nif answer: H.more = L\nif answer: H.more.append(1)
+H = Box([])\nif answer: H.add(L)\nH.items[0].append(1)
+H = {}\nif answer: H["k"] = C\nstr(H["k"])
+H = {}\nH[answer] = L\nH[answer].append(1)
+H = {}\nH.setdefault(answer, []).append(L)\nH.get(answer)[0].append(1)
+H = {}\nH[answer] = 1; H.update(k=L)\nH["k"].append(1)
+H = {}\nH[answer] = 1; H["k"] = L\n(H.get("k") or []).append(1)
+H = []\nH.insert(len(answer), L)\nH[0].append(1)
+H = [L] + answer.split()\nH[0].append(1)
+next(iter([L] if answer else [[]])).append(1)
+OUT.kept = L; OUT.kept.append(1)
+OUTS["kept"] = L; OUTS["kept"].append(1)
 """.strip().splitlines()
-"""Left undecided within: by a loop, or by which object is changed."""
+"""Left undecided within: by a loop, by which object is changed, or by what it was given before."""
 READS = r"""
 pass
 print(len(L), f"{D} {BX.items}")
