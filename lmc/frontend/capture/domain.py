@@ -106,7 +106,7 @@ class Domain:
 
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of unknown code. Its mutable arguments are unknown already."""
-        return Unknown(None)
+        return Unknown(None, of=fn.of if type(fn) is Unknown else ())
 
     def branch(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Signal:
         """Handle an undecided `if`: the bindings of its arms are unknown. An arm that always leaves is predicted not taken."""

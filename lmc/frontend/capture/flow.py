@@ -28,11 +28,14 @@ _OF_TEXT = frozenset("strip lstrip rstrip lower upper title split splitlines rep
 _PARTS = frozenset("get values items keys pop popleft popitem setdefault".split())
 ANYTHING = "*"
 """Instead of a name: any that the part reads."""
+LATER = "@later"
+"""Instead of a name: what functions in the part do, with what their names are then."""
 
 Loop = ast.For | ast.AsyncFor | ast.comprehension
 Source = tuple[str, bool, bool]
 """Name, whether the value is a new one that holds it, whether it is what the name holds."""
 _OF_ANYTHING = {(ANYTHING, False, False)}
+_OF_LATER = _OF_ANYTHING | {(LATER, False, False)}
 Names = frozenset[str]
 Origins = tuple[frozenset[str], frozenset[str]]
 """Names that a value may be, and names that it may be inside of."""
@@ -72,7 +75,8 @@ def sources(node: ast.AST | None) -> set[Source]:
                 return inside(sources(fn.value)) | _of_all(given)  # pyright: ignore[reportAttributeAccessIssue]
             return {(result_of(node), False, False)}
         case _:
-            return any_of({(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)})
+            names = {(x.id, False, False) for x in ast.walk(node) if isinstance(x, ast.Name)}
+            return any_of(names | {(LATER, False, False)} if isinstance(node, ast.Lambda) else names)
 
 
 def result_of(call: ast.Call) -> str:
@@ -168,7 +172,7 @@ class Scan:
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
         self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
-        self.names = loads | self.binds | self.bound | {x.id for x in named}
+        self.names = loads | self.binds | self.bound | {x.id for x in named} | {LATER}
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._bindings: dict[tuple[str, Names], Origins] = {}
         self._flows: dict[Names, Flow] = {}
@@ -217,7 +221,7 @@ class Scan:
         of = lambda node: any_in(sources(node))
         calls: list[CallFlow] = []
         for node in self.calls:
-            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_ANYTHING:
+            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_LATER:
                 continue  # a function of its own, with any arguments
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
@@ -241,10 +245,10 @@ class Scan:
             case ast.withitem(manager, ast.AST() as target):
                 self._bind(target, any_of(sources(manager)))
             case ast.ClassDef(name, bases):
-                self._bind(ast.Name(name), _OF_ANYTHING | _of_all(bases) | {(name, False, False)})
+                self._bind(ast.Name(name), _OF_LATER | _of_all(bases) | {(name, False, False)})
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
                 self.defined.add(name)
-                self._bind(ast.Name(name), _OF_ANYTHING)
+                self._bind(ast.Name(name), _OF_LATER)
             case ast.arg(name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
                 self._bind(ast.Name(name), _OF_ANYTHING)
             case ast.Return(value) | ast.Yield(value) | ast.YieldFrom(value):

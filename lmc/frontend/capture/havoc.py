@@ -13,7 +13,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, SAYING, CallFlow, Names, Origins, Scan, result_of
+from lmc.frontend.capture.flow import CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain, some_of
 from lmc.frontend.capture.scan import PossibleEffects
@@ -144,6 +144,7 @@ class Losses:
         scan, own, code = effects.scan, frame.vars, frame.code
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
+        read[LATER] = None if effects.later is None else Coroutine(None, of=(frame, effects.later))
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
         flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
@@ -232,12 +233,20 @@ class Losses:
         elif not (entered or isinstance(func, ast.Lambda) or call.method in _KNOWN_METHODS):
             self.hand(values)
 
-    def _call_all(self, functions: Iterable[Any], given: Sequence[Any]) -> int:
+    def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
         """Enter those that are functions of the program's; return how many."""
         every, callees = _any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
         for fn, callee in callees:
             self._enter(callee, [(None, _any_of((every, *fn.of)) if type(fn) is Partial else every)])
-        return len(callees)
+        later = [x for x in functions if type(x) is Coroutine]
+        for one in later:
+            self._run_later(one)
+        return len(callees) + len(later)
+
+    def _run_later(self, x: Coroutine) -> None:
+        if x.of is not None and (key := tuple(map(id, x.of))) not in self._followed:
+            self._followed.add(key)
+            self.run(*x.of)
 
     def _enter(self, callee: Callee, given: Sequence[tuple[int | str | None, Any]]) -> None:
         """Follow a function of the program's with these arguments, by position or name; None: any."""
@@ -285,8 +294,8 @@ class Losses:
         """Pass values to code that may do anything with them."""
         for x in self._reach(values):
             self.lose(x)
-            if type(x) is Coroutine and x.of is not None:
-                self.run(*x.of)
+            if type(x) is Coroutine:
+                self._run_later(x)
             elif type(x) is BoundMethod:
                 self.lose(x.receiver)
             elif isinstance(x, Function):

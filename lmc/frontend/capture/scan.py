@@ -35,6 +35,12 @@ class PossibleEffects:
         return found
 
     @cached_property
+    def later(self) -> PossibleEffects | None:
+        """Return those of the functions in it, which may run later; None if it has none."""
+        found = [node for node, _ in own(self.nodes) if isinstance(node, _FUNCTIONS)]
+        return PossibleEffects(found) if found else None
+
+    @cached_property
     def exits(self) -> frozenset[str]:
         """Return the exits that control may take: "return", "break", "continue", "raise"."""
         found = {(_EXITS.get(type(node)), in_loop) for node, in_loop in own(self.nodes)}
