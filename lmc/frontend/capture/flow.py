@@ -34,6 +34,7 @@ LATER = "@later"
 Loop = ast.For | ast.AsyncFor | ast.comprehension
 Source = tuple[str, bool, bool]
 """Name, whether the value is a new one that holds it, whether it is what the name holds."""
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _OF_ANYTHING = {(ANYTHING, False, False)}
 _OF_LATER = _OF_ANYTHING | {(LATER, False, False)}
 Names = frozenset[str]
@@ -172,7 +173,8 @@ class Scan:
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
         self.given = {x.id for x in named if isinstance(x.ctx, ast.Load) and id(x) not in called}
         self.reads_frame = any(isinstance(call.func, ast.Name) and call.func.id in ("exec", "locals", "globals", "vars") for call in self.calls)
-        self.names = loads | self.binds | self.bound | {x.id for x in named} | {LATER}
+        self.names = loads | self.binds | self.bound | {x.id for x in named}
+        self.names |= {LATER} if any(isinstance(x, FUNCTIONS) for x in every) else set()
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
         self._bindings: dict[tuple[str, Names], Origins] = {}
         self._flows: dict[Names, Flow] = {}

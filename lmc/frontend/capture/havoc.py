@@ -144,7 +144,8 @@ class Losses:
         scan, own, code = effects.scan, frame.vars, frame.code
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
-        read[LATER] = None if effects.later is None else Coroutine(None, of=(frame, effects.later))
+        if LATER in read:
+            read[LATER] = Coroutine(None, of=(frame, effects.later))
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
         flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
@@ -170,7 +171,10 @@ class Losses:
 
     def _changed(self, x: Any, stores: Iterable[str], given: Unknown | None) -> None:
         if isinstance(x, (type, types.ModuleType)):
-            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps, of=() if given is None else given.of)) for name in stores]
+            of = () if given is None or isinstance(x, type) else given.of
+            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps, of=of)) for name in stores]
+            if given is not None and isinstance(x, type):
+                self.hand([given])
         else:
             self.lose(x, given)
 

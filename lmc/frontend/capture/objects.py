@@ -163,6 +163,7 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))
+        ev.hand_over([value])  # a function, maybe, which is called as a method
 
 
 def special(ev: Evaluator, x: Object, name: str) -> Any:

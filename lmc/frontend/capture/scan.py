@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from time import thread_time
 
-from lmc.frontend.capture.flow import Loop, Scan
+from lmc.frontend.capture.flow import FUNCTIONS, Loop, Scan
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _REPEATED = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _EXITS = {ast.Return: "return", ast.Raise: "raise", ast.Break: "break", ast.Continue: "continue"}
 
@@ -35,10 +34,9 @@ class PossibleEffects:
         return found
 
     @cached_property
-    def later(self) -> PossibleEffects | None:
-        """Return those of the functions in it, which may run later; None if it has none."""
-        found = [node for node, _ in own(self.nodes) if isinstance(node, _FUNCTIONS)]
-        return PossibleEffects(found) if found else None
+    def later(self) -> PossibleEffects:
+        """Return those of the functions in it, which may run later."""
+        return PossibleEffects([node for node, _ in own(self.nodes) if isinstance(node, FUNCTIONS)])
 
     @cached_property
     def exits(self) -> frozenset[str]:
@@ -61,7 +59,7 @@ def own(nodes: Iterable[ast.AST]) -> list[tuple[ast.AST, bool]]:
     while todo:
         node, in_loop = todo.pop()
         found.append((node, in_loop))
-        if isinstance(node, _FUNCTIONS):
+        if isinstance(node, FUNCTIONS):
             inner = [] if isinstance(node, ast.Lambda) else [*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)]
         else:
             inner = ast.iter_child_nodes(node)
