@@ -19,7 +19,7 @@ from lmc.frontend.capture.outside import LRU, is_plain, some_of
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
-from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial, is_exception
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -335,7 +335,7 @@ class Losses:
             return x
         if kind is Object:
             of_class = [class_attribute(self.ev, x.cls, name) for name in _held(x.cls)]
-            return (*x.attributes.values(), *of_class, *((x,) if implicit_methods(x.cls) else ()))
+            return (*x.attributes.values(), *(x.args if is_exception(x) else ()), *of_class, *((x,) if implicit_methods(x.cls) else ()))
         if kind is Unknown or kind is Partial:
             return x.of
         if kind is StateGroup:
@@ -354,7 +354,7 @@ class Losses:
             code, inner, _ = callee
             whole, inside = code.effects.scan.origins(code.effects.scan.returned)
             return [_peek(inner, name) for name in whole | inside]
-        return ()
+        return x.args if isinstance(x, BaseException) else ()
 
 
 def _any_of(values: Iterable[Any]) -> Unknown:

@@ -47,7 +47,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if isinstance(x, Function):
         return BoundMethod(name, x)
     if isinstance(x, BaseException):
-        return ev.adopt(op.native(getattr, x, name)) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
+        return op.native(getattr, x, name) if name in _OF_EXCEPTIONS or name in vars(x) else Unknown(None)
     if isinstance(x, Expr):
         return op.native(getattr, x, name)
     if kind in op.ATOMS or kind in op.CONTAINERS or kind is LazyItems:

@@ -145,8 +145,10 @@ class Outside:
     def _made(self, x: Any, kind: type) -> Any:
         if kind in CONTAINERS:
             return self._container(x, kind)
-        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)) or (issubclass(kind, BaseException) and kind.__module__ == "builtins"):
+        if _is_opaque(kind) or kind in ATOMS or (issubclass(kind, type) and is_quiet(x)):
             return x  # reading a module of another class may do anything, such as import it
+        if issubclass(kind, BaseException) and kind.__module__ == "builtins":
+            return x if ATOMS.issuperset(map(type, x.args)) else Unknown(None)
         held = self.snapshot.parts(x)
         if held is None:
             return Unknown(None)

@@ -34,6 +34,8 @@ OUT = Box([])
 
 class Left: pass
 
+class Wrong(Exception): pass
+
 class Right:
     def __init__(self, seen): self.seen = seen
     def __radd__(self, x): self.seen.append("r"); return self
@@ -359,6 +361,11 @@ if answer: Box.kind = lambda self: L.append(1)\nif answer: BX.kind()
 if answer: Box.kind = AP\nBox.kind(1)
 if answer: Box.kind = L\nif answer: Box.kind.append(1)
 put.kept = L; put.kept.append(1)
+try: raise KeyError(L)\nexcept KeyError as e: e.args[0].append(1)
+try: raise KeyError(L)\nexcept KeyError as e: e.args[len(answer[:0])].append(1)
+try: raise KeyError(L)\nexcept KeyError as e:\n if answer: e.args[0].append(1)
+try: raise Wrong(L)\nexcept Wrong as e: e.args[len(answer[:0])].append(1)
+try: raise Wrong(L)\nexcept Wrong as e:\n if answer: e.args[0].append(1)
 class K:\n def go(self): later.append(1)\nlater = L; K().go()
 class K:\n def go(self): later.append(1)\nk = K(); later = L; k.go()
 later = []\nif answer:\n def go(): later.append(1)\nlater = L\nif answer: go()
