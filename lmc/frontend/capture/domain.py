@@ -193,8 +193,9 @@ class Domain:
 
 def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
     """Return the objects that a value of parts of a program may be or hold."""
-    found = [x for each in effects for x in map(frame.peek, each.scan.loads)]
-    return tuple([x for x in found if type(x) in CONTAINERS or type(x) in (Object, State, StateGroup) or (type(x) is Unknown and x.of)])
+    found = [(frame.peek(name), name in each.scan.given) for each in effects for name in each.scan.loads]
+    kinds = CONTAINERS | {Object, State, StateGroup}
+    return tuple([x for x, given in found if type(x) in kinds or (type(x) is Unknown and x.of) or (given and isinstance(x, (type, BoundMethod)))])
 
 
 _PARTS = frozenset((

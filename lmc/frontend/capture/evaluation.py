@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from lmc.errors import Loc
@@ -79,12 +80,15 @@ class Evaluation(Evaluator):
             self.snapshot.changed.add(id(origin))
             self.lose(x, None)
 
-    def lose(self, x: Any, deps: Deps, given: Unknown | None = None) -> None:
-        """Make the contents of a container, state or object unknown from now on: what they were, or what it may be given."""
+    def lose(self, x: Any, deps: Deps, given: Unknown | None = None, stores: Iterable[str] = ()) -> None:
+        """Make the contents of a container, state or object unknown from now on: what they were, or what it may be given. Of a class, these attributes."""
         kind = type(x)
         if kind is Unknown:
-            return havoc.lose_parts(self, x, deps, given)
+            return havoc.lose_parts(self, x, deps, given, stores)
         self.changed.append(x)  # which also keeps its id its own
+        if isinstance(x, type):
+            for name in stores:
+                self.set_attribute(x, name, given)
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True
@@ -102,6 +106,10 @@ class Evaluation(Evaluator):
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
+        self.give(x, given)
+
+    def give(self, x: Any, given: Unknown | None) -> None:
+        """Let an object of which nothing is known hold this, too."""
         if given is not None:
             before = self.given.get(id(x))
             self.given[id(x)] = given if before is None or any(one is before for one in given.of) else Unknown(None, of=(given, before))

@@ -265,6 +265,7 @@ class Scan:
                     self.changed |= sources(value)
             case ast.Call(fn, args, keywords):
                 self.calls.append(node)
+                self.attributes |= {"__class__"} if isinstance(fn, ast.Name) and fn.id == "type" else set()
                 self._give(node)
                 self._pass(fn, [*args, *(k.value for k in keywords)])
             case _:
@@ -274,8 +275,8 @@ class Scan:
         """Assume that what a call gives is, holds or is part of what it is given."""
         for node in ast.walk(part):
             if isinstance(node, ast.Call):
-                fn = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-                self.edges[result_of(node)] = any_of(_of_all([fn, *node.args, *(k.value for k in node.keywords)]))
+                of = sources(node.func.value) if isinstance(node.func, ast.Attribute) else inside(sources(node.func))  # no function gives itself
+                self.edges[result_of(node)] = any_of(of | _of_all([*node.args, *(k.value for k in node.keywords)]))
 
     def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
         """Assume that a function keeps any of its arguments in another."""

@@ -13,7 +13,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
+from lmc.frontend.capture.flow import ANYTHING, CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, is_plain, some_of
 from lmc.frontend.capture.scan import PossibleEffects
@@ -82,11 +82,11 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
         losses.apply(deps)
 
 
-def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Unknown | None) -> None:
-    """Change what an unknown value may be, which may be given this to hold."""
+def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Unknown | None, stores: Iterable[str]) -> None:
+    """Change what an unknown value may be, which may be given this to hold; of classes these attributes."""
     if x.of:
         losses = Losses(ev)
-        losses.lose(x, given)
+        losses.lose(x, given, stores)
         losses.apply(deps)
 
 
@@ -131,11 +131,14 @@ class Losses:
             for x in holders.values():
                 ev.lose(x, deps, shared)
 
-    def lose(self, x: Any, given: Unknown | None = None) -> None:
-        """Lose an object, which may be given this to hold; of an unknown one, all that it may be."""
+    def lose(self, x: Any, given: Unknown | None = None, stores: Iterable[str] = ()) -> None:
+        """Lose an object, which may be given this to hold, of a class or module the attributes with these names; of an unknown one, all that it may be."""
         if type(x) is Unknown:
             for one in self._reach(x.of):
-                self.lose(one, given)
+                self.lose(one, given, stores)
+        elif isinstance(x, (type, types.ModuleType)):
+            of = () if given is None else given.of
+            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps, of=of)) for name in stores]
         elif type(x) is not tuple and type(x) not in op.ATOMS:
             (self._lost if given is None else self._given.setdefault(id(given), (given, {}))[1])[id(x)] = x
 
@@ -152,11 +155,11 @@ class Losses:
         held = [(to, False, given) for to, found in flow.held if (given := some_of(self.value(read, found))) is not None]
         for (whole, inside), states, given in ((flow.changed, False, None), (flow.said, True, None), *held):
             for name in whole:
-                self._changed(read[name], scan.stores, given)
+                self.lose(read[name], given, scan.stores)
             parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in self._parts(x)]
             for x in self._reach(parts) if parts else ():
                 if states or not isinstance(x, (State, StateGroup)):
-                    self._changed(x, scan.stores, given)
+                    self.lose(x, given, scan.stores)
         for call in flow.calls:
             self._call(read, call)
         if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
@@ -168,15 +171,6 @@ class Losses:
         if scan.reads_frame:
             self.hand([x for each in frame.around() for x in each.vars.values()])
         return read, fresh_results
-
-    def _changed(self, x: Any, stores: Iterable[str], given: Unknown | None) -> None:
-        if isinstance(x, (type, types.ModuleType)):
-            of = () if given is None or isinstance(x, type) else given.of
-            self._stores += [lambda deps, name=name: self.ev.set_attribute(x, name, Unknown(deps, of=of)) for name in stores]
-            if given is not None and isinstance(x, type):
-                self.hand([given])
-        else:
-            self.lose(x, given)
 
     def value(self, read: Read, origins: Origins) -> Any:
         """Return what a value with these origins is; one of which that is not known, with what it may be or be a part of."""
@@ -201,7 +195,8 @@ class Losses:
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
                 if key in (0, None):
-                    self.lose(self.value(read, origins), some_of(*[self.value(read, found) for _, found in call.args]))
+                    given = some_of(*[self.value(read, found) for at, found in call.args if at != key])
+                    self.lose(self.value(read, origins), given, _set_by(call.node) if fn is setattr else ())
             return
         of = self.value(read, call.fn) if fn is None else fn
         if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:
@@ -334,8 +329,9 @@ class Losses:
         if kind in op.CONTAINERS or kind in op.VIEWS:
             return x
         if kind is Object:
-            of_class = [class_attribute(self.ev, x.cls, name) for name in _held(x.cls)]
-            return (*x.attributes.values(), *(x.args if is_exception(x) else ()), *of_class, *((x,) if implicit_methods(x.cls) else ()))
+            held = [*x.attributes.values(), *(x.args if is_exception(x) else ()), *(class_attribute(self.ev, x.cls, name) for name in _held(x.cls))]
+            held += [self.ev.given[id(one)] for one in x.cls.__mro__ if id(one) in self.ev.given] if self.ev.given else ()
+            return held + [x] * bool(implicit_methods(x.cls)) + [x.cls] * ("__class__" in self._attributes)
         if kind is Unknown or kind is Partial:
             return x.of
         if kind is StateGroup:
@@ -435,6 +431,12 @@ def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
         if isinstance(base, type) and is_plain(base):
             return class_attribute(ev, base, node.attr)
     return None
+
+
+def _set_by(call: ast.Call) -> Sequence[str]:
+    """Return the name of the attribute that a call of `setattr` sets."""
+    name = call.args[1] if len(call.args) > 1 else None
+    return [name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ANYTHING]
 
 
 def _is_opaque(fn: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Frame
+from lmc.frontend.capture.flow import ANYTHING
 from lmc.frontend.capture.outside import is_plain, some_of
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.table import CLASS_METHODS
@@ -43,6 +44,8 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
     if kind is Closure:
         return x.name if name in ("__name__", "__qualname__") else x.attributes.get(name, Unknown(None))
     if kind is types.FunctionType:
+        if (id(x), name) in ev.snapshot.changed:
+            return _of_changed(ev, x)
         return x.__name__ if name in ("__name__", "__qualname__") else ev.adopt(vars(x).get(name, Unknown(None)))
     if isinstance(x, Function):
         return BoundMethod(name, x)
@@ -97,14 +100,20 @@ def _bound(ev: Evaluator, found: Any, x: Any, cls: Any) -> Any:
 
 def class_attribute(ev: Evaluator, cls: type, name: str, after: type | None = None) -> Any:
     """Return the raw value of a name in a class and its bases, of the latter from the one `after` another; `MISSING` if there is none."""
+    changed = ev.snapshot.changed
     for one in cls.__mro__[0 if after is None else cls.__mro__.index(after) + 1 :]:
-        if (id(one), name) in ev.snapshot.changed:
-            return Unknown(None)
+        if changed and ((id(one), name) in changed or (id(one), ANYTHING) in changed):
+            return _of_changed(ev, one)
         if one.__module__ != "builtins" and name in vars(one):
             raw = vars(one)[name]
             if type(raw) is not types.MemberDescriptorType:  # a slot: it is among the object's attributes
                 return raw if type(raw) in _METHOD_KINDS else ev.adopt(ev.snapshot.first((id(one), name), raw))
     return MISSING
+
+
+def _of_changed(ev: Evaluator, x: Any) -> Unknown:
+    """Return an attribute that the program has set of a class or function of the outside."""
+    return Unknown(None, of=(ev.given[id(x)],) if id(x) in ev.given else ())
 
 
 def _of_class(ev: Evaluator, cls: Any, name: str) -> Any:
@@ -159,11 +168,11 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
-        ev.lose(x, x.deps, some_of(value))
+        ev.lose(x, x.deps, some_of(value), (name,))
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))
-        ev.hand_over([value])  # a function, maybe, which is called as a method
+        ev.give(x, some_of(value))
 
 
 def special(ev: Evaluator, x: Object, name: str) -> Any:

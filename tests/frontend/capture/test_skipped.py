@@ -354,6 +354,17 @@ H = []\nH.insert(len(answer), L)\nH[0].append(1)
 H = [L] + answer.split()\nH[0].append(1)
 next(iter([L] if answer else [[]])).append(1)
 OUT.kept = L; OUT.kept.append(1)
+if answer: setattr(Box, "kind", 4)
+if answer: setattr(Box, "ki" + "nd", 4)
+setattr(Box, "kind" + answer[:0], 4)
+setattr(Box, "kind" + answer[:0], L); Box.kind.append(1)
+(Box if answer else Cmp).kind = 4
+setattr(Box if answer else Cmp, "kind", 4)
+if answer: BX.__class__.kind = 4
+if answer: type(BX).kind = 4
+if answer: setattr(BX, "items", L[:1])
+def sets(cls): cls.kind = 4\nif answer: sets(type(BX))
+def sets(cls): cls.kind = 4\nsets(Box if answer else Cmp)
 Box.kind = L; Box.kind.append(1)
 Box.kind = lambda self: L.append(1); BX.kind()
 Box.kind = staticmethod(put); Box.kind(L, 1)
