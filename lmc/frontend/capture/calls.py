@@ -17,7 +17,7 @@ from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import CHANGING, SAYING
 from lmc.frontend.capture.objects import instance
-from lmc.frontend.capture.outside import LRU, PLAIN, is_plain, some_of
+from lmc.frontend.capture.outside import LRU, PLAIN, any_of, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.types import is_data, is_inert
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
@@ -111,7 +111,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if x.of and (name in CHANGING or name in SAYING):
-        ev.lose(x, x.deps, some_of(*args, *kwargs.values()))
+        ev.lose(x, x.deps, any_of((*args, *kwargs.values())))
     if x.deps is None:
         return ev.unknown_code(x, args, kwargs)
     deps = join(x.deps, *(op.need(ev, a) for a in (*args, *kwargs.values()) if type(a) not in (Closure, BoundMethod)))

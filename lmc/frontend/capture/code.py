@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -223,6 +223,7 @@ class Evaluator:
     shifted   the addresses of requests here depend on something undecided
     lost      by id, containers and states of which nothing is known any longer, with the answers that would tell
     given     by id, what some of them may hold besides what they did: parts of an unknown value
+    later     what functions in skipped code do, by the ids of a frame and of its effects
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
@@ -242,7 +243,7 @@ class Evaluator:
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
-        self.given = dict[int, Unknown]()
+        self.given, self.later = dict[int, Unknown](), dict[tuple[int, int], Any]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
@@ -328,7 +329,7 @@ class Evaluator:
     def catches(self, /, kinds: Any, value: Any) -> bool: ...
     def changes(self, /, x: Any) -> None: ...
     def class_of(self, /, x: Any) -> Any: ...
-    def give(self, /, x: Any, given: Unknown | None) -> None: ...
+    def give(self, /, xs: Collection[Any], given: Unknown | None) -> None: ...
     def hand_over(self, /, values: Iterable[Any], deps: Deps = None) -> None: ...
     def havoc(self, /, frame: Frame, effects: PossibleEffects, deps: Deps) -> None: ...
     def is_instance(self, /, x: Any, kinds: Any) -> Any: ...

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, some_of
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, any_of
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
@@ -97,8 +97,7 @@ class Domain:
     def operation(self, evaluation: Evaluator, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation (`name` as in the table: "add", "str.strip", "json.loads" …) with some unknown operands."""
         begins = _beginning(operands) if name in ("add", "fstring") else ""
-        held = some_of(*operands) if name in _PARTS else None
-        return Unknown(deps, begins=begins, of=() if held is None else held.of)
+        return Unknown(deps, begins=begins, of=any_of(operands).of if name in _PARTS else ())
 
     def appended(self, evaluation: Evaluator, to: Unknown) -> Any:
         """Return what `to += expr` binds: `to` may be forks of unknown number, or any state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from lmc.errors import Loc
@@ -10,7 +10,7 @@ from lmc.frontend.capture import calls, havoc, objects
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
-from lmc.frontend.capture.outside import Outside, OutsideSnapshot
+from lmc.frontend.capture.outside import Outside, OutsideSnapshot, any_of
 from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
@@ -100,16 +100,20 @@ class Evaluation(Evaluator):
         elif kind is LazyItems:
             return x.abandon(deps)
         elif type(x) is op.Object:
-            for name, held in x.attributes.items():
-                of = held.of if type(held) is Unknown else (held,) if type(held) not in op.ATOMS else ()
-                x.attributes[name] = Unknown(deps, of=of if given is None else (Unknown(None, of=of), given))
+            x.attributes.update({name: any_of((held,), deps) for name, held in x.attributes.items()})
         elif kind not in op.CONTAINERS or kind is frozenset:
             return
         self.lost[id(x)] = join(self.lost.get(id(x), NOTHING), deps)
-        self.give(x, given)
+        self.give((x,), given)
 
-    def give(self, x: Any, given: Unknown | None) -> None:
-        """Let an object of which nothing is known hold this, too."""
-        if given is not None:
-            before = self.given.get(id(x))
-            self.given[id(x)] = given if before is None or any(one is before for one in given.of) else Unknown(None, of=(given, before))
+    def give(self, xs: Collection[Any], given: Unknown | None) -> None:
+        """Let objects of which nothing is known hold this, too. They share it, or it would grow with each of them."""
+        if given is not None and given.of:
+            before = {id(one): one for x in xs if (one := self.given.get(id(x))) is not None}
+            known = next(iter(before.values())) if len(before) == 1 else given
+            if known is given or not {*map(id, given.of)} <= {*map(id, known.of)}:
+                known = Unknown(None, of=(*given.of, *before.values()))
+            for x in xs:
+                if type(x) is op.Object and self.given.get(id(x)) is not known:
+                    x.attributes.update({name: Unknown(op.known(self, held), of=(held, known)) for name, held in x.attributes.items()})
+                self.given[id(x)] = known

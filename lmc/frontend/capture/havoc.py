@@ -15,7 +15,7 @@ from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
 from lmc.frontend.capture.flow import ANYTHING, CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
-from lmc.frontend.capture.outside import LRU, is_plain, some_of
+from lmc.frontend.capture.outside import LRU, any_of, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, Unknown
@@ -51,7 +51,7 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
         held = frame.peek(name)
         if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
             continue  # augmented assignment changes some objects, and rebinds the name of others
-        either = Unknown(deps, of=_any_of((x, held)).of)
+        either = any_of((x, held), deps)
         for kind in _kinds(frame.code, scan, name):
             (frame if name in frame.vars else frame.function).store(name, either, kind)
 
@@ -124,12 +124,11 @@ class Losses:
             store(deps)
         for x in self._lost.values():
             ev.lose(x, deps)
-        for given, holders in self._given.values():  # they share what they may hold, or it would grow with each of them
-            before = {id(one): one for key in holders if (one := ev.given.get(key)) is not None}
-            shared = Unknown(None, of=(given, *before.values()))
-            ev.count(len(holders) >> 4)
+        for given, holders in self._given.values():
             for x in holders.values():
-                ev.lose(x, deps, shared)
+                ev.lose(x, deps)
+            ev.give(holders.values(), given)
+            ev.count(len(holders) >> 4)
 
     def lose(self, x: Any, given: Unknown | None = None, stores: Iterable[str] = ()) -> None:
         """Lose an object, which may be given this to hold, of a class or module the attributes with these names; of an unknown one, all that it may be."""
@@ -148,11 +147,11 @@ class Losses:
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
         if LATER in read:
-            read[LATER] = Coroutine(None, of=(frame, effects.later))
+            read[LATER] = self.ev.later.setdefault((id(frame), id(effects)), Coroutine(None, of=(frame, effects.later)))
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
         flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
-        held = [(to, False, given) for to, found in flow.held if (given := some_of(self.value(read, found))) is not None]
+        held = [(to, False, given) for to, found in flow.held if (given := any_of([self.value(read, found)])).of]
         for (whole, inside), states, given in ((flow.changed, False, None), (flow.said, True, None), *held):
             for name in whole:
                 self.lose(read[name], given, scan.stores)
@@ -181,7 +180,7 @@ class Losses:
                 parts += held if len(held) <= _ALIKE else (of,)
         if len(whole) == 1 and not parts:
             return read[next(iter(whole))]
-        return _any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
+        return any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
 
     # -- calls
 
@@ -195,7 +194,7 @@ class Losses:
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
                 if key in (0, None):
-                    given = some_of(*[self.value(read, found) for at, found in call.args if at != key])
+                    given = any_of([self.value(read, found) for at, found in call.args if at != key])
                     self.lose(self.value(read, origins), given, _set_by(call.node) if fn is setattr else ())
             return
         of = self.value(read, call.fn) if fn is None else fn
@@ -214,7 +213,7 @@ class Losses:
         elif _is_opaque(fn):
             self.hand(values)
         if isinstance(fn, type) and is_plain(fn):
-            self._call_all([BoundMethod(one, _any_of(values)) for one in implicit_methods(fn)], given)
+            self._call_all([BoundMethod(one, any_of(values)) for one in implicit_methods(fn)], given)
 
     def _call_any(self, call: CallFlow, of: Any, given: Sequence[Any], values: list[Any]) -> None:
         """Call what is not known, but what it may be part of: of a method, what has it."""
@@ -234,9 +233,9 @@ class Losses:
 
     def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
         """Enter those that are functions of the program's; return how many."""
-        every, callees = _any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
+        every, callees = any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
         for fn, callee in callees:
-            self._enter(callee, [(None, _any_of((every, *fn.of)) if type(fn) is Partial else every)])
+            self._enter(callee, [(None, any_of((every, *fn.of)) if type(fn) is Partial else every)])
         later = [x for x in functions if type(x) is Coroutine]
         for one in later:
             self._run_later(one)
@@ -254,7 +253,7 @@ class Losses:
         if scan.is_quiet and all(type(_peek(inner, name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
             return
         if any(key is None for key, _ in given) or code.rest:
-            every = _any_of([x for _, x in given])
+            every = any_of([x for _, x in given])
             names = (*code.rest, *(name for name in code.names if name not in code.positional[:shift] and any(key is None for key, _ in given)))
             inner.vars.update(dict.fromkeys(names, every))
         for key, x in given:
@@ -267,7 +266,7 @@ class Losses:
         self._followed.add(key)
         if self._entered >= _MOST_ENTERED:
             self.asks = True
-            return self.lose(_any_of(inner.vars.values()))
+            return self.lose(any_of(inner.vars.values()))
         self._entered += 1
         for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
             self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
@@ -351,12 +350,6 @@ class Losses:
             whole, inside = code.effects.scan.origins(code.effects.scan.returned)
             return [_peek(inner, name) for name in whole | inside]
         return x.args if isinstance(x, BaseException) else ()
-
-
-def _any_of(values: Iterable[Any]) -> Unknown:
-    """Return a value that may be one of these, or part of one."""
-    found = {id(one): one for x in values for one in (x.of if type(x) is Unknown else () if type(x) in op.ATOMS else (x,))}
-    return Unknown(None, of=tuple(found.values()))
 
 
 def _peek(frame: Frame, name: str) -> Any:

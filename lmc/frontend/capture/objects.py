@@ -12,7 +12,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Frame
 from lmc.frontend.capture.flow import ANYTHING
-from lmc.frontend.capture.outside import is_plain, some_of
+from lmc.frontend.capture.outside import any_of, is_plain
 from lmc.frontend.capture.searching import STANDS_FOR
 from lmc.frontend.capture.table import CLASS_METHODS
 from lmc.frontend.capture.unknown import MISSING, Raised, Undecided, Unknown, raised
@@ -168,11 +168,11 @@ def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
     elif isinstance(x, types.ModuleType):
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
-        ev.lose(x, x.deps, some_of(value), (name,))
+        ev.lose(x, x.deps, any_of((value,)), (name,))
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))
-        ev.give(x, some_of(value))
+        ev.give((x,), any_of((value,)))
 
 
 def special(ev: Evaluator, x: Object, name: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from lmc.code_origin import is_users
 from lmc.frontend.active import TASK, TaskOfRun, new_task
 from lmc.frontend.capture.code import Evaluator
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, some_of
+from lmc.frontend.capture.outside import ATOMS, CONTAINERS, MAPPINGS, PLAIN, VIEWS, any_of
 from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Stop, Undecided, Unknown, UnknownName, join, raised
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial
 from lmc.frontend.emitter import GatheredAnswers
@@ -199,7 +199,7 @@ def change(ev: Evaluator, x: Any, deps: Deps, fn: Callable[..., Any], *args: Any
             return native(fn, *args)
     except Undecided as undecided:
         deps = undecided.deps
-    ev.lose(x, deps, some_of(*[one for one in args if one is not x]))
+    ev.lose(x, deps, any_of([one for one in args if one is not x]))
     ev.may_raise(deps)
     raise Undecided(deps)
 
@@ -332,7 +332,7 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
         ev.count(passes(value))
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
     if isinstance(x, Unknown):
-        ev.lose(x, x.deps, some_of(value))
+        ev.lose(x, x.deps, any_of((value,)))
         return ev.hand_over([value])
     with suppress(Undecided):
         change(ev, x, NOTHING, operator.setitem, x, at, value)

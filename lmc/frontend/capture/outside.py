@@ -11,10 +11,10 @@ import re
 import types
 from abc import ABCMeta
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol
 
-from lmc.frontend.capture.unknown import Unknown
+from lmc.frontend.capture.unknown import Deps, Unknown
 from lmc.frontend.capture.values import Object, is_generated
 from lmc.frontend.expressions import Expr
 from lmc.frontend.host import HostFunction
@@ -45,10 +45,10 @@ def is_quiet(kind: type) -> bool:
 _OF_METACLASSES = frozenset({"builtins", "abc", "enum", "typing", "typing_extensions", "pydantic"})
 
 
-def some_of(*values: Any) -> Unknown | None:
-    """Return a value that may be one of these, or part of one; None if none of them can be changed."""
-    of = tuple([x for x in values if type(x) not in ATOMS and (type(x) is not Unknown or x.of)])
-    return Unknown(None, of=of) if of else None
+def any_of(values: Iterable[Any], deps: Deps = None) -> Unknown:
+    """Return a value that may be one of these, or part of one."""
+    found = {id(one): one for x in values if type(x) not in ATOMS for one in (x.of if type(x) is Unknown else (x,))}
+    return Unknown(deps, of=tuple(found.values()))
 
 
 class OutsideSnapshot:

@@ -263,7 +263,7 @@ def _type(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def _setattr(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
     if isinstance(name, Unknown):
-        ev.lose(x, name.deps, op.some_of(value), (flow.ANYTHING,))
+        ev.lose(x, name.deps, op.any_of((value,)), (flow.ANYTHING,))
     else:
         ev.set_attribute(x, name, value)
 
