@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from lmc.frontend.capture import operations as op
@@ -31,8 +29,8 @@ Callee = tuple[Code, Frame, int]
 _ASKING_METHODS = frozenset({"run", "arun", "each", "run_batch", "batch", "acall", "bind", "options", "__iadd__"})
 _MOST_ENTERED = 32
 """Functions that are followed from code that is skipped; what further ones get is lost."""
-_ALIKE = 64
-"""Items of a container by which it is known whether using it runs code of the program's: further ones are of the same kinds."""
+_MOST_NAMED = 64
+"""Most items of a container that are named one by one where a value may be one of them, and not the container instead."""
 _FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type})
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
@@ -177,7 +175,7 @@ class Losses:
         parts: list[Any] = []
         for name in inside:
             if type(of := read[name]) not in op.ATOMS and not op.ATOMS.issuperset(map(type, held := self._parts(of))):
-                parts += held if len(held) <= _ALIKE else (of,)
+                parts += held if len(held) <= _MOST_NAMED else (of,)
         if len(whole) == 1 and not parts:
             return read[next(iter(whole))]
         return any_of([*(read[name] for name in whole), *parts]) if whole or parts else None
@@ -276,8 +274,8 @@ class Losses:
 
     def use(self, values: Sequence[Any], operands: Sequence[Any], functions: Sequence[Any]) -> None:
         """Use values by operators, builtins and iteration, and call functions."""
-        methods = [*functions]
-        for x in self._reach(values, _ALIKE):
+        methods, ev = [*functions], self.ev
+        for x in self._reach(values) if ev.iterates or any(map(implicit_methods, ev.classes)) else ():
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:
@@ -302,8 +300,8 @@ class Losses:
                 methods = [BoundMethod(fn, x) for fn in implicit_methods(x.cls)] if type(x) is Object else []
                 self._call_all([x, *methods], [(None, one) for one in values])
 
-    def _reach(self, roots: Iterable[Any], most: int = sys.maxsize) -> list[Any]:
-        """Return these values and all that they hold, of each container the first items at least."""
+    def _reach(self, roots: Iterable[Any]) -> list[Any]:
+        """Return these values and all that they hold."""
         todo, seen, atoms = [*roots], dict[int, Any](), op.ATOMS
         while todo:
             x = todo.pop()
@@ -312,7 +310,7 @@ class Losses:
             seen[key] = x
             parts = self._parts(x)
             if parts and not atoms.issuperset(map(type, parts)):
-                todo += parts if len(parts) <= most else islice(parts, most)
+                todo += parts
         self.ev.count(len(seen) >> 4)
         return [x for x in seen.values() if type(x) is not Unknown]
 

@@ -36,6 +36,7 @@ class Object:
 
     def __init__(self, ev: Evaluator, of: Any, attributes: dict[str, Any], args: tuple[Any, ...] = (), outside: Any = None) -> None:
         self.ev, self.cls, self.attributes, self.args, self.outside = ev, of, attributes, args, outside
+        ev.classes.add(of)
 
     @property
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -136,6 +137,7 @@ class LazyItems:
         self._ev, self._take, self._of, self._sources, self._whole = ev, take, of, sources, whole
         self._items: Iterator[Any] | None = None
         self._stuck = Undecided(None) if take is None else None
+        ev.iterates = True
         self.over = self._abandoned = False  # `_abandoned`: just now, so that a circle of iterators ends
 
     def __iter__(self) -> Iterator[Any]:

@@ -354,6 +354,8 @@ H = []\nH.insert(len(answer), L)\nH[0].append(1)
 H = [L] + answer.split()\nH[0].append(1)
 next(iter([L] if answer else [[]])).append(1)
 OUT.kept = L; OUT.kept.append(1)
+H = [[i] for i in range(70)] + [[C]]\nif answer: f"{H}"
+H = {i: [i] for i in range(70)}; H[70] = [IT]\nif answer: list(H[70][0])
 if answer: setattr(Box, "kind", 4)
 if answer: setattr(Box, "ki" + "nd", 4)
 setattr(Box, "kind" + answer[:0], 4)
