@@ -160,8 +160,11 @@ class Frame:
 
     def peek(self, name: str) -> Any:
         """Return the value of a name; None if unbound."""
+        holder, code = self.holder(name), self.code
+        if code is not None and name in code.bound and (holder is None or holder.code is not code):
+            return None
         try:
-            return holder.vars[name] if (holder := self.holder(name)) is not None else self.ev.global_value(self.module, name)
+            return holder.vars[name] if holder is not None else self.ev.global_value(self.module, name)
         except Raised:
             return None
 

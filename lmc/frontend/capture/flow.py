@@ -228,7 +228,7 @@ class Scan:
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        held = [(any_in(to), any_in(found)) for to, found in self.held if found]
+        held = [(any_in(to), any_in(found)) for to, found in self.held]
         return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), held, calls)
 
     def _read(self, node: ast.AST) -> None:
@@ -239,8 +239,7 @@ class Scan:
             case ast.AnnAssign(target, _, value) | ast.NamedExpr(target, value):
                 self._bind(target, sources(value))
             case ast.AugAssign(target, _, value):
-                self._hold(target, sources(value))
-                self.held.append((sources(target), inside(sources(value))))
+                self._hold(target, sources(value) | inside(sources(value)))
                 self.said |= sources(target)
             case ast.For(target, items) | ast.AsyncFor(target, items) | ast.comprehension(target, items):
                 self._bind(target, inside(sources(items)))
@@ -265,7 +264,12 @@ class Scan:
                     self.changed |= sources(value)
             case ast.Call(fn, args, keywords):
                 self.calls.append(node)
-                self.attributes |= {"__class__"} if isinstance(fn, ast.Name) and fn.id == "type" else set()
+                if isinstance(fn, ast.Name) and fn.id == "type":
+                    self.attributes.add("__class__")
+                elif isinstance(fn, ast.Name) and fn.id == "setattr" and len(args) == 3:
+                    self.stores.add(str(args[1].value) if isinstance(args[1], ast.Constant) else ANYTHING)
+                    self.changed |= sources(args[0])
+                    self._hold(args[0], sources(args[2]))
                 self._give(node)
                 self._pass(fn, [*args, *(k.value for k in keywords)])
             case _:
@@ -281,16 +285,16 @@ class Scan:
     def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
         """Assume that a function keeps any of its arguments in another."""
         if isinstance(fn, ast.Attribute):
-            if fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
+            if given and fn.attr in CHANGING and isinstance(fn.value, ast.Name) and fn.value.id in ("list", "dict", "set"):
                 self.changed |= _of_all(given[:1])
-                self.held.append((_of_all(given[:1]), any_of(_of_all(given[1:]))))
+                self._hold(given[0], any_of(_of_all(given[1:])))
             elif fn.attr in CHANGING or fn.attr == "set_var":
-                self.held.append((sources(fn.value), any_of(_of_all(given))))
+                self._hold(fn.value, any_of(_of_all(given)))
             given += [fn.value] if fn.attr not in _OF_TEXT else []
         elif isinstance(fn, ast.Name) and fn.id in _PLAIN:
             return
         for one in given:
-            self._hold(one, _of_all([other for other in given if other is not one]))
+            self._hold(one, _of_all([other for other in given if other is not one]), may=True)
 
     def _bind(self, target: ast.AST, found: set[Source]) -> None:
         match target:
@@ -304,10 +308,12 @@ class Scan:
                 self._bind(value, holding(found))
             case ast.Attribute(value) | ast.Subscript(value):
                 self._hold(value, found)
-                self.held.append((sources(value), found))
             case _:
                 pass
 
-    def _hold(self, node: ast.AST, found: set[Source]) -> None:
+    def _hold(self, node: ast.AST, found: set[Source], may: bool = False) -> None:
+        """Note that a value is given others to hold. `may`: assume so of what other code does, as long as that is not followed."""
         for name, _, _ in sources(node):
             self.edges[name] |= holding(found)
+        if found and not may:
+            self.held.append((sources(node), found))

@@ -11,7 +11,7 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import ANYTHING, CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
+from lmc.frontend.capture.flow import CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, any_of, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
@@ -143,7 +143,7 @@ class Losses:
         """Lose what code with these effects may change in a frame; return what its names are, and which results hold nothing that their calls are given."""
         scan, own, code = effects.scan, frame.vars, frame.code
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
-        read: Read = {name: own[name] if name in own else None if name in local else _peek(frame, name) for name in scan.names}
+        read: Read = {name: own[name] if name in own else None if name in local else frame.peek(name) for name in scan.names}
         if LATER in read:
             read[LATER] = self.ev.later.setdefault((id(frame), id(effects)), Coroutine(None, of=(frame, effects.later)))
         self._attributes |= scan.attributes
@@ -192,8 +192,7 @@ class Losses:
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
                 if key in (0, None):
-                    given = any_of([self.value(read, found) for at, found in call.args if at != key])
-                    self.lose(self.value(read, origins), given, _set_by(call.node) if fn is setattr else ())
+                    self.lose(self.value(read, origins), any_of([self.value(read, found) for at, found in call.args if at != key]))
             return
         of = self.value(read, call.fn) if fn is None else fn
         if type(of) in op.ATOMS and call.method in _KNOWN_METHODS:
@@ -248,7 +247,7 @@ class Losses:
         """Follow a function of the program's with these arguments, by position or name; None: any."""
         code, inner, shift = callee
         scan = code.effects.scan
-        if scan.is_quiet and all(type(_peek(inner, name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
+        if scan.is_quiet and all(type(inner.peek(name)) in _HOLD_NOTHING for name in scan.names - code.bound - scan.binds):
             return
         if any(key is None for key, _ in given) or code.rest:
             every = any_of([x for _, x in given])
@@ -292,8 +291,6 @@ class Losses:
             self.lose(x)
             if type(x) is Coroutine:
                 self._run_later(x)
-            elif type(x) is BoundMethod:
-                self.lose(x.receiver)
             elif isinstance(x, Function):
                 self.asks = True
             if type(x) is Object or type(x) in _FUNCTIONS:
@@ -346,15 +343,8 @@ class Losses:
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
             code, inner, _ = callee
             whole, inside = code.effects.scan.origins(code.effects.scan.returned)
-            return [_peek(inner, name) for name in whole | inside]
+            return [inner.peek(name) for name in whole | inside]
         return x.args if isinstance(x, BaseException) else ()
-
-
-def _peek(frame: Frame, name: str) -> Any:
-    """Return the value of a name; None if it is unbound."""
-    if frame.code is not None and name in frame.code.bound and ((holder := frame.holder(name)) is None or holder.code is not frame.code):
-        return None
-    return frame.peek(name)
 
 
 @functools.lru_cache(4096)
@@ -422,12 +412,6 @@ def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
         if isinstance(base, type) and is_plain(base):
             return class_attribute(ev, base, node.attr)
     return None
-
-
-def _set_by(call: ast.Call) -> Sequence[str]:
-    """Return the name of the attribute that a call of `setattr` sets."""
-    name = call.args[1] if len(call.args) > 1 else None
-    return [name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ANYTHING]
 
 
 def _is_opaque(fn: Any) -> bool:

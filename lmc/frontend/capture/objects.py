@@ -156,7 +156,9 @@ def super_of(frame: Frame) -> Any:
         return Unknown(None)
 
 
-def set_attribute(ev: Evaluator, x: Any, name: str, value: Any) -> None:
+def set_attribute(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
+    if isinstance(name, Unknown):
+        return ev.lose(x, name.deps, any_of((value,)), (ANYTHING,))
     ev.changed.append(x)
     if type(x) is Object:
         x.attributes[name] = value

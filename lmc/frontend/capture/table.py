@@ -261,13 +261,6 @@ def _type(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return ev.class_of(x) if len(args) == 1 and is_own and not isinstance(x, Unknown) else ev.operation("type", args, op.known(ev, x) or None)
 
 
-def _setattr(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
-    if isinstance(name, Unknown):
-        ev.lose(x, name.deps, op.any_of((value,)), (flow.ANYTHING,))
-    else:
-        ev.set_attribute(x, name, value)
-
-
 @rule(getattr)
 def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
@@ -324,7 +317,7 @@ _SHORT: Mapping[Any, Rule] = {
     format: lambda ev, args, kwargs: op.formatted(ev, args[0], "", args[1] if len(args) > 1 else ""),
     len: lambda ev, args, kwargs: len(args[0].states) if type(args[0]) is StateGroup else op.apply(ev, "len", len, args[0]),
     isinstance: lambda ev, args, kwargs: ev.is_instance(args[0], args[1]),
-    setattr: lambda ev, args, kwargs: _setattr(ev, *args),
+    setattr: lambda ev, args, kwargs: ev.set_attribute(*args),
     print: lambda ev, args, kwargs: ev.left_off([x for x in args if type(x) in op.CONTAINERS or (type(x) is Object and op.text_of(ev, x, "s"))], None),
     functools.partial: lambda ev, args, kwargs: Partial(
         lambda more, named: ev.call(args[0], [*args[1:], *more], {**kwargs, **named}), (*args, *kwargs.values())),
