@@ -149,10 +149,11 @@ class Scan:
     given    names that it reads other than to call them
     names    all names in it
     edges    by name, the sources of what it is bound to or given to hold; of calls, by the names of their results
+    made     by name, the sources of what new values hold that it is bound to, and of what it is given, but by calls
     """
 
     def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
-        self.edges = defaultdict[str, set[Source]](set)
+        self.edges, self.made = defaultdict[str, set[Source]](set), defaultdict[str, set[Source]](set)
         self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
         self.held = list[tuple[set[Source], set[Source]]]()
         self.binds, self.defined = set[str](), set[str]()
@@ -190,15 +191,17 @@ class Scan:
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
         return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
-    def origins(self, found: Iterable[Source], fresh_results: Names = frozenset()) -> Origins:
-        """Return the origins of a value with these sources, where these results hold nothing that the calls are given."""
+    def origins(self, found: Iterable[Source], fresh_results: Names = frozenset(), holds: bool = False) -> Origins:
+        """Return the origins of a value with these sources, where these results hold nothing that the calls are given. `holds`: and of what new values hold
+        that it binds names to."""
         todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
         while todo:
             if (one := todo.pop()) in seen:
                 continue
             seen.add(one)
             name, whole = one[0], not one[1]
-            for other, fresh, deep in self.edges.get(name, ()) if name not in fresh_results else ():
+            made = self.made.get(name, ()) if holds and name in self.binds else ()
+            for other, fresh, deep in (*self.edges.get(name, ()), *made) if name not in fresh_results else ():
                 if whole:
                     todo += [] if fresh else [(other, deep)]
                 else:
@@ -210,7 +213,7 @@ class Scan:
         """Return the origins of what a name is bound to."""
         key = name, fresh_results
         if key not in self._bindings:
-            self._bindings[key] = self.origins(self.edges.get(name, ()), fresh_results)
+            self._bindings[key] = self.origins((*self.edges.get(name, ()), *self.made.get(name, ())), fresh_results, holds=True)
         return self._bindings[key]
 
     def flow(self, fresh_results: Names) -> Flow:
@@ -219,8 +222,8 @@ class Scan:
         return self._flows[fresh_results]
 
     def _flow(self, fresh_results: Names) -> Flow:
-        any_in = lambda found: self.origins({(name, False, deep) for name, _, deep in found}, fresh_results)
-        of = lambda node: any_in(sources(node))
+        any_in = lambda found, holds=False: self.origins({(name, False, deep) for name, _, deep in found}, fresh_results, holds)
+        of = lambda node: any_in(sources(node), True)
         calls: list[CallFlow] = []
         for node in self.calls:
             if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_LATER:
@@ -228,7 +231,7 @@ class Scan:
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        held = [(any_in(to), any_in(found)) for to, found in self.held]
+        held = [(self.origins(to, fresh_results), any_in(found, True)) for to, found in self.held]
         return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), held, calls)
 
     def _read(self, node: ast.AST) -> None:
@@ -300,6 +303,7 @@ class Scan:
         match target:
             case ast.Name(name):
                 self.edges[name] |= found
+                self.made[name] |= {(other, False, deep) for other, fresh, deep in found if fresh}
                 self.binds.add(name)
             case ast.Tuple(items) | ast.List(items):
                 for item in items:
@@ -315,5 +319,7 @@ class Scan:
         """Note that a value is given others to hold. `may`: assume so of what other code does, as long as that is not followed."""
         for name, _, _ in sources(node):
             self.edges[name] |= holding(found)
+            if found and not may:
+                self.made[name] |= {(other, False, deep) for other, _, deep in found}
         if found and not may:
             self.held.append((sources(node), found))

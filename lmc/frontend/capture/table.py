@@ -206,7 +206,7 @@ def _next(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 
 _ORDERED = (heapq.heappush, heapq.heappop, heapq.heapify)
-CHANGES = frozenset({*map(id, _ORDERED), id(next), id(setattr)})
+CHANGES = frozenset({*map(id, _ORDERED), id(next)})
 """Functions that change their first argument."""
 CLASS_METHODS: Mapping[tuple[type, str], Any] = {(dict, "fromkeys"): dict.fromkeys}
 """Attributes of builtin classes: other objects each time."""
@@ -264,7 +264,8 @@ def _type(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 @rule(getattr)
 def _getattr(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
     try:
-        return ev.attribute(args[0], args[1]) if isinstance(args[1], str) else ev.operation("getattr", args, op.known(ev, args[1]))
+        found = ev.attribute(args[0], args[1]) if isinstance(args[1], str) else ev.operation("getattr", args, op.known(ev, args[1]))
+        return op.any_of((found, *args[2:]), found.deps) if type(found) is Unknown else found
     except Raised as raised:
         if len(args) > 2 and isinstance(raised.value, AttributeError):
             return args[2]
