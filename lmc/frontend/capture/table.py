@@ -234,7 +234,7 @@ def call_container(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: di
     def run(*_: Any) -> Any:
         given = [op.all_of(ev, a) if name in _TAKES_ALL and type(a) is LazyItems else a for a in args]
         named = _keyed(ev, x, kwargs) if name == "sort" and ev.may_ask_in(kwargs.values()) else kwargs
-        return op.native(getattr(x, name), *given, **{k: callback(ev, v) for k, v in named.items()})
+        return op.native(getattr(x, name), *given, **{k: callback(ev, v) if name == "sort" else v for k, v in named.items()})
 
     changes = name in flow.CHANGING
     ev.count((0 if name in _OF_ONE else len(x) >> 3) + sum(op.passes(a) for a in args))
