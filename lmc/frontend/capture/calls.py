@@ -156,10 +156,12 @@ def run_frame(ev: Evaluator, frame: Frame) -> Any:
         if abandoned.target is not frame:
             raise
         ev.havoc(frame, code.effects, abandoned.deps)
-        return Unknown(abandoned.deps)
+        frame.result, frame.undecided = None, abandoned.deps
     finally:
         ev.depth -= 1
-    return frame.result if frame.undecided is False else Unknown(join(frame.undecided, op.need(ev, frame.result) or NOTHING))
+    if frame.undecided is False:
+        return frame.result
+    return any_of((frame.result, *map(frame.peek, code.effects.scan.gives)), join(frame.undecided, op.need(ev, frame.result) or NOTHING))
 
 
 # -- programs

@@ -191,6 +191,11 @@ class Scan:
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
         return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
 
+    @cached_property
+    def gives(self) -> Names:
+        """Return the names that what it returns may be, or be a part of."""
+        return frozenset().union(*self.origins(self.returned))
+
     def origins(self, found: Iterable[Source], fresh_results: Names = frozenset(), holds: bool = False) -> Origins:
         """Return the origins of a value with these sources, where these results hold nothing that the calls are given. `holds`: and of what new values hold
         that it binds names to."""

@@ -265,9 +265,11 @@ class Losses:
             self.asks = True
             return self.lose(any_of(inner.vars.values()))
         self._entered += 1
+        read, fresh_results = self.run(inner, code.effects)
         for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
-            self._stores += [lambda deps, name=name, kind=kind: inner.store(name, Unknown(deps), kind) for name in names]
-        self.run(inner, code.effects)
+            for name in names:
+                x = self.value(read, scan.binding(name, fresh_results))
+                self._stores.append(lambda deps, name=name, kind=kind, x=x: inner.store(name, any_of((x, inner.peek(name)), deps), kind))
 
     # -- values
 
@@ -341,9 +343,7 @@ class Losses:
         if isinstance(x, type):
             return [class_attribute(self.ev, x, name) for name in _held(x)] if is_plain(x) else ()
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
-            code, inner, _ = callee
-            whole, inside = code.effects.scan.origins(code.effects.scan.returned)
-            return [inner.peek(name) for name in whole | inside]
+            return [callee[1].peek(name) for name in callee[0].effects.scan.gives]
         return x.args if isinstance(x, BaseException) else ()
 
 
