@@ -442,8 +442,9 @@ class Ledger:
 
     def _wait(self, awaited: list[Result], event: Signal, lines: Sequence[Hashable], began: float) -> None:
         """Wait for answers; evaluate once that has lasted long enough and no other program could run, and whenever more is known."""
-        patience = self.profile.patience
+        profile, patience = self.profile, self.profile.patience
         left: float | None = patience
+        begins = bool(profile.in_vain(lines))  # to evaluate, whatever others find at its line meanwhile
 
         def there() -> bool:
             while awaited and awaited[-1].done:
@@ -459,12 +460,12 @@ class Ledger:
             if left > 0:
                 continue
             left = None
-            while (worth := bool(lines) and self.worth()) and (spare or idle()) and not there():
+            while (worth := bool(lines) and self.worth() and (begins or not profile.in_vain(lines))) and (spare or idle()) and not there():
                 self.evaluate(there, event, lines)
-                spare = False
+                spare, begins = False, True
             if worth:
                 left = 0.0  # another program goes first
-            elif self.prepare is not None and self.profile.affords(FIRST_PLAN) and (spare or idle()) and not there():
+            elif self.prepare is not None and profile.affords(FIRST_PLAN) and (spare or idle()) and not there():
                 prepare, self.prepare = self.prepare, None
                 prepare()
 

@@ -104,14 +104,16 @@ class Profile:
         """Return whether that much more work is a small share of the time that runs have waited."""
         return self.spent + seconds <= SHARE * self.waited
 
+    def in_vain(self, lines: Sequence[Hashable]) -> list[list[int]]:
+        """Return the counts of a reading line of those that made no requests in their first evaluations."""
+        return [seen for line in lines if (seen := self._lines.get(line)) is not None and seen[0] >= TRIALS and not seen[1]]
+
     def worth(self, lines: Sequence[Hashable]) -> bool:
-        """Return whether to evaluate at a reading line: not if the first evaluations made no requests, except for an occasional probe."""
-        for line in lines:
-            seen = self._lines.get(line, [0, 0])
-            if seen[0] >= TRIALS and not seen[1]:
-                seen[0] += 1
-                if seen[0] % PROBE:
-                    return False
+        """Return whether to watch a wait at a reading line: not if evaluations there are in vain, except for an occasional probe."""
+        for seen in self.in_vain(lines):
+            seen[0] += 1
+            if seen[0] % PROBE:
+                return False
         return True
 
     def evaluated(self, lines: Sequence[Hashable], seconds: float, asked: int, once: float = 0.0) -> None:

@@ -92,3 +92,19 @@ def test_only_every_32nd_run_tries_where_whole_runs_found_nothing():
     program.profile.evaluated(("a line",), 0.001, 1)
     program.batch([("q",)] * 8)
     assert len(begun) == 42
+
+
+def test_a_line_is_turned_off_for_programs_that_wait_there_already():
+    program, backend = lmc.compile(asks_once), Gated()
+    profile, evaluated = program.profile, program.profile.evaluated
+    profile.cost = 0.0
+
+    def and_open(*given: Any) -> None:
+        evaluated(*given)
+        profile.cost = 0.0
+        if profile.evaluations == 3:
+            backend.open()
+
+    profile.evaluated = and_open  # type: ignore[method-assign]
+    program.batch([("q",)] * 12, backend=backend)
+    assert profile.evaluations == 3
