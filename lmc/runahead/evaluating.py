@@ -7,9 +7,8 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
 
@@ -42,8 +41,7 @@ def hole(deps: Deps, known: Any = None) -> Unknown:
     return Unknown(deps, known.note if isinstance(known, Unknown) else known)
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """An answer in an evaluation: its address, and its result if it was requested."""
 
     address: Address
@@ -73,12 +71,15 @@ class AheadEmitter:
     def root(self) -> Prompt | Unknown:
         return Prompt()
 
-    def is_pythons(self, stream: str, ctx: Any, ordinal: int) -> bool:
-        places = [(self.run.seed, self.run.item, stream, i) for i in range(ordinal)]
-        found = {asked.result: place for place in places if (asked := self.ledger.asked.get(place)) is not None}
-        if not isinstance(ctx, Prompt) or len(found) < ordinal or [*found] != [*ctx.answers()]:
+    def is_asked(self, stream: str, ctx: Any, ordinal: int) -> bool:
+        answers = [*ctx.answers()] if isinstance(ctx, Prompt) else None
+        if answers is None or len(answers) != ordinal:
             return False
-        self._places.update({result: place for result, place in found.items() if result not in self._places})
+        for i, result in enumerate(answers):
+            place: Address = (self.run.seed, self.run.item, stream, i)
+            if not self.ledger.reaches(place, result):
+                return False
+            self._places.setdefault(result, place)
         return True
 
     def lost(self, deps: Deps) -> Unknown:

@@ -298,7 +298,7 @@ class Ledger:
                 found.address, found.reached = address, self.evaluations
                 self.guesses.setdefault(address, []).append(found)
                 return found.after
-            if len(self._open()) >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
+            if self.made_ahead - self.used - self.wasted >= MAX_OPEN or ask.loc in self.profile.off or not self._affordable(before, ask):
                 return None
             try:
                 with held_warnings() as held:
@@ -313,6 +313,15 @@ class Ledger:
             self.made_ahead += 1
         guess.result.on_done(lambda _: self.wake())
         return after
+
+    def reaches(self, address: Address, result: Result) -> bool:
+        """Return whether the present evaluation reaches this request at an address: Python's, or one made ahead, which is kept."""
+        if (asked := self.asked.get(address)) is not None:
+            return asked.result is result
+        found = next((guess for guess in self.guesses.get(address, ()) if guess.result is result), None)
+        if found is not None:
+            found.reached = self.evaluations
+        return found is not None
 
     def prefill(self, prompt: Prompt, run: Run) -> None:
         """Prefill the beginning of a prompt whose continuation depends on an answer or a tool. It only uses backend time that would be idle."""

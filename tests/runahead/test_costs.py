@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -132,6 +133,26 @@ def test_answers_that_no_evaluation_waits_for_wake_nobody(monkeypatch: pytest.Mo
     usage = lmc.compile(notes)("x", backend=Mock(latency=lambda ask: 9.0 if ask.name == "note0" else 1.0 + len(ask.name + "x"))).usage
     assert (usage.calls, usage.ahead_used) == (6, 5)
     assert clock.waits == 2  # until it is evaluated, and until the first note is there
+
+
+@lmc.function
+def asks(s, name, text):
+    s += text + lmc.gen(name, max_tokens=2)
+
+
+@lmc.function
+def chained(s):
+    first, second = asks("x", "one")["x"], asks("y", "two")["y"]
+    return first + asks("z", second)["z"]
+
+
+def test_sub_programs_whose_requests_are_made_ahead_are_not_followed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch, evaluation=0.0)
+    guess, followed = ledger.Ledger.guess, Counter[str]()
+    monkeypatch.setattr(ledger.Ledger, "guess", lambda self, address, *rest, **more: (followed.update([address[2]]), guess(self, address, *rest, **more))[1])
+    usage = lmc.compile(chained)(backend=Mock(latency=lambda ask: 9.0 if ask.name == "x" else 1.0)).usage
+    assert (usage.ahead_asked, usage.ahead_used) == (2, 2)
+    assert followed == {"/c1": 1, "/c2": 1}  # in two evaluations
 
 
 @lmc.function

@@ -106,7 +106,7 @@ def _join(ev: Evaluator, separator: str, items: Any) -> Any:
     except Undecided as undecided:
         return ev.operation("join", (separator, items), undecided.deps)
     op.fits(ev, sum([len(item) for item in found if type(item) is str]))
-    return op.of_known(ev, "join", str.join, separator, found)
+    return op.apply(ev, "join", str.join, separator, found) if set(map(type, found)) <= {str} else op.of_known(ev, "join", str.join, separator, found)
 
 
 def _method_of_unknown(ev: Evaluator, x: Unknown, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -189,11 +189,12 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     """Return the state of a sub-program, at the addresses that the interpreter would give it."""
     caller = ev.current
     assert caller is not None
-    arguments, given = fn.split(kwargs)
+    arguments, given = fn.split(kwargs) if kwargs else ({}, {})
     given = {**fn.given, **given}
-    unknown = [v.deps for v in given.values() if isinstance(v, Unknown)]
-    plain = all(op.need(ev, v) == NOTHING for k, v in given.items() if k != "backend")
-    options = NO_OPTIONS if not given else op.native(Options.of, given) if plain and not unknown else None
+    unknown, options = [v.deps for v in given.values() if isinstance(v, Unknown)], NO_OPTIONS
+    if given:
+        plain = not unknown and all(op.need(ev, v) == NOTHING for k, v in given.items() if k != "backend")
+        options = op.native(Options.of, given) if plain else None
     if options is not None and fn.bound:
         arguments = {**{k: ev.adopt(v) for k, v in fn.bound.items()}, **arguments}
     emitter = None if options is None else ev.emitter.nested(options)
@@ -206,8 +207,7 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     caller.asked.append(state.asked)
     ev.states.append(state)
     certain, shifted = ev.certain, ev.shifted
-    given = (*args, *arguments.values())
-    call = (fn, *map(type, given), *map(_contents, given), *arguments)
+    call = (fn, *[_contents(x) for x in (*args, *arguments.values())], *arguments)
     keeps = options is NO_OPTIONS and certain and not (shifted or ev.exploring or ev.tries) and MISSING not in call
     if keeps and _is_repeated(ev, call, state):
         return state
@@ -228,13 +228,15 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
 def _contents(x: Any) -> Any:
     """Return what is the same of equal plain values; MISSING for any other."""
     kind = type(x)
-    return x if kind in PLAIN else tuple(x) if (kind is list or kind is tuple) and all(type(i) is str for i in x) else MISSING
+    if kind in PLAIN:
+        return kind, x
+    return (kind, *x) if (kind is list or kind is tuple) and {str}.issuperset(map(type, x)) else MISSING
 
 
 def _is_repeated(ev: Evaluator, call: tuple[Any, ...], state: State) -> bool:
-    """Make the state of a sub-program what an earlier evaluation has made of it, if Python has made those requests; return whether it is."""
+    """Make the state of a sub-program what an earlier evaluation has made of it, if those requests are made; return whether it is."""
     called, ctx, ordinal, *more = ev.snapshot.ended.get(state.stream, (None, None, 0))
-    if called != call or not ev.emitter.is_pythons(state.stream, ctx, ordinal):
+    if called != call or not ev.emitter.is_asked(state.stream, ctx, ordinal):
         return False
     variables, asked, state.role, state.previous, state.types, state.ret_value = more
     state.ctx, state.ordinal, state.variables = ctx, ordinal, {**variables}
@@ -279,7 +281,7 @@ def language(ev: Evaluator, fn: Any, args: list[Any], kwargs: dict[str, Any]) ->
         args = [*map(named, map(inert, args[:1])), *map(inert, args[1:])]
         kwargs = {k: named(inert(x)) if k == "name" else inert(x) for k, x in kwargs.items()}
     try:
-        return op.native(fn, *args, **kwargs)
+        return op.native(getattr(fn, "__wrapped__", fn), *args, **kwargs)
     except Undecided as undecided:  # lmc looks at what it is
         if id(fn) in table.ASKS:
             ev.shifted = True

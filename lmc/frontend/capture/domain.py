@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, Protocol
 
 from lmc.errors import Loc
@@ -41,13 +40,13 @@ class Asking(Emitter, Protocol):
     it returns are copies, which the program may change.
 
     nested   the emitter of a sub-program called with these options; None if it cannot be determined
-    is_pythons  whether Python has made all requests of a sub-program, and they were those of this prompt
+    is_asked  whether all requests of a sub-program are made, by Python or ahead, and are those of this prompt; guesses among them are kept
     lost     a prompt of which nothing is known: unknown code had the state
     pure     a copy of the result of an `@lmc.pure` function on known arguments, or Unknown. It changes and keeps none of them
     """
 
     def nested(self, options: Options) -> Asking | None: ...
-    def is_pythons(self, stream: str, ctx: Ctx, ordinal: int) -> bool: ...
+    def is_asked(self, stream: str, ctx: Ctx, ordinal: int) -> bool: ...
     def lost(self, deps: Deps) -> Ctx: ...
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
 
@@ -206,9 +205,12 @@ _PARTS = frozenset((
 
 def _beginning(operands: Sequence[Any]) -> str:
     """Return the known beginning of a text, some of whose parts are unknown."""
-    known = list(takewhile(lambda x: x.__class__ is str, operands))
-    rest = next(iter(operands[len(known) :]), None)
-    return "".join(known) + (rest.begins if isinstance(rest, Unknown) else "")
+    begins = ""
+    for x in operands:
+        if x.__class__ is not str:
+            return begins + (x.begins if isinstance(x, Unknown) else "")
+        begins += x
+    return begins
 
 
 # -- the state that arms change
