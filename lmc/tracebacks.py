@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, ParamSpec, TypeVar, ca
 
 from lmc.code_origin import LMC, is_pythons, is_users
 from lmc.config import settings
-from lmc.contexts import having
 from lmc.errors import LmcError, Loc
 
 P = ParamSpec("P")
@@ -183,8 +182,11 @@ _held: ContextVar[list[HeldWarning] | None] = ContextVar("lmc_held_warnings", de
 def held_warnings() -> Generator[list[HeldWarning]]:
     """Collect the warnings of lmc's that are raised here in the block, for `warn` to raise them where they belong."""
     found: list[HeldWarning] = []
-    with having(_held, found):
+    token = _held.set(found)
+    try:
         yield found
+    finally:
+        _held.reset(token)
 
 
 # -- notes -----------------------------------------------------------------------------------------------------------

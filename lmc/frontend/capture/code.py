@@ -132,7 +132,7 @@ class Frame:
         self.live: Any = None
         self.is_program = False
         self.cells: Mapping[str, Any] | None = None  # the cells of an outside function that this frame represents
-        self.goes_on: Callable[[], bool] | None = None
+        self.goes_on: Callable[[Frame], bool] | None = None
 
     def inner(self, vars: dict[str, Any]) -> Frame:
         return Frame(self.ev, vars, self, self.code, self.module)
@@ -293,7 +293,8 @@ class Evaluator:
 
     def operation(self, name: str, operands: Sequence[Any], deps: Deps) -> Any:
         """Return the result of a pure operation with some unknown operands."""
-        self.may_raise(deps)
+        if self.tries:
+            self.may_raise(deps)
         return self.domain.operation(self, name, operands, deps)
 
     @property

@@ -44,11 +44,15 @@ class Comprehended:
 
     def elements(self, frame: Frame, k: int = 0) -> Iterator[Any]:
         """Yield the elements that its loops from the `k`th one on make."""
-        iterable, bind, _, whole = self.loops[k]
+        iterable, bind, tests, whole = self.loops[k]
+        simple = not tests and k + 1 == len(self.loops)
         try:
             for item in op.iterate(frame.ev, iterable(frame)):
                 bind(frame, item)
-                yield from self._turn(frame, k, 0)
+                if simple:
+                    yield self.element(frame)
+                else:
+                    yield from self._turn(frame, k, 0)
         except Undecided as undecided:
             self._goes_on(frame, Unknown(undecided.deps), whole)
 
@@ -68,7 +72,7 @@ class Comprehended:
     @staticmethod
     def _goes_on(frame: Frame, test: Unknown, site: BranchStatement) -> None:
         """Go on behind elements of which it is undecided whether they belong to it, if the others may make requests."""
-        if frame.goes_on is None or not frame.goes_on():
+        if frame.goes_on is None or not frame.goes_on(frame):
             raise Undecided(test.deps, test)
         frame.undecided = join(frame.undecided or NOTHING, test.deps)
         frame.ev.domain.branch(frame.ev, frame, test, site)
@@ -76,7 +80,7 @@ class Comprehended:
     def collected(self, frame: Frame, items: Any, kind: type[Any]) -> Any:
         """Return all elements; Unknown if it is undecided which they are: what may make requests is evaluated to the end."""
         ev, inner = frame.ev, frame.inner({_ITEMS: items})
-        inner.goes_on = lambda: ev.domain.skips and (ev.may_ask(inner, self.site.effects) or ev.may_ask_in([items]))
+        inner.goes_on = lambda inner: ev.domain.skips and (ev.may_ask(inner, self.site.effects) or ev.may_ask_in([items]))  # no cycle of objects
         try:
             if isinstance(items, Unknown):
                 raise Undecided(items.deps)

@@ -79,19 +79,19 @@ def _part(part: Any, scope: Scope, loc: Loc) -> Eval:
 # -- operators -------------------------------------------------------------------------------------------------------
 
 
-def _of_two(left: Eval, right: Eval, loc: Loc, fn: Callable[[Evaluator, Any, Any], Any]) -> Eval:
+def _of_two(left: Eval, right: Eval, loc: Loc, rule: Callable[..., Any], *how: Any) -> Eval:
+    """Compile to `rule(evaluation, *how, a, b)` of two values."""
 
     def run(frame: Frame) -> Any:
         a, b = left(frame), right(frame)
         frame.ev.loc = loc
-        return fn(frame.ev, a, b)
+        return rule(frame.ev, *how, a, b)
 
     return run
 
 
 def _binary(node: ast.BinOp, scope: Scope) -> Eval:
-    name, fn = op.OPERATORS[type(node.op)]
-    return _of_two(expression(node.left, scope), expression(node.right, scope), scope.loc(node), lambda ev, a, b: op.binary(ev, name, fn, a, b))
+    return _of_two(expression(node.left, scope), expression(node.right, scope), scope.loc(node), op.binary, *op.OPERATORS[type(node.op)])
 
 
 def _unary(node: ast.UnaryOp, scope: Scope) -> Eval:
@@ -113,8 +113,7 @@ def _compare(node: ast.Compare, scope: Scope) -> Eval:
         once = ast.copy_location(ast.NamedExpr(ast.Name(held.id, ast.Store()), first), first)
         pairs: list[ast.expr] = [ast.Compare(node.left, node.ops[:1], [once]), ast.Compare(held, node.ops[1:], rest)]
         return _boolean(ast.copy_location(ast.BoolOp(ast.And(), [ast.copy_location(pair, node) for pair in pairs]), node), scope)
-    name, fn = op.OPERATORS[type(node.ops[0])]
-    return _of_two(expression(node.left, scope), expression(first, scope), scope.loc(node), lambda ev, a, b: op.compare(ev, name, fn, a, b))
+    return _of_two(expression(node.left, scope), expression(first, scope), scope.loc(node), op.compare, *op.OPERATORS[type(node.ops[0])])
 
 
 def _boolean(node: ast.BoolOp, scope: Scope) -> Eval:
@@ -315,7 +314,15 @@ def target(node: ast.expr, scope: Scope) -> Bind:
 
 
 def bind_name(name: str, kind: str) -> Bind:
-    return lambda frame, x: frame.store(name, x, kind)
+    local = kind == "local"
+
+    def bind(frame: Frame, x: Any) -> None:
+        if local and frame.live is None:
+            frame.vars[name] = x
+        else:
+            frame.store(name, x, kind)
+
+    return bind
 
 
 def _bind_items(node: ast.Tuple | ast.List, scope: Scope) -> Bind:

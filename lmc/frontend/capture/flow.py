@@ -189,7 +189,8 @@ class Scan:
     def is_quiet(self) -> bool:
         """Return whether it changes nothing that it is given, but by operators on it."""
         plain = all(isinstance(call.func, ast.Name) and call.func.id in _PLAIN for call in self.calls)
-        return plain and not any((self.changed, self.said, self.stores, self.defined, self.reads_frame, self.nonlocals, self.globals, self.appends))
+        noisy = (self.changed, self.said, self.stores, self.reads_frame, self.nonlocals, self.globals, self.appends, LATER in self.names)
+        return plain and not any(noisy)
 
     @cached_property
     def gives(self) -> Names:

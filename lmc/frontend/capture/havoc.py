@@ -42,9 +42,11 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     losses, scan = Losses(ev), effects.scan
     if scan.calls or scan.loads:
         ev.may_raise(deps)
-    read, fresh_results = losses.run(frame, effects)
-    bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
-    losses.apply(deps)
+    bound = dict[str, Any].fromkeys(scan.bound)
+    if not (scan.is_quiet and all(_is_inert(frame.peek(name)) for name in scan.names - scan.bound - scan.binds)):
+        read, fresh_results = losses.run(frame, effects)
+        bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
+        losses.apply(deps)
     for name, x in bound.items():
         held = frame.peek(name)
         if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
@@ -345,6 +347,12 @@ class Losses:
         if kind in (Closure, types.FunctionType) and (callee := callee_of(self.ev, x)) is not None:
             return [callee[1].peek(name) for name in callee[0].effects.scan.gives]
         return x.args if isinstance(x, BaseException) else ()
+
+
+def _is_inert(x: Any) -> bool:
+    """Return whether a value holds nothing that using it may change."""
+    kind = type(x)
+    return kind in op.ATOMS or (not x.of if kind is Unknown else kind in (types.BuiltinFunctionType, type) and x.__module__ == "builtins")
 
 
 @functools.lru_cache(4096)

@@ -61,18 +61,21 @@ def native(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Call builtin code on values that it may touch; its exceptions are the program's."""
     try:
         return fn(*args, **kwargs)
-    except RecursionError:
-        raise Stop("nested too deep") from None
-    except MemoryError:
-        raise Stop("too large") from None
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if interrupts(error) or (frames[-1].f_code.co_filename.startswith(_HERE) and frames[-1].f_code not in (native.__code__, _in.__code__)):
-            raise  # the evaluator's own fault
-        error.__traceback__ = None
-        if "'Object'" in str(error):  # an operator that the program's class may have
-            raise Undecided(None) from None
-        raise Raised(error) if _STAND_IN.search(str(error)) is None else raised(type(error)) from None
+        raise _of_program(error) from None
+
+
+def _of_program(error: Exception) -> BaseException:
+    """Return what an exception of builtin code means to the evaluation. Raises it if it is not the program's."""
+    if isinstance(error, (RecursionError, MemoryError)):
+        return Stop("nested too deep" if isinstance(error, RecursionError) else "too large")
+    last = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1].f_code
+    if interrupts(error) or (last.co_filename.startswith(_HERE) and last not in (native.__code__, apply.__code__, _in.__code__)):
+        raise error  # the evaluator's own fault
+    error.__traceback__ = None
+    if "'Object'" in str(error):  # an operator that the program's class may have
+        return Undecided(None)
+    return Raised(error) if _STAND_IN.search(str(error)) is None else raised(type(error))
 
 
 _HERE = os.path.join(os.path.dirname(__file__), "")
@@ -95,9 +98,13 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
         if x.__class__ not in PLAIN and (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
             return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
     try:
-        return native(fn, *args)
+        return fn(*args)
     except Undecided as undecided:
         return _stopped(ev, name, args, undecided.deps)
+    except Exception as error:
+        if isinstance(of_program := _of_program(error), Undecided):
+            return _stopped(ev, name, args, of_program.deps)
+        raise of_program from None
 
 
 def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:

@@ -98,10 +98,10 @@ def _computes(fn: Any, name: str) -> Rule:
 
 def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a function that only computes: natively on known arguments, an operation on unknown ones."""
-    how = name.rpartition(".")[2]
-    searches = how in searching.SEARCHES and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
+    searches = name in _SEARCHING and (name.startswith("re.") or isinstance(getattr(fn, "__self__", None), re.Pattern))
     if not (searches or kwargs or name in _GROWING) and all(map(_is_small, args)):
         return op.native(fn, *args)
+    how = name.rpartition(".")[2]
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
     deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
     if deps is None or deps:
@@ -128,6 +128,8 @@ def _is_small(x: Any) -> bool:
 
 _GROWING = frozenset({f"textwrap.{n}" for n in _MODULES[textwrap].split()} | {"math.prod", "operator.mul", "round"})
 """Functions that may take long, or make something large."""
+_SEARCHING = frozenset(f"{of}.{how}" for how in searching.SEARCHES for of in ("re", ""))
+"""Names of searches with regular expressions, and of other methods of text."""
 
 
 def callback(ev: Evaluator, fn: Any) -> Any:
