@@ -14,6 +14,7 @@ from lmc.backend.api.client import Client, Patience
 from lmc.backend.api.exchange import Fault, HttpRequest, Received
 from lmc.backend.api.rates import ConcurrencyLimit, told
 from lmc.backend.api.spending import AttemptUsage, UsageLedger
+from lmc.backend.api.streams import UNWATCHED, Pieces
 from lmc.backend.api.wire import refused
 
 pytestmark = pytest.mark.api
@@ -218,6 +219,44 @@ def test_a_limit_of_a_day_that_is_used_up_is_not_waited_for():
         with pytest.raises(rates.Full, match="it was not sent: by the limits in its headers, the server takes such a request in 1728 s"):
             await found.admit({})
         assert asyncio.get_running_loop().time() == 0
+
+    virtually(scenario())
+
+
+def test_a_server_that_asks_for_a_long_pause_is_given_it():
+    class Busy:
+        secrets = ()
+        asked = list[float]()
+
+        async def post(self, request):
+            self.asked.append(asyncio.get_running_loop().time())
+            if len(self.asked) == 1:
+                raise refused(503, {"retry-after": "1800"}, b"")
+            return Received({"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+    async def scenario() -> None:
+        client = Client(Busy(), name="busy", ledger=UsageLedger(None), concurrency=4, patience=Patience(3, timeout=3600.0))  # type: ignore[arg-type]
+        await client.call(lambda: HttpRequest("/", {}), usage, lambda body: None, AttemptUsage())
+        assert Busy.asked == [0, 1800]
+
+    virtually(scenario())
+
+
+def test_pauses_within_a_stream_are_waited_for_until_it_says_how_it_ended():
+    class Slow:
+        secrets = ()
+
+        async def stream(self, request):
+            for text, reason in (("one ", ""), ("two", ""), ("", "stop")):
+                await asyncio.sleep(60)
+                yield Received({"choices": [{"delta": {"content": text}, "finish_reason": reason}]})
+            await asyncio.sleep(3600)
+
+    async def scenario() -> None:
+        client = Client(Slow(), name="slow", ledger=UsageLedger(None), concurrency=1, patience=Patience(0))  # type: ignore[arg-type]
+        body = await client.stream(lambda: HttpRequest("/", {}), lambda body: None, lambda: Pieces(True, UNWATCHED, lambda body: body), AttemptUsage())
+        assert body["choices"][0]["message"]["content"] == "one two"
+        assert asyncio.get_running_loop().time() < 200
 
     virtually(scenario())
 

@@ -263,11 +263,14 @@ class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
 
 async def _closed(stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
     """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open."""
-    pieces = aiter(stream)
+    async for piece in stream:
+        yield piece
+        if complete():
+            break
     while True:
         try:
-            async with asyncio.timeout(_BEHIND if complete() else None):
-                piece = await anext(pieces)
+            async with asyncio.timeout(_BEHIND):
+                piece = await anext(stream)
         except (StopAsyncIteration, TimeoutError):
             return
         yield piece

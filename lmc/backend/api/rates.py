@@ -196,16 +196,17 @@ class Rates:
             return Ticket(clock(), {})
         async with self._turn:
             cost = self._cost(body) if self._buckets else {}
-            while (wait := self._wait(cost, clock())) > 0:
-                if wait > _LONGEST:
-                    raise Full(f"it was not sent: by the limits in its headers, the server takes such a request in {wait:.0f} s")
+            while (wait := max(full := self._full(cost, clock()), self._paused_until - clock())) > 0:
+                if full > _LONGEST:
+                    raise Full(f"it was not sent: by the limits in its headers, the server takes such a request in {full:.0f} s")
                 await asyncio.sleep(max(wait, _TICK))
                 cost = self._cost(body) if self._buckets else {}
             places = {name: bucket.take(cost.get(name, 0.0)) for name, bucket in self._buckets.items()}
             return Ticket(clock(), places)
 
-    def _wait(self, cost: Mapping[str, float], now: float) -> float:
-        return max(self._paused_until - now, *[bucket.wait(cost.get(name, 0.0), now) for name, bucket in self._buckets.items()], 0.0)
+    def _full(self, cost: Mapping[str, float], now: float) -> float:
+        """Return the seconds until the limits have room for a request."""
+        return max([bucket.wait(cost.get(name, 0.0), now) for name, bucket in self._buckets.items()], default=0.0)
 
     def pause(self, seconds: float) -> None:
         """Pause: the server wants no request before."""

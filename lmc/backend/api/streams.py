@@ -73,7 +73,7 @@ class Pieces:
 
     @property
     def complete(self) -> bool:
-        return "finish_reason" in self._choice
+        return bool(self._choice.get("finish_reason"))  # some servers write "" until the end
 
     def add(self, body: Body) -> None:
         if body.get("choices"):
@@ -139,7 +139,7 @@ class Pieces:
             self._blocks.append({**piece})
 
     def result(self) -> Any:
-        if not self.complete:
+        if "finish_reason" not in self._choice:
             raise Fault("the stream ended before the answer did")
         self._watch.ended(self._text or "")
         choice = {**self._choice, "index": 0, **({"logprobs": self._scored} if self._scored else {}), **({"token_ids": self._ids} if self._ids else {})}
