@@ -75,7 +75,7 @@ class Recorder:
             return known[1]
         if type(fn) is functools.partial:
             return functools.partial(self.callee(fn.func), *fn.args, **fn.keywords)
-        if type(fn) is types.FunctionType and is_dispatching(fn):
+        if is_dispatching(fn):
             return lambda *args, **kwargs: self.callee(implementation(fn, args))(*args, **kwargs) if args else fn(**kwargs)
         if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
             found = self.callee(origin)
