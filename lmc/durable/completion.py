@@ -93,9 +93,13 @@ class ManagedTimeout:
 
     async def __aexit__(self, *error: Any) -> bool | None:
         del self._timeouts.open[self._key]
-        if error[0] is not None and self._timeout.expired() and not self._journal.effects.has_expired(self._key):
+        if error[0] is not None and self._timeout.expired() and not self.has_expired():
             self._journal.journal.put(self._journal.item, ["o", *self._key])
         return await self._timeout.__aexit__(*error)
+
+    def has_expired(self) -> bool:
+        """Return whether it is known to have expired in an earlier execution."""
+        return self._journal.effects.has_expired(self._key)
 
 
 async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:
@@ -105,13 +109,16 @@ async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:
     if held["timeout"] is None or held["timeout"] <= 0:
         return await awaitable
     waits.close()
-    async with ManagedTimeout(journal, asyncio.timeout(held["timeout"])):
+    async with (timeout := ManagedTimeout(journal, asyncio.timeout(held["timeout"]))):
         try:
-            return await held["fut"]
+            told = await held["fut"]
         except asyncio.CancelledError:
             if not held["fut"].done() or held["fut"].cancelled():
                 raise
-            return held["fut"].result()  # it ended at the same time
+            told = held["fut"].result()  # it ended at the same time
+        if timeout.has_expired():  # as it did when its task was about to be told
+            raise TimeoutError
+        return told
 
 
 class CompletedTasks:

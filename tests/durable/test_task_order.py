@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import lmc
 from lmc.durable import records
@@ -106,3 +109,36 @@ def test_time_outs_expire_again_where_they_did(tmp_path: Path) -> None:
         mock = lmc.Mock()
         assert "nothing yet" in expected[1]
         assert seen(goes_by_time.run(backend=mock, journal=tmp_path / str(n))) == expected and not mock.call_log and not held
+
+
+patience = 1e-9
+
+
+async def at_once(q: str) -> str:
+    CALLS.append(("at_once", q))
+    return q
+
+
+@lmc.function
+async def expires_at_its_end(s: Any) -> Any:
+    """A time-out that expires in the turn of the loop in which its task ends, before the program is told."""
+
+    async def works() -> str:
+        return await at_once("x")
+
+    task = asyncio.create_task(works())
+    try:
+        found = await asyncio.wait_for(asyncio.shield(task), patience)
+    except TimeoutError:
+        found = "late"
+    s += found + await task + lmc.gen("a", max_tokens=2)
+    return found, s["a"]
+
+
+def test_time_outs_expire_again_where_their_task_was_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = seen(expires_at_its_end.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    CALLS.clear()
+    monkeypatch.setattr(sys.modules[__name__], "patience", 60)
+    mock = lmc.Mock()
+    assert "late" in expected[1]
+    assert seen(expires_at_its_end.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
