@@ -445,6 +445,7 @@ def test_a_gguf_that_has_no_room_without_quantization_is_refused_before_it_is_re
         load("smollm2", dtype="float32")
     monkeypatch.setattr("lmc.config.cache_dir", lambda: tmp_path)
     monkeypatch.setattr(gguf.GgufFile, "tensor", lambda *_: pytest.fail("a tensor was read"))
+    monkeypatch.setattr("hashlib.file_digest", lambda *_: pytest.fail("all of it was read"))
     with pytest.raises(ModelLoadError, match=refused):
         load("smollm2", dtype="float32")
 

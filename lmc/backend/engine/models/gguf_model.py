@@ -112,7 +112,7 @@ def _ends(file: gguf.GgufFile, config: ModelConfig) -> dict[str, Tensor]:
 
 def read(path: Path, layout: WeightStorage, parse_special: bool, *, name: str) -> ModelSource:
     """Return the converted copy when there is one; else convert the file, and store the copy."""
-    place = cache.entry(path, layout.name.replace(" ", "-"), lambda: gguf.read(path))  # a file that is none may be of any size
+    place = cache.entry(path, layout.name.replace(" ", "-"), lambda: _check(gguf.read(path), layout))
     if place and place.size:
         _check_converted(path, place.size // layout.ranks, layout)
     found = place.load() if place else None
@@ -147,11 +147,17 @@ def _check_converted(path: Path, size: int, layout: WeightStorage) -> None:
             check_fits(path, size, replace(layout, fp8=False).matrix_dtype, device, layout.ranks)
 
 
-def _convert(file: gguf.GgufFile, layout: WeightStorage) -> cache.Converted:
+def _check(file: gguf.GgufFile, layout: WeightStorage) -> ModelConfig:
+    """Return the config of a model that is supported, and fits. Raises ModelLoadError before any weight is read."""
     config = config_of(file)
     layout.check(config, file.path.stem)
     check_positions(file.path, config, layout.device)
     _check_converted(file.path, replace(layout, fp8=False).size(llama_weights.shapes(config)) // layout.ranks, layout)
+    return config
+
+
+def _convert(file: gguf.GgufFile, layout: WeightStorage) -> cache.Converted:
+    config = _check(file, layout)
     tokens = gguf_tokenizer.from_gguf(file.metadata, str(file.path))
     return cache.Converted(
         config,
