@@ -630,3 +630,12 @@ def test_answers_without_the_log_probabilities_that_were_asked_for_are_an_error_
     with pytest.raises(lmc.UnsupportedOpError, match=r"return_logprob=True.* its answers have no log-probabilities"):
         ask(return_logprob=True)
     assert len(server.seen) == 1
+
+
+def test_alternatives_whose_log_probability_is_null_are_none(asking):
+    whole, stream = chat(content="Yes.")
+    listed = {"content": [{"token": "Yes.", "logprob": -0.1, "top_logprobs": [{"token": "Yes.", "logprob": -0.1}, {"token": "No.", "logprob": None}]}]}
+    whole.body["choices"][0]["logprobs"] = stream.events[1]["choices"][0]["logprobs"] = listed
+    ask, server, _ = asking((whole, stream))
+    meta = ask(return_logprob=True, top_logprobs_num=2).get_meta_info("a")
+    assert meta["output_top_logprobs"] == [[[-0.1, None, "Yes."]]] and len(server.seen) == 1

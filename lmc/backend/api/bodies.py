@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lmc import json_data
@@ -150,7 +150,7 @@ def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, in
     content: Any = logprobs.get("content")
     if isinstance(content, list):
         tokens: Listed = tuple(listed_token(t["logprob"], None, _token_text(t)) for t in content)
-        top = tuple(tuple((logprob_of(a["logprob"]), None, _token_text(a)) for a in t.get("top_logprobs") or ()) for t in content)
+        top = tuple(_alternatives((a["logprob"], _token_text(a)) for a in t.get("top_logprobs") or ()) for t in content)
         return tokens, top if any(top) else None
     texts: Any = logprobs.get("tokens")
     if not isinstance(texts, list):
@@ -158,8 +158,13 @@ def tokens_of(logprobs: Any) -> tuple[Listed | None, tuple[tuple[tuple[float, in
     values: Any = logprobs.get("token_logprobs") or [None] * len(texts)
     tokens = tuple(listed_token(lp, None, text) for lp, text in zip(values, texts, strict=True))
     rows: Any = logprobs.get("top_logprobs")
-    top = tuple(tuple((logprob_of(lp), None, text) for text, lp in (row or {}).items()) for row in rows) if isinstance(rows, list) else ()
+    top = tuple(_alternatives((lp, text) for text, lp in (row or {}).items()) for row in rows) if isinstance(rows, list) else ()
     return tokens, top if any(top) else None
+
+
+def _alternatives(found: Iterable[tuple[Any, str]]) -> tuple[tuple[float, int | None, str], ...]:
+    """Return the alternatives of a token, without those of no likelihood at all: minus infinity, which many servers write as null."""
+    return tuple((logprob_of(logprob), None, text) for logprob, text in found if logprob is not None)
 
 
 def logprob_of(value: Any) -> float:
