@@ -6,6 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 
+from lmc.durable.tasks import here
+
 
 class Timeouts:
     """Those of one run that are open, by the task that has entered them and their number in it."""
@@ -15,8 +17,10 @@ class Timeouts:
         self.entered = Counter[int]()
 
     def expired(self) -> Sequence[int]:
-        """Return the key of the outermost one that has expired; nothing if none has."""
-        return next((key for key, timeout in self.open.items() if timeout.expired()), ())
+        """Return the key of the outermost one that has expired, of this task if it has one, else of another, which may have cancelled it; nothing if
+        none has."""
+        found, task = [key for key, timeout in self.open.items() if timeout.expired()], here()
+        return next((key for key in found if key[0] == task), next(iter(found), ()))
 
     def expire(self, key: Sequence[int]) -> None:
         """Let one expire now, if it is open."""

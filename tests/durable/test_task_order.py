@@ -142,3 +142,54 @@ def test_time_outs_expire_again_where_their_task_was_ending(tmp_path: Path, monk
     mock = lmc.Mock()
     assert "late" in expected[1]
     assert seen(expires_at_its_end.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
+
+
+async def never(q: str) -> str:
+    CALLS.append(("never", q))
+    if len(CALLS) == 3:
+        expiring.set()
+    return await asyncio.Event().wait() and q
+
+
+@lmc.function
+async def expire_together(s: Any) -> Any:
+    """Time-outs of several tasks that expire in one turn of the loop."""
+    found, limits = list[str](), list[asyncio.Timeout]()
+
+    async def waits(name: str) -> None:
+        try:
+            async with asyncio.timeout(60) as limit:
+                limits.append(limit)
+                await never(name)
+        except TimeoutError:
+            found.append(name)
+        (f,) = s.fork(1)
+        f += f"{name} after {found}" + lmc.gen("a", max_tokens=2)
+        found.append(f["a"])
+
+    async with asyncio.TaskGroup() as group:
+        for name in "xyz":
+            group.create_task(waits(name))
+        await all_wait()
+        for limit in reversed(limits):
+            limit.reschedule(asyncio.get_running_loop().time())
+    s += str(found) + lmc.gen("a", max_tokens=2)
+    return found, s["a"]
+
+
+expiring = asyncio.Event()
+
+
+async def all_wait() -> None:
+    await expiring.wait()
+
+
+def test_each_call_is_cancelled_by_the_time_out_of_its_task(tmp_path: Path) -> None:
+    CALLS.clear()
+    expected = seen(expire_together.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    CALLS.clear()
+    effects = records.read(tmp_path / "j").runs[0].effects.values()
+    by = [effect.outcome[1][0] for effect in effects if effect.outcome is not None and effect.outcome[0] == "cancelled"]
+    assert len(set(by)) == len(by) == 3
+    mock = lmc.Mock()
+    assert seen(expire_together.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
