@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast, get_type_hints
@@ -115,14 +116,16 @@ def _object(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str,
 def call_of(id: str, name: str, arguments: str) -> Call:
     """Return a call as a model wrote it."""
     try:
-        read: Any = loads(arguments or "{}", parse_constant=_none)
+        read: Any = loads(arguments or "{}", parse_float=_finite, parse_constant=_finite)
     except ValueError:
         read = arguments
     return {"id": id, "name": name, "arguments": read if isinstance(read, dict) else arguments}
 
 
-def _none(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
+def _finite(number: str) -> float:
+    if not math.isfinite(found := float(number)):
+        raise ValueError(f"{number} cannot be written as JSON again")
+    return found
 
 
 def tool_use(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def test_tools_reach_the_api_and_its_calls_come_back(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
-@pytest.mark.parametrize("written", ("tea", "[1]", '{"q": NaN}'))
+@pytest.mark.parametrize("written", ("tea", "[1]", '{"q": NaN}', '{"q": 1e400}'))
 def test_arguments_that_are_no_object_are_in_one_where_they_must_be(written: str, stream: bool) -> None:
     tool = {"name": "search", "input_schema": {"type": "object"}}
     body = {"model": "mock", "max_tokens": 9, "messages": SYSTEM_AND_USER[1:], "tools": [tool], "stream": stream}
