@@ -84,12 +84,16 @@ class ManagedTimeout:
         self._key = ()
 
     async def __aenter__(self) -> asyncio.Timeout:
-        entered, task = self._timeouts.entered, here()
-        entered[task] += 1
-        self._key = task, entered[task]
+        counts, task = self._timeouts.entered, here()
+        counts[task] += 1
+        self._key = task, counts[task]
         self._timeouts.open[self._key] = self._timeout
-        self._journal.known_effects().give_turns()
-        return await self._timeout.__aenter__()
+        effects = self._journal.known_effects()
+        effects.give_turns()
+        entered = await self._timeout.__aenter__()
+        if effects.will_expire(self._key) and (when := entered.when()) is not None:  # in its turn, and not by the clock
+            entered.reschedule(when + _OVERDUE)
+        return entered
 
     async def __aexit__(self, *error: Any) -> bool | None:
         del self._timeouts.open[self._key]
@@ -100,6 +104,10 @@ class ManagedTimeout:
     def has_expired(self) -> bool:
         """Return whether it is known to have expired in an earlier execution."""
         return self._journal.effects.has_expired(self._key)
+
+
+_OVERDUE = 60.0
+"""Seconds after which a known time-out expires even if its turn has not come."""
 
 
 async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:

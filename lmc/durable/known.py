@@ -188,6 +188,10 @@ class KnownEffects:
         if in_event_loop():
             self.give_turns()
 
+    def will_expire(self, key: tuple[int, ...]) -> bool:
+        """Return whether a time-out is known to expire, and the program has not come past that."""
+        return (expiry := self._expiries.get(key)) is not None and not expiry.passed
+
     def has_expired(self, key: tuple[int, ...]) -> bool:
         """Return whether it is known that a time-out has expired; the program has come past that now."""
         if (expiry := self._expiries.get(key)) is not None:

@@ -193,3 +193,32 @@ def test_each_call_is_cancelled_by_the_time_out_of_its_task(tmp_path: Path) -> N
     assert len(set(by)) == len(by) == 3
     mock = lmc.Mock()
     assert seen(expire_together.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
+
+
+@lmc.function
+async def expires_late(s: Any) -> Any:
+    """A time-out that expires after another call."""
+    found, limits = list[str](), list[asyncio.Timeout]()
+
+    async def waits() -> None:
+        try:
+            async with asyncio.timeout(patience) as limit:
+                limits.append(limit)
+                await asyncio.Event().wait()
+        except TimeoutError:
+            found.append("late")
+
+    task = asyncio.create_task(waits())
+    found.append(await fetch("q"))
+    limits[0].reschedule(asyncio.get_running_loop().time())
+    await task
+    s += str(found) + lmc.gen("a", max_tokens=2)
+    return found, s["a"]
+
+
+def test_a_known_time_out_does_not_expire_by_the_clock_of_a_resumed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "patience", 60)
+    expected = seen(expires_late.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    monkeypatch.setattr(sys.modules[__name__], "patience", 1e-9)
+    mock = lmc.Mock()
+    assert seen(expires_late.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log
