@@ -216,6 +216,7 @@ class KnownEffects:
             if isinstance(following, Expiry) and following.key in self.timeouts.open and (waits is None or following.ended < waits.ended):
                 self.timeouts.expire(following.key)
                 self.come_past(following)
+                turns = 0
             elif waits is not None and (turns >= TURNS or following is None or waits.ended <= following.ended):
                 if not self._waits[waits].done():
                     self._waits[waits].set_result(None)

@@ -222,3 +222,48 @@ def test_a_known_time_out_does_not_expire_by_the_clock_of_a_resumed_run(tmp_path
     monkeypatch.setattr(sys.modules[__name__], "patience", 1e-9)
     mock = lmc.Mock()
     assert seen(expires_late.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log
+
+
+limits: list[asyncio.Timeout] = []
+told: list[str] = []
+
+
+async def after_a_time_out() -> str:
+    CALLS.append(("after_a_time_out",))
+    limits.pop().reschedule(asyncio.get_running_loop().time())
+    while not told:
+        await asyncio.sleep(0)
+    return told.pop()
+
+
+@lmc.function
+async def expires_before(s: Any) -> Any:
+    """A time-out that expires before a call ends."""
+    found = list[str]()
+
+    async def sleeps() -> None:
+        await asyncio.Event().wait()
+
+    async def waits() -> None:
+        try:
+            async with asyncio.timeout(60) as limit:
+                limits.append(limit)
+                await asyncio.create_task(sleeps())
+        except TimeoutError:
+            found.append("late")
+        told.append("told")
+
+    async def calls() -> None:
+        found.append(await after_a_time_out())
+
+    await asyncio.gather(waits(), calls())
+    s += str(found) + lmc.gen("a", max_tokens=2)
+    return found, s["a"]
+
+
+def test_what_a_time_out_has_ended_goes_on_before_what_came_after_it(tmp_path: Path) -> None:
+    expected = seen(expires_before.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    CALLS.clear()
+    mock = lmc.Mock()
+    assert "late" in expected[1]
+    assert seen(expires_before.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
