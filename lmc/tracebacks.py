@@ -238,9 +238,10 @@ def _explain_text(error: BaseException) -> None:
                 pass
 
 
+_HAS_RUN = "(a program that is called has run, and this is its state; what is awaited in async code is program.arun(…), of a compiled one program.acall(…))"
 _NOT_ASYNC: Mapping[str, str] = {
-    "object State can't be used in 'await' expression":
-        "(a program that is called has run, and this is its state; what is awaited in async code is program.arun(…), of a compiled one program.acall(…))",
+    "object State can't be used in 'await' expression": _HAS_RUN,
+    "'State' object can't be awaited": _HAS_RUN,  # from CPython 3.14 on
     "'async for' requires an object with __aiter__ method, got State":
         "(a state has no items; its text as it comes is `async for piece in state.text_async_iter()`, of a run with stream=True)",
 }  # fmt: skip

@@ -189,7 +189,7 @@ class Function(Call[P, "State[R]"], Generic[P, R]):
         found = suggestion(own, (*parameters, *RUN_OPTIONS))
         return found if "did you mean" in found else suggestion(name, parameters)
 
-    @property
+    @functools.cached_property
     def described(self) -> str:
         """Return the program with its parameters and its location, for messages."""
         shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in list(self.signature.parameters.values())[1:])
