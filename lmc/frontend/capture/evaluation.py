@@ -11,7 +11,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot, any_of
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Given, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
@@ -110,10 +110,12 @@ class Evaluation(Evaluator):
         """Let objects of which nothing is known hold this, too. They share it, or it would grow with each of them."""
         if given is not None and given.of:
             before = {id(one): one for x in xs if (one := self.given.get(id(x))) is not None}
-            known = next(iter(before.values())) if len(before) == 1 else given
-            if known is given or not {*map(id, given.of)} <= {*map(id, known.of)}:
-                known = Unknown(None, of=(*given.of, *before.values()))
+            known = next(iter(before.values())) if len(before) == 1 else None
+            if known is None or not {*map(id, given.of)} <= {*map(id, known.of), *before}:
+                known = Given(None, of=(*given.of, *before.values()))
             for x in xs:
-                if type(x) is op.Object and self.given.get(id(x)) is not known:
-                    x.attributes.update({name: Unknown(op.known(self, held), of=(held, known)) for name, held in x.attributes.items()})
+                if type(x) is op.Object and (old := self.given.get(id(x))) is not known:
+                    for name, held in x.attributes.items():  # what `old` holds, `known` does
+                        of = [one for one in held.of if one is not old] if type(held) is Unknown else [held]
+                        x.attributes[name] = Unknown(op.known(self, held), of=(*of, known))
                 self.given[id(x)] = known

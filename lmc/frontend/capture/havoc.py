@@ -16,7 +16,7 @@ from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, any_of, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
-from lmc.frontend.capture.unknown import Deps, Unknown
+from lmc.frontend.capture.unknown import Deps, Given, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial, is_exception
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
@@ -31,6 +31,8 @@ _MOST_ENTERED = 32
 """Functions that are followed from code that is skipped; what further ones get is lost."""
 _MOST_NAMED = 64
 """Most items of a container that are named one by one where a value may be one of them, and not the container instead."""
+_MOST_COPIED = 8
+"""Most objects of those that another may have been given that are named one by one: or each may be given more than the one before."""
 _FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type})
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
@@ -233,6 +235,7 @@ class Losses:
     def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
         """Enter those that are functions of the program's; return how many."""
         every, callees = any_of([x for _, x in given]), [(fn, callee) for fn in functions if (callee := callee_of(self.ev, fn)) is not None]
+        self.ev.count(len(callees) >> 1)
         for fn, callee in callees:
             self._enter(callee, [(None, any_of((every, *fn.of)) if type(fn) is Partial else every)])
         later = [x for x in functions if type(x) is Coroutine]
@@ -303,7 +306,7 @@ class Losses:
 
     def _reach(self, roots: Iterable[Any]) -> list[Any]:
         """Return these values and all that they hold."""
-        todo, seen, atoms = [*roots], dict[int, Any](), op.ATOMS
+        todo, seen, atoms, steps = [*roots], dict[int, Any](), op.ATOMS, 0
         while todo:
             x = todo.pop()
             if type(x) in atoms or (key := id(x)) in seen:
@@ -312,13 +315,14 @@ class Losses:
             parts = self._parts(x)
             if parts and not atoms.issuperset(map(type, parts)):
                 todo += parts
-        self.ev.count(len(seen) >> 4)
-        return [x for x in seen.values() if type(x) is not Unknown]
+                steps += len(parts)
+        self.ev.count((len(seen) + steps) >> 5)
+        return [x for x in seen.values() if not isinstance(x, Unknown)]
 
     def _parts(self, x: Any) -> Collection[Any]:
         """Return what a value holds or may hold, or a function gives that is not passed to it."""
-        found, given = self._contents(x), self.ev.given
-        return found if not given or id(x) not in given else [*found, given[id(x)]]
+        found, given = self._contents(x), self.ev.given.get(id(x)) if self.ev.given else None
+        return found if given is None else [*found, *(given.of if len(given.of) <= _MOST_COPIED else (given,))]
 
     def _contents(self, x: Any) -> Collection[Any]:
         kind = type(x)
@@ -330,7 +334,7 @@ class Losses:
             held = [*x.attributes.values(), *(x.args if is_exception(x) else ()), *(class_attribute(self.ev, x.cls, name) for name in _held(x.cls))]
             held += [self.ev.given[id(one)] for one in x.cls.__mro__ if id(one) in self.ev.given] if self.ev.given else ()
             return held + [x] * bool(implicit_methods(x.cls)) + [x.cls] * ("__class__" in self._attributes)
-        if kind is Unknown or kind is Partial:
+        if kind is Unknown or kind is Given or kind is Partial:
             return x.of
         if kind is StateGroup:
             return x.states

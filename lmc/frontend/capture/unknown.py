@@ -55,6 +55,12 @@ class UnknownName(Unknown):
         super().__init__(name.deps, name.note, name.begins)
 
 
+class Given(Unknown):
+    """What objects of which nothing is known may have been given to hold: several share it."""
+
+    __slots__ = ()
+
+
 SPECIAL = (
     "str repr format hash eq ne lt le gt ge len iter next contains getitem setitem delitem call int float index complex round neg pos invert abs "
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow lshift rlshift rshift rrshift or ror and rand xor rxor matmul rmatmul"

@@ -37,6 +37,17 @@ def changes_one_of_many(s, n):
     ask(s, "end")
 
 
+@lmc.function
+def keeps_what_may_be_kept_already(s, n):
+    answer, kept = ask(s, "q"), []
+    for i in range(3 * n):
+        item = [[i]]
+        if answer:
+            kept.append(item)
+        kept[0].append(2)
+    ask(s, "end")
+
+
 def calls_and_steps(program: Any, n: int) -> tuple[int, int]:
     """Return how often an evaluation asks for an object's id, and its steps."""
     calls = 0
@@ -54,7 +65,7 @@ def calls_and_steps(program: Any, n: int) -> tuple[int, int]:
     return calls, outcome.steps
 
 
-@pytest.mark.parametrize("program", [gives_a_lost_object_more_and_more, changes_one_of_many], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [gives_a_lost_object_more_and_more, changes_one_of_many, keeps_what_may_be_kept_already], ids=lambda p: p.name)
 def test_what_lost_objects_may_hold_is_shared_and_charged(program: Any) -> None:
     once, twice = calls_and_steps(program, 40), calls_and_steps(program, 80)
     assert twice[0] < 5 * once[0]
