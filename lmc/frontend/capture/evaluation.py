@@ -84,7 +84,11 @@ class Evaluation(Evaluator):
         """Make the contents of a container, state or object unknown from now on: what they were, or what it may be given. Of a class, these attributes."""
         kind = type(x)
         if kind is Unknown:
-            return havoc.lose_parts(self, x, deps, given, stores)
+            if x.of:
+                losses = havoc.Losses(self)
+                losses.lose(x, given, stores)
+                losses.apply(deps)
+            return
         self.changed.append(x)  # which also keeps its id its own
         if isinstance(x, type):
             for name in stores:

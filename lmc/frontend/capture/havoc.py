@@ -84,14 +84,6 @@ def left_off(ev: Evaluator, values: Sequence[Any], deps: Deps) -> None:
         losses.apply(deps)
 
 
-def lose_parts(ev: Evaluator, x: Unknown, deps: Deps, given: Unknown | None, stores: Iterable[str]) -> None:
-    """Change what an unknown value may be, which may be given this to hold; of classes these attributes."""
-    if x.of:
-        losses = Losses(ev)
-        losses.lose(x, given, stores)
-        losses.apply(deps)
-
-
 def may_ask(ev: Evaluator, frame: Frame, effects: PossibleEffects) -> bool:
     """Return whether code with these effects may make requests."""
     for call in effects.scan.calls:

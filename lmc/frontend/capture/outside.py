@@ -26,9 +26,8 @@ ATOMS: set[type] = {
 """Types whose values never change and consist of nothing else; the matcher's are added when it is loaded (searching.py)."""
 PLAIN = frozenset({str, int, float, bool, type(None)})
 """The most common of them."""
-SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 MAPPINGS = frozenset({dict, Counter, OrderedDict, defaultdict})
-CONTAINERS = SEQUENCES | MAPPINGS
+CONTAINERS = MAPPINGS | {list, tuple, set, frozenset, deque}
 VIEWS = frozenset({type({}.keys()), type({}.items())})
 """Of a dict; its values are read as a list."""
 CALLABLES = (types.FunctionType, types.BuiltinFunctionType, HostFunction, Expr, types.MethodDescriptorType)
@@ -182,6 +181,8 @@ _OPAQUE = frozenset({
     types.ModuleType, types.MethodType, functools.partial, LRU, staticmethod, classmethod, property,
     types.GenericAlias, types.UnionType, slice, object, types.WrapperDescriptorType, types.GetSetDescriptorType,
 })  # fmt: skip
+_OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
+"""Modules whose objects a program may pass on: programs and backends."""
 
 
 def _is_opaque(kind: type) -> bool:
@@ -276,7 +277,3 @@ def is_plain(cls: type) -> bool:
 _HEAP_TYPE = 1 << 9
 _OF_C = frozenset({types.MethodDescriptorType, types.ClassMethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType})
 """Attributes that only a class out of C has of its own; such a class may be a heap type, too."""
-
-
-_OF_LMC = ("lmc.frontend.interpreter", "lmc.backend.")
-"""Modules whose objects a program may pass on: programs and backends."""
