@@ -1,8 +1,7 @@
-"""Annotations: a planned graph's advice for each address at which the program makes a request. The ledger looks it up
-at submit.
+"""Annotations: a planned graph's advice for each address at which the program makes a request. The ledger looks it up at submit.
 
-    planned graph ──annotate──► (stream, ordinal) → Annotation ──hints(…)──► lmc.backend.base.Hints
-                                                      └──pins: where to cut the prompt's text, prefill and pin it
+planned graph ──annotate──► (stream, ordinal) → Annotation ──hints(…)──► lmc.backend.base.Hints
+                                                  └──pins: where to cut the prompt's text, prefill and pin it
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _PLACE = {name: place for place, name in enumerate(Hints._fields)}
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Text to prefill and pin before a request is submitted. All requests that extend it name it: the first makes it,
-    the others use it.
+    """Text to prefill and pin before a request is submitted. All requests that extend it name it: the first makes it, the others use it.
 
     number  within the graph
     text    from the enclosing pin, the last answer or the beginning to the end of the pinned text

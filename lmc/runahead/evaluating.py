@@ -141,10 +141,10 @@ class AheadEmitter:
         address: Address = (run.seed, run.item, stream, ordinal)
         entry = self.ledger.asked.get(address)
         if evaluation.shifted:  # the request may have another address, and the address be another's
-            made = self._made(ctx, make, deps, address)
+            known = not (isinstance(ctx, Unknown) or deps is None or deps)
+            made = self._made(ctx, make, address) if known else None
             if made is not None and not (entry and made.result is entry.result):
                 return made, self._pending(address, made)
-            known = not (isinstance(ctx, Unknown) or deps is None or deps)
             if entry is not None and ((not isinstance(expr.name, Unknown) and entry.ask.name != expr.name) or (known and made is None)):
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
@@ -164,10 +164,8 @@ class AheadEmitter:
         evaluation.miss()
         return hole(frozenset([address])), Pending(address, None)
 
-    def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], deps: Deps, address: Address) -> Prompt | None:
+    def _made(self, ctx: Any, make: Callable[[Origin], Gen | Select], address: Address) -> Prompt | None:
         """Return the prompt with the answer of an equal request, if Python has made one."""
-        if isinstance(ctx, Unknown) or deps is None or deps:
-            return None
         try:
             return self.ledger.made(ctx, make(Origin(*address)))
         except LmcError:
@@ -289,8 +287,7 @@ def _deps_of(values: Iterable[Any]) -> Deps:
 class ProgramSource:
     """Evaluates one run of a program. It reads outside values once, on first use.
 
-    An evaluation runs in a greenlet of its own: one that has to stop, because Python goes on, is continued where it
-    stopped while Python waits again.
+    An evaluation runs in a greenlet of its own: one that has to stop, because Python goes on, is continued where it stopped while Python waits again.
     """
 
     def __init__(self, function: Function, bound: inspect.BoundArguments, state: State) -> None:

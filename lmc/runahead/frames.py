@@ -1,8 +1,7 @@
 """The frames of a program that is running: the current line of each function and its locals, read without side effects.
 
-CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps
-its contents alive. So that dict is emptied after each read, unless something else references it, and functions that may
-hold it themselves are left alone.
+CPython before 3.13 copies the locals of a frame into one dict, which `locals()` shows to the program and which keeps its contents alive. So that dict is
+emptied after each read, unless something else references it, and functions that may hold it themselves are left alone.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ MAX_OPEN = 64
 
 
 class Ledger:
-    """The requests of one run, and the guesses made ahead for it. Thread-safe: bodies of forks run on threads of their
-    own.
+    """The requests of one run, and the guesses made ahead for it. Thread-safe: bodies of forks run on threads of their own.
 
     run      the owner: sub-programs may have another backend, seed and defaults
     source   predicts the next requests; None: nothing is made ahead
@@ -275,8 +274,7 @@ class Ledger:
     # -- requests made ahead
 
     def guess(self, address: Address, before: Prompt, ask: Gen | Select, run: Run, *, certain: bool, in_arm: bool = False) -> Prompt | None:
-        """Make a request ahead; return the prompt with the pending answer, or None if that is not allowed or was
-        refused.
+        """Make a request ahead; return the prompt with the pending answer, or None if that is not allowed or was refused.
 
         An earlier guess at the address is kept if it is equal, and dropped if not.
         """
@@ -556,8 +554,7 @@ class Ledger:
 
 
 def content(prompt: Prompt | Asked) -> tuple[int, tuple[Any, ...]]:
-    """Return the content that equal prompts share: the handle of everything before the last answer, and the literal
-    text since.
+    """Return the content that equal prompts share: the handle of everything before the last answer, and the literal text since.
 
     The handle represents the part verified before. The text is the same however it was cut into appends.
     """

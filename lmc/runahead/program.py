@@ -49,8 +49,7 @@ def compile(  # the field's name for it: torch.compile, re.compile
     fn: Function[P, R], *, backend: Backend | str | None = None, outputs: Sequence[str] | None = None, opt: int = 1, aggressive: bool = False,
     ahead: Literal["off", "certain", "likely"] = "certain",
 ) -> Program[P, R]:  # fmt: skip
-    """Return a program equivalent to `fn`: Python runs `fn`, and while it waits for an answer, its next requests are
-    made already.
+    """Return a program equivalent to `fn`: Python runs `fn`, and while it waits for an answer, its next requests are made already.
 
     backend  where it runs when a call names none (default: `set_default_backend`'s); a backend or the name of one, such as "mock"
     outputs  names of the only variables that will be read; everything else is requested only if it is read after all

@@ -33,11 +33,10 @@ BREAK, CONTINUE, RETURN = "break", "continue", "return"
 class Asking(Emitter, Protocol):
     """The emitter of an evaluation's states: the ledger (run-ahead) or the graph builder.
 
-    It gets `Unknown` wherever text or a parameter is not known: a prompt with a hole. It reads `evaluation.certain` and
-    `evaluation.shifted` at each request, calls `evaluation.blocked(deps)` when answers would fill a hole, and
-    `evaluation.confirm()` when Python has made this very request already (address and source line): Python has passed
-    everything undecided before it. Reading a missing answer gives `Unknown(frozenset([address]))`; lists and dicts that
-    it returns are copies, which the program may change.
+    It gets `Unknown` wherever text or a parameter is not known: a prompt with a hole. It reads `evaluation.certain` and `evaluation.shifted` at each request,
+    calls `evaluation.blocked(deps)` when answers would fill a hole, and `evaluation.confirm()` when Python has made this very request already (address and
+    source line): Python has passed everything undecided before it. Reading a missing answer gives `Unknown(frozenset([address]))`; lists and dicts that it
+    returns are copies, which the program may change.
 
     nested   the emitter of a sub-program called with these options; None if it cannot be determined
     is_asked  whether all requests of a sub-program are made, by Python or ahead, and are those of this prompt; guesses among them are kept

@@ -26,8 +26,7 @@ def join(*deps: Deps) -> Deps:
 
 
 class Unknown(Symbolic):
-    """An unknown value. `deps` are the addresses of the answers it depends on, None: only Python can tell it. Native code that touches it raises
-    Undecided.
+    """An unknown value. `deps` are the addresses of the answers it depends on, None: only Python can tell it. Native code that touches it raises Undecided.
 
     note    the domain's data: a value of the graph
     begins  known beginning of its text, if it is a concatenation

@@ -14,8 +14,7 @@ from lmc.frontend.capture.unknown import SPECIAL, Deps, Raised, Undecided
 
 @dataclass(eq=False, repr=False, slots=True)
 class Closure:
-    """A function of the program: its code, its defining frame, its defaults, its globals. `own` is the outside function
-    that it represents."""
+    """A function of the program: its code, its defining frame, its defaults, its globals. `own` is the outside function that it represents."""
 
     code: Code
     outer: Frame | None
