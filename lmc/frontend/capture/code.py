@@ -15,7 +15,7 @@ from typing import Any
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.scan import PossibleEffects, bound_once, own
-from lmc.frontend.capture.unknown import MISSING, Deps, Given, Raised, Stop, Unknown
+from lmc.frontend.capture.unknown import MISSING, Deps, GivenParts, Raised, Stop, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
 from lmc.frontend.state import State
@@ -247,7 +247,7 @@ class Evaluator:
         self.paused, self.passes, self.frames, self.explores = paused, passes, frames, explores
         self.certain, self.shifted, self.outcome = True, False, Outcome()
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
-        self.given, self.later = dict[int, Given](), dict[tuple[int, int], Any]()
+        self.given, self.later = dict[int, GivenParts](), dict[tuple[int, int], Any]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
         self.classes, self.iterates = set[type](), False
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0

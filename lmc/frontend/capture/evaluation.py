@@ -11,7 +11,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Evaluator, Outcome
 from lmc.frontend.capture.domain import Asking, Domain
 from lmc.frontend.capture.outside import Outside, OutsideSnapshot, any_of
-from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, Given, Raised, Stop, Undecided, Unknown, join
+from lmc.frontend.capture.unknown import NOTHING, Abandoned, Deps, GivenParts, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import LazyItems
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State
@@ -116,7 +116,7 @@ class Evaluation(Evaluator):
             before = {id(one): one for x in xs if (one := self.given.get(id(x))) is not None}
             known = next(iter(before.values())) if len(before) == 1 else None
             if known is None or not {*map(id, given.of)} <= {*map(id, known.of), *before}:
-                known = Given(None, of=(*given.of, *before.values()))
+                known = GivenParts(None, of=(*given.of, *before.values()))
             for x in xs:
                 if type(x) is op.Object and (old := self.given.get(id(x))) is not known:
                     for name, held in x.attributes.items():  # what `old` holds, `known` does

@@ -54,7 +54,7 @@ class UnknownName(Unknown):
         super().__init__(name.deps, name.note, name.begins)
 
 
-class Given(Unknown):
+class GivenParts(Unknown):
     """What objects of which nothing is known may have been given to hold: several share it."""
 
     __slots__ = ()
