@@ -162,6 +162,10 @@ class Ledger:
         """Return the run's own place: seed, item and stream. A sub-program with a seed of its own has the stream, but another seed."""
         return self.run.seed, self.run.item, self.stream
 
+    def _begun(self) -> int:
+        """Return what evaluations have begun: requests, prefills and pure calls."""
+        return self.made_ahead + self.prefilled + len(self._calls or ())
+
     @property
     def calls(self) -> CallsAhead:
         with self._lock:
@@ -506,7 +510,7 @@ class Ledger:
                 self.evaluations += 1
                 self.missed.clear()
             self._evaluating = True
-            self._fresh, before, began = False, self.made_ahead + self.prefilled, thread_time()
+            self._fresh, before, began = False, self._begun(), thread_time()
             try:
                 found = self.source.evaluate(self, self.run, stops)
                 self._paused, self._blocked = found is None, found or ()
@@ -516,7 +520,7 @@ class Ledger:
                 self._paused, self._blocked, self.policy = False, (), AheadPolicy.OFF
                 self.profile.fault(fault)
             finally:
-                self.profile.evaluated(lines, thread_time() - began - others, self.made_ahead + self.prefilled - before, self.once)
+                self.profile.evaluated(lines, thread_time() - began - others, self._begun() - before, self.once)
                 self.once, self._evaluating = 0.0, False
             if not self._paused:
                 self._prompts.clear()  # the next evaluation makes its own

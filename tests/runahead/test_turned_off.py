@@ -108,3 +108,29 @@ def test_a_line_is_turned_off_for_programs_that_wait_there_already():
     profile.evaluated = and_open  # type: ignore[method-assign]
     program.batch([("q",)] * 12, backend=backend)
     assert profile.evaluations == 3
+
+
+@lmc.pure
+def looked_up(q: str) -> str:
+    return f"{q}, looked up"
+
+
+@lmc.function
+def looks_up(s: Any, q: str) -> None:
+    s += q + lmc.gen("a", max_tokens=2)
+    s += s["a"] + looked_up(q) + lmc.gen("b", max_tokens=2)
+
+
+def test_a_line_at_which_pure_calls_are_begun_is_not_in_vain():
+    program, backend = lmc.compile(looks_up), Gated()
+    profile, evaluated, begun = program.profile, program.profile.evaluated, []
+    profile.cost = 0.0
+
+    def and_open(lines: Any, seconds: float, asked: int, once: float = 0.0) -> None:
+        evaluated(lines, seconds, asked, once)
+        begun.append(asked)
+        backend.open()
+
+    profile.evaluated = and_open  # type: ignore[method-assign]
+    program("q", backend=backend)
+    assert begun[0] == 1
