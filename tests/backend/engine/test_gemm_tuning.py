@@ -8,11 +8,13 @@ import pytest
 
 pytestmark = pytest.mark.model  # needs torch
 torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
 
 import torch.nn.functional as F  # noqa: E402
 
 from lmc.backend.engine import gemm_tuning  # noqa: E402
 from lmc.backend.engine.gemm_tuning import TunedGemm  # noqa: E402
+from lmc.backend.engine.kernels.few_rows import DENSE_CUTS, FewRows  # noqa: E402
 from lmc.backend.engine.models.linear import Dense  # noqa: E402
 
 WAY = bytes(range(64))
@@ -75,9 +77,25 @@ def test_another_format_is_measured_again_and_nothing_is_said(tmp_path, caplog):
 
 def test_what_others_measured_meanwhile_stays(tmp_path):
     path = kept(tmp_path / "ways.json", [1, 2, 3, WAY.hex()])
-    gemm_tuning._write(path, {(4, 5, 6): None})
-    assert gemm_tuning._read(path) == {(1, 2, 3): WAY, (4, 5, 6): None}
+    gemm_tuning._write(path, {(4, 5, 6): None, (4, 5, 7): DENSE_CUTS[1]})
+    assert gemm_tuning._read(path) == {(1, 2, 3): WAY, (4, 5, 6): None, (4, 5, 7): DENSE_CUTS[1]}
     assert [p.name for p in tmp_path.iterdir()] == ["ways.json"]
+
+
+def test_a_cut_that_the_kernel_has_no_longer_is_measured_again(tmp_path, caplog):
+    assert gemm_tuning._read(kept(tmp_path / "ways.json", [1, 64, 64, [32, 128, 5, 1, 4]])) == {} and "measuring again" in caplog.text
+
+
+@pytest.mark.parametrize("cut", DENSE_CUTS)
+@pytest.mark.parametrize(("rows", "outputs", "columns"), [(1, 64, 512), (5, 200, 1032), (16, 72, 200)])
+def test_the_kernel_for_few_rows_multiplies_as_torch_does(cut, rows, outputs, columns):
+    gpu = torch.cuda.is_available()
+    device, dtype = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float16)  # the interpreter has no bfloat16
+    few, w = FewRows(torch.device(device)), torch.randn(outputs, columns, device=device).to(dtype)
+    for _ in range(2):  # counters are 0 again after each product
+        x = torch.randn(rows, columns, device=device).to(dtype)
+        found, expected = few.dense(x, w, cut).double(), x.double() @ w.double().T
+        assert (found - expected).norm() <= 5e-3 * expected.norm()
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path, caplog):

@@ -1,6 +1,7 @@
-"""Products of few rows with a matrix in FP8: as fast as its bytes are read, which cuBLAS and CUTLASS are not.
+"""Products of few rows with a matrix: as fast as its bytes are read, which in FP8 cuBLAS and CUTLASS are not, and in 16 bits cuBLAS often is not.
 
     y[t, o] = s[t] · scale[o] · Σ p[t, i] q[o, i]        q [out, in] and p [T, in] e4m3, sums in float32
+    y[t, o] = Σ x[t, i] w[o, i]                          w and x of one dtype of 16 bits
 
 Tensor cores want 64 rows on their left, so the matrix is on the left and the few rows are on the right. Both come by TMA (tensor descriptors),
 which leaves registers and issue slots to the rest. The columns of a tile of outputs are split over programs, so that all multiprocessors read; the
@@ -27,18 +28,20 @@ from lmc.backend.engine.kernels.dependent_launch import after, launch
 from lmc.backend.engine.kernels.e4m3 import LARGEST, SMALLEST
 from lmc.backend.engine.models.fp8 import BLOCK, BlockQuantized, Fp8, padded
 
-MOST = 128
-"""Rows, at most."""
+MOST, MOST_DENSE = 128, 16
+"""Rows, at most: in FP8, and in 16 bits, where more of them make programs no faster (measured)."""
 
 _MOST_GATED = 64  # of an MLP that is gated inside: more are faster with the activation apart, and so are 17 to 32 (measured)
 _PRECISE = 128  # columns whose sum tensor cores may keep
 
 
 @triton.jit
-def _scaled(summed, scales, scale, row, out, rows, outputs, BLOCKS: tl.constexpr):
-    """Return sums [OUTPUTS, ROWS] times the scales of outputs, and of rows unless those are BLOCKS'."""
+def _scaled(summed, scales, scale, row, out, rows, outputs, SCALES: tl.constexpr):
+    """Return sums [OUTPUTS, ROWS] times the scales of outputs and rows, if they have any (of rows, not where SCALES are of blocks)."""
+    if SCALES == "none":
+        return summed
     by = tl.load(scale + out, mask=out < outputs, other=0.0)[:, None]
-    if not BLOCKS:
+    if SCALES == "rows":
         by = tl.load(scales + row, mask=row < rows, other=0.0)[None, :] * by
     return summed * by
 
@@ -69,11 +72,11 @@ def _added(parts, SIZE: tl.constexpr, SPLIT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows"])  # or the first pass whose rows are no multiple of 16 would wait for a compiler
 def _multiply_few(
-    p, scales, q, scale, y, parts, ended, rows, outputs, columns, BLOCKS: tl.constexpr,
+    p, scales, q, scale, y, parts, ended, rows, outputs, columns, SCALES: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, COLUMNS: tl.constexpr, SPLIT: tl.constexpr, PRECISE: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]. `scales`: of BLOCKS of COLUMNS,
-    [blocks, ROWS], else [rows]."""
+    """`p` and `q`: descriptors of [rows, columns] by [ROWS, COLUMNS] and of [outputs, columns] by [OUTPUTS, COLUMNS]. SCALES: "none" in 16 bits; `scales`
+    are [rows], or of "blocks" of COLUMNS, [blocks, ROWS]."""
     if EARLY:
         after()
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -84,19 +87,21 @@ def _multiply_few(
     summed = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for k in tl.range(first, tl.minimum(first + each, columns), COLUMNS, num_stages=STAGES):  # pyright: ignore[reportGeneralTypeIssues]
         a, b = q.load([tile * OUTPUTS, k]), p.load([0, k])
-        if BLOCKS:
+        if SCALES == "none":
+            summed = tl.dot(a, b.T, summed)
+        elif SCALES == "blocks":
             by = tl.load(scales + k // COLUMNS * ROWS + row)
             summed += tl.dot(a, b.T) * by[None, :]
         else:
             summed = tl.dot(a, b.T, summed, max_num_imprecise_acc=PRECISE)
     if SPLIT == 1:
-        _store(y, _scaled(summed, scales, scale, row, out, rows, outputs, BLOCKS), row, out, rows, outputs)
+        _store(y, _scaled(summed, scales, scale, row, out, rows, outputs, SCALES), row, out, rows, outputs)
     else:
         within = tl.arange(0, OUTPUTS)[:, None] * ROWS + row[None, :]
         every = parts + tile.to(tl.int64) * SPLIT * OUTPUTS * ROWS + within
         tl.store(every + part * OUTPUTS * ROWS, summed)
         if _is_last(ended, tile, SPLIT):
-            _store(y, _scaled(_added(every, OUTPUTS * ROWS, SPLIT), scales, scale, row, out, rows, outputs, BLOCKS), row, out, rows, outputs)
+            _store(y, _scaled(_added(every, OUTPUTS * ROWS, SPLIT), scales, scale, row, out, rows, outputs, SCALES), row, out, rows, outputs)
 
 
 @triton.jit
@@ -106,8 +111,8 @@ def _store_gated(
 ):  # fmt: skip
     """Write silu(gate) · up of sums [OUTPUTS, ROWS], rounded to DTYPE as it would be stored, quantized; and its scales."""
     out = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    gate = _scaled(gate, scales, scale, row, out, rows, inner, BLOCKS=False).to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
-    up = _scaled(up, scales, scale + inner, row, out, rows, inner, BLOCKS=False).to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    gate = _scaled(gate, scales, scale, row, out, rows, inner, SCALES="rows").to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
+    up = _scaled(up, scales, scale + inner, row, out, rows, inner, SCALES="rows").to(DTYPE).to(tl.float32)  # pyright: ignore[reportArgumentType]
     values = gated(gate, up).to(DTYPE).to(tl.float32)
     of_block = tl.maximum(tl.max(tl.abs(values), 0) / LARGEST, SMALLEST)
     tl.store(block_scales + tile * ROWS + row, of_block)
@@ -156,6 +161,10 @@ class Cut:
     warps: int = 4
 
 
+DENSE_CUTS = (*(Cut(64, 128, 5, split) for split in (1, 2, 4)), Cut(128, 64, 6, 1, 8))
+"""Of products in 16 bits: which is fastest, and whether any is, must be measured (gemm_tuning.py)."""
+
+
 def cut_of(outputs: int) -> Cut:
     """Return the cut that is within a few per cent of the fastest on an H200 (`benchmarks.bench_fp8 --cuts`): as few
     programs as keep its 132 multiprocessors reading."""
@@ -196,13 +205,17 @@ class FewRows:
         scales, scale  [T, 1] and [1, out] float32
         cut            None: see `cut_of`
         """
-        return self._product(p, scales, q, scale, dtype, cut or cut_of(len(q)), blocks=False)
+        return self._product(p, scales, q, scale, dtype, cut or cut_of(len(q)), "rows")
+
+    def dense(self, x: Tensor, weight: Tensor, cut: Cut) -> Tensor:
+        """Return x [T, in] times weight [out, in], both of one dtype of 16 bits, contiguous, in a multiple of 8; T ≤ MOST_DENSE."""
+        return self._product(x, x, weight, weight, x.dtype, cut, "none")
 
     def multiply_blocks(self, x: BlockQuantized, q: Tensor, scale: Tensor, cut: Cut | None = None) -> Tensor:
         """Return the same of rows whose blocks have scales."""
         cut = cut or cut_of(len(q))
         assert cut.columns == BLOCK and x.block_scales.shape[1] == padded(len(x.rows)) and x.block_scales.is_contiguous()
-        return self._product(x.rows, x.block_scales, q, scale, x.dtype, cut, blocks=True)
+        return self._product(x.rows, x.block_scales, q, scale, x.dtype, cut, "blocks")
 
     def gate(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut | None = None) -> BlockQuantized:
         """Return silu(gate) · up [T, I] of the products with q [2 · I, in], gates before ups, as if they were stored in `dtype`; I a multiple of BLOCK."""
@@ -216,13 +229,13 @@ class FewRows:
             self._launch(_gate_few, cut, 2, padded(rows), (p, scales, q, scale), (y, block_scales), rows, inner, columns, *constants)
         return BlockQuantized(y, block_scales, dtype)
 
-    def _product(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut, *, blocks: bool) -> Tensor:
+    def _product(self, p: Tensor, scales: Tensor, q: Tensor, scale: Tensor, dtype: torch.dtype, cut: Cut, scaled: str) -> Tensor:
         (rows, columns), outputs = p.shape, len(q)
         assert rows <= MOST
         y = torch.empty(rows, outputs, dtype=dtype, device=p.device)
         if rows:
-            tile = padded(rows) if blocks else max(16, triton.next_power_of_2(rows))
-            self._launch(_multiply_few, cut, 1, tile, (p, scales, q, scale), (y,), rows, outputs, columns, blocks)
+            tile = padded(rows) if scaled == "blocks" else max(16, triton.next_power_of_2(rows))
+            self._launch(_multiply_few, cut, 1, tile, (p, scales, q, scale), (y,), rows, outputs, columns, scaled)
         return y
 
     def _launch(
