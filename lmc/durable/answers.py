@@ -98,6 +98,7 @@ class Answers:
         for place in places:
             record = answers.get(place, _NOTHING).get(digest)
             if record is not None:
+                self.known.asked.update(places)
                 return record
         return None
 

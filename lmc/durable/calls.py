@@ -213,10 +213,12 @@ class JournaledCalls(Answers):
     def begins_again(self, known: Effect | None) -> bool:
         """Return whether an effect is retried whose last attempt is known to have failed; then it is in doubt from now
         on, which must be on disk first."""
-        if known is None or known.begun:
+        if known is None:
             return False
-        self.journal.put(self.item, ["g", known.number])
-        return True
+        retried, known.begun = not known.begun, False  # it is not in doubt any more: what comes of it is written
+        if retried:
+            self.journal.put(self.item, ["g", known.number])
+        return retried
 
     def attempts(self, fn: Any, number: int, known: Effect | None) -> AbstractContextManager[Any]:
         """Track an effect's attempts while it is made: how many have failed, and further ones."""
@@ -407,7 +409,7 @@ class JournaledCalls(Answers):
             if not is_idempotent(fn):
                 warn(f"{call.name}() gave {a_result(type(value).__name__)}, and a journal cannot hold {what}: a run that is cut off behind it cannot be "
                      f"resumed. {_REMEDY}", call.loc)  # fmt: skip
-        self.journal.put(self.item, ["R" if suspended else "r", number, *record])
+        self.journal.put(self.item, [*(["R", number, self.effects.turns.since_last()] if suspended and not cancelled else ["r", number]), *record])
         self.journal.flush()  # an unwritten outcome would be lost
 
     def _is_itself(self, x: Any) -> bool:

@@ -15,6 +15,7 @@ from lmc.durable.call_records import ReachedCall
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
 from lmc.durable.tasks import here
+from lmc.durable.timeouts import RecordedTimeout
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, Loc
 
 Task = asyncio.Future[Any]
@@ -80,34 +81,26 @@ class ManagedTimeout:
     """Manages a time-out, whose expiry is in the journal: when the run is resumed it expires in the same order."""
 
     def __init__(self, journal: JournaledCalls, timeout: asyncio.Timeout) -> None:
-        self._journal, self._timeouts, self._timeout = journal, journal.effects.timeouts, timeout
-        self._key = ()
+        self._effects, self._timeout = journal.known_effects(), timeout
+        self._write = lambda record: journal.journal.put(journal.item, [*record, self._effects.turns.since_last()])
 
     async def __aenter__(self) -> asyncio.Timeout:
-        counts, task = self._timeouts.entered, here()
-        counts[task] += 1
-        self._key = task, counts[task]
-        self._timeouts.open[self._key] = self._timeout
-        effects = self._journal.known_effects()
+        effects, task = self._effects, here()
+        effects.timeouts.entered[task] += 1
+        self._entered = entered = RecordedTimeout.of(self._timeout, (task, effects.timeouts.entered[task]), self._write, effects.last)
+        effects.timeouts.open[entered.key] = entered
         effects.give_turns()
-        entered = await self._timeout.__aenter__()
-        if effects.will_expire(self._key) and (when := entered.when()) is not None:  # in its turn, and not by the clock
-            entered.reschedule(when + _OVERDUE)
-        return entered
+        return await entered.__aenter__()
 
     async def __aexit__(self, *error: Any) -> bool | None:
-        del self._timeouts.open[self._key]
-        if error[0] is not None and self._timeout.expired() and not self.has_expired():
-            self._journal.journal.put(self._journal.item, ["o", *self._key])
-        return await self._timeout.__aexit__(*error)
-
-    def has_expired(self) -> bool:
-        """Return whether it is known to have expired in an earlier execution."""
-        return self._journal.effects.has_expired(self._key)
-
-
-_OVERDUE = 60.0
-"""Seconds after which a known time-out expires even if its turn has not come."""
+        try:
+            if error[0] is None:
+                await self._effects.expired_again([self._entered])
+        except asyncio.CancelledError as late:
+            error = type(late), late, late.__traceback__
+        self._entered.write()
+        self._effects.leave(self._entered)
+        return await self._entered.__aexit__(*error)
 
 
 async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:
@@ -117,16 +110,8 @@ async def in_time(journal: JournaledCalls, awaitable: Any) -> Any:
     if held["timeout"] is None or held["timeout"] <= 0:
         return await awaitable
     waits.close()
-    async with (timeout := ManagedTimeout(journal, asyncio.timeout(held["timeout"]))):
-        try:
-            told = await held["fut"]
-        except asyncio.CancelledError:
-            if not held["fut"].done() or held["fut"].cancelled():
-                raise
-            told = held["fut"].result()  # it ended at the same time
-        if timeout.has_expired():  # as it did when its task was about to be told
-            raise TimeoutError
-        return told
+    async with ManagedTimeout(journal, asyncio.timeout(held["timeout"])):
+        return await journal.effects.within(journal.effects.timeouts.of_this_task(), held["fut"])
 
 
 class CompletedTasks:

@@ -21,7 +21,7 @@ from lmc.durable.cipher import Cipher
 from lmc.durable.columns import packed_numbers, packed_rows, unpacked
 from lmc.errors import JournalError
 
-VERSION = 12
+VERSION = 13
 MAGIC = "lmc-journal"
 
 Record = list[Any]

@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from lmc.durable.deferred import MadeAwaitable
+from lmc.durable.deferred import MadeAwaitable, drop
 from lmc.durable.groups import Ask
 from lmc.durable.own_waits import TURNS, OwnWaits
+from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Expiry, Kind, Known, Read, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
-from lmc.durable.timeouts import Timeouts
+from lmc.durable.timeouts import RecordedTimeout, Timeouts, step
+from lmc.durable.turns import FEW_TURNS, TurnCounter
 from lmc.durable.under_way import CallsUnderWay
 from lmc.waiting import in_event_loop
 
@@ -38,6 +40,8 @@ class _Held:
 
 
 MANY_TASKS = -1
+_TAKING = frozenset(fn.__code__ for fn in (asyncio.Queue.get, asyncio.Queue.put, asyncio.Lock.acquire, asyncio.Semaphore.acquire))
+"""Code of coroutines that change what they wait for, unless they are cancelled."""
 
 
 def _number(effects: Sequence[Effect]) -> int:
@@ -70,7 +74,10 @@ class KnownEffects:
         self._all: Sequence[Iterable[Effect | Read | Expiry]] = ()
         self._expiries: dict[tuple[int, ...], Expiry] = {}
         self._ended: deque[Effect | Read | Expiry] | None = None
-        self._waits: dict[Effect | Read, asyncio.Future[None]] = {}
+        self._taking_turns = deque[Effect | Read | Expiry]()
+        self._waits: dict[Effect | Read | Expiry, asyncio.Future[None]] = {}
+        self.turns = TurnCounter()
+        self._answers = Known()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.given: dict[int, tuple[Any, int]] = {}
         self.under_way = CallsUnderWay()
@@ -91,7 +98,7 @@ class KnownEffects:
     def read(self, known: Known) -> None:
         """Take in the effects of earlier executions, once."""
         if self.known is None:
-            effects, unmade, self.known = known.effects, known.unmade, {}
+            effects, unmade, self.known, self._answers = known.effects, known.unmade, {}, known
             self._reads = {place: deque(reads) for place, reads in known.reads.items()}
             for number in sorted(unmade):
                 self.unmade.setdefault((unmade[number].kind, unmade[number].of_task), deque()).append(number)
@@ -139,7 +146,7 @@ class KnownEffects:
         assert self.known is not None
         groups, key = self.known[effect.call.kind], effect.call.of_task
         groups[key].remove(effect)
-        effect.passed, self.recalled = not effect.suspended, self.recalled + 1
+        effect.passed, self.recalled = not (effect.suspended or effect.cancelled), self.recalled + 1
         if not groups[key]:
             del groups[key]
         self.ordered.pop(effect.number, None)
@@ -157,13 +164,24 @@ class KnownEffects:
             await turn
         finally:
             del self._waits[event]
-            self.come_past(event)
+            if not event.cancelled:
+                self.come_past(event)
 
-    async def cancelled_again(self, effect: Effect | Read, by: Sequence[int]) -> None:
-        """Wait until the program cancels an effect, or a read, as it did before: by this time-out, if any. Return if it does not."""
-        await self.in_turn(effect)
-        self.timeouts.expire(by)
-        await self.while_recalling(lambda: True)
+    async def behind_known(self) -> None:
+        """Wait until the program has come past what ended in earlier executions, before it does what it did not then."""
+        if self.last():
+            await self.in_turn(Read(ended=sys.maxsize))
+
+    async def cancelled_again(self, effect: Effect | Read) -> None:
+        """Wait until the program cancels an effect, or a read, as it did before, and for its turn then. Return if it does not."""
+        try:
+            await self.in_turn(effect)
+            await self.while_recalling(lambda: True)
+        except asyncio.CancelledError:
+            await self.while_recalling(lambda: self._next() is not effect)
+            raise
+        finally:
+            self.come_past(effect)
 
     async def while_recalling(self, waits: Callable[[], bool]) -> None:
         """Let others go on as long as `waits` says so, and they reach known effects."""
@@ -176,8 +194,9 @@ class KnownEffects:
         """Return the first of what ended in earlier executions that the program has not come past."""
         with self.lock:
             if self._ended is None:
-                ended = [e for e in itertools.chain(*self._all) if not e.passed and (not isinstance(e, Effect) or e.outcome is not None)]
+                ended = [e for e in itertools.chain(*self._all) if not e.passed and not (isinstance(e, Effect) and e.outcome is None)]
                 self._ended = deque(sorted(ended, key=lambda e: e.ended))
+                self._taking_turns.extend(e for e in self._ended if e.suspended)
             while self._ended and self._ended[0].passed:
                 self._ended.popleft()
             return self._ended[0] if self._ended else None
@@ -188,42 +207,99 @@ class KnownEffects:
         if in_event_loop():
             self.give_turns()
 
-    def will_expire(self, key: tuple[int, ...]) -> bool:
-        """Return whether a time-out is known to expire, and the program has not come past that."""
-        return (expiry := self._expiries.get(key)) is not None and not expiry.passed
+    def last(self) -> bool:
+        """Return whether the program has not come past all that ended in earlier executions, or to all answers."""
+        return self._next() is not None or len(self._answers.asked) < len(self._answers.answers)
 
-    def has_expired(self, key: tuple[int, ...]) -> bool:
-        """Return whether it is known that a time-out has expired; the program has come past that now."""
-        if (expiry := self._expiries.get(key)) is not None:
+    async def within(self, timeouts: Sequence[RecordedTimeout], awaitable: Any) -> Any:
+        """Await what the program awaits within time-outs of its task, which expire again before the same one of its awaits begins or ends."""
+        try:
+            await self.expired_again(timeouts)
+        except BaseException:
+            drop(awaitable)
+            raise
+        step(timeouts)
+        try:
+            if attribute(awaitable, "cr_code") in _TAKING and self._expiring(timeouts):
+                drop(awaitable)  # or it would take an item that it did not take
+                return await self.expired_again(timeouts)
+            try:
+                return await awaitable
+            finally:
+                if not isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError):
+                    await self.expired_again(timeouts)
+        finally:
+            step(timeouts)
+
+    async def expired_again(self, timeouts: Sequence[RecordedTimeout]) -> None:
+        """Wait while one that the program has come as far in as when it expired has not expired again."""
+        for expiry in self._expiring(timeouts):
+            await self.while_recalling(lambda expiry=expiry: not expiry.passed)
+            self._expire(expiry)
+            await asyncio.sleep(0)
+
+    def _expiring(self, timeouts: Sequence[RecordedTimeout]) -> Sequence[Expiry]:
+        expiries = [(timeout.step, self._expiries.get(timeout.key)) for timeout in timeouts]
+        return [expiry for step, expiry in expiries if expiry is not None and not expiry.passed and expiry.step == step]
+
+    def _expire(self, expiry: Expiry) -> None:
+        if expiry.key in self.timeouts.open:
+            self.timeouts.open[expiry.key].expire()
             self.come_past(expiry)
-        return expiry is not None
+
+    def leave(self, timeout: RecordedTimeout) -> None:
+        """Note that the program has left a time-out, which no longer expires."""
+        del self.timeouts.open[timeout.key]
+        if (expiry := self._expiries.get(timeout.key)) is not None and not expiry.passed:
+            self.come_past(expiry)
 
     def give_turns(self) -> None:
         """Let those that wait for their turn go on in order, on the running loop, and time-outs expire."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop and (self._waits or self.timeouts.open):
             self._loop = loop
-            loop.call_soon(self._give_turn, loop, 0, self.recalled)
+            loop.call_later(0, self._give_turn, loop, 0, self.recalled, 0)
 
-    def _give_turn(self, loop: asyncio.AbstractEventLoop, turns: int, recalled: int) -> None:
-        """Give the next turn once the program has reached nothing known for some turns of its loop: what came before it has had its effect.
+    def _give_turn(self, loop: asyncio.AbstractEventLoop, still: int, recalled: int, since: int) -> None:
+        """Give the next turn as many turns of the loop after the last one as in the earlier execution, or, where those were many, once the program has reached
+        nothing known for some of them: what came before it has had its effect.
 
         If what comes next is not reached, it is left out after some more of them.
         """
-        turns = turns + 1 if self.recalled == recalled else 0
-        if turns >= TURNS // 2:
-            following, waits = self._next(), min(self._waits, key=lambda event: event.ended, default=None)
-            if isinstance(following, Expiry) and following.key in self.timeouts.open and (waits is None or following.ended < waits.ended):
-                self.timeouts.expire(following.key)
-                self.come_past(following)
-                turns = 0
-            elif waits is not None and (turns >= TURNS or following is None or waits.ended <= following.ended):
-                if not self._waits[waits].done():
-                    self._waits[waits].set_result(None)
-            elif waits is None:
+        still, since = still + 1 if self.recalled == recalled else 0, since + 1
+        while (event := self._coming(still, since)) is not None and self._go_on(event):
+            self._taking_turns.popleft()
+            still = since = 0
+        next_ = self._next()
+        if still >= FEW_TURNS:
+            waits = min((event for event, turn in self._waits.items() if not turn.done()), key=lambda event: event.ended, default=None)
+            if waits is not None and (still >= TURNS or next_ is None or waits.ended < next_.ended):
+                self._go_on(waits)
+            elif waits is None and (still >= TURNS or not self.last()):
+                self.timeouts.begin()
                 self._loop = None
                 return
-        loop.call_soon(self._give_turn, loop, turns, self.recalled)
+        loop.call_later(0, self._give_turn, loop, still, self.recalled, since)  # behind all that is to run in the turn, as the clock's
+
+    def _coming(self, still: int, since: int) -> Effect | Read | Expiry | None:
+        """Return what goes on now, of what took a turn."""
+        queue, ended = self._taking_turns, self._ended or ()
+        while queue and queue[0].passed:
+            queue.popleft()
+        if not queue or FEW_TURNS > queue[0].turns <= since:
+            return queue[0] if queue else None
+        before = itertools.takewhile(lambda event: event is not queue[0], ended)
+        return queue[0] if still >= FEW_TURNS and all(event.passed or event.cancelled for event in before) else None
+
+    def _go_on(self, event: Effect | Read | Expiry) -> bool:
+        """Let what ended in an earlier execution end in the next turn of the loop, if the program has come to it."""
+        if event in self._waits and not self._waits[event].done():
+            self._waits[event].set_result(None)
+        elif isinstance(event, Expiry) and event.key in self.timeouts.open:
+            self._expire(event)
+        else:
+            return False
+        return True
 
     def give_back(self, effect: Effect) -> None:
         """Mark an effect as not reached after all."""

@@ -7,13 +7,11 @@ to other requests.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 
 from lmc.backend.results import Result
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.groups import Ask
-from lmc.durable.records import Read
 from lmc.frontend import aio
 from lmc.frontend.active import TASK
 from lmc.frontend.suspending import awaited
@@ -47,9 +45,9 @@ class OrderedReads:
         effects = self._journal.known_effects()
         read = effects.next_read(place)
         if read is None and result.done and self._journal.resumed:  # the answer was there when the run was cut off, and nothing had gone on with it
-            awaited(effects.in_turn(Read(ended=sys.maxsize)))
-        while read is not None and read.cancelled is not None:
-            awaited(effects.cancelled_again(read, read.cancelled))
+            awaited(effects.behind_known())
+        while read is not None and read.cancelled:
+            awaited(effects.cancelled_again(read))
             read = effects.next_read(place)
         if read is not None and read.suspended:
             awaited(effects.in_turn(read))
@@ -61,13 +59,15 @@ class OrderedReads:
         """Wait, and write whether others went on meanwhile."""
         turns = list[bool]()
         turn = asyncio.get_running_loop().call_soon(turns.append, True)
-        cancelled: list[Sequence[int]] = []
+        cancelled = False
         try:
             wait()
+            if self._journal.resumed and self._journal.effects.last():
+                awaited(self._journal.effects.behind_known())
         except asyncio.CancelledError:
-            if aio.being_cancelled():
-                cancelled.append(self._journal.effects.timeouts.expired())
+            cancelled = aio.being_cancelled()
             raise
         finally:
             turn.cancel()
-            self._journal.journal.put(self._journal.item, ["w", *place, int(bool(turns)), *cancelled])
+            since = self._journal.effects.turns.since_last() if turns and not cancelled else None
+            self._journal.journal.put(self._journal.item, ["w", *place, since, *([1] if cancelled else [])])

@@ -395,6 +395,11 @@ class Recorder:
     def awaited(self, x: Any) -> Any:
         """Return the replacement for an awaitable: itself, if it is the program's own."""
         self.journal.progress += 1
+        found = self._await(x)
+        timeouts = self.journal.effects.timeouts.of_this_task() if self.journal.is_timed else ()
+        return self.journal.effects.within(timeouts, found) if timeouts else found
+
+    def _await(self, x: Any) -> Any:
         if is_own_awaitable(x):
             return x
         if self.journal.waits_for_program(x):

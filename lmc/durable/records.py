@@ -14,11 +14,12 @@ import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from lmc import codec, json_data
 from lmc.durable.cipher import Cipher, Key, opened_first
 from lmc.durable.groups import MAGIC, VERSION, WELL, Ask, Record, in_group, payload
+from lmc.durable.turns import FEW_TURNS
 from lmc.errors import JournalError
 from lmc.gc_tuning import no_collection
 
@@ -64,6 +65,7 @@ class Effect:
     number    index among the run's effects, in the order in which they began
     shown     its arguments, for people;  line  where the program calls it
     ended     the place of its outcome among all;  suspended  whether the program's task, which awaited it, was suspended
+    turns     of the event loop since what was suspended and ended before it, if they were few
     passed    whether the program has come past it again
     unexpected  whether the program called it because of a doubt that is decided by now: it may not come to it again
     failed    how many attempts are known to have failed, after which it may be retried
@@ -78,6 +80,7 @@ class Effect:
     outcome: Record | None = None
     ended: int = 0
     suspended: bool = False
+    turns: int = FEW_TURNS
     passed: bool = False
     unexpected: bool = False
     failed: int = 0
@@ -94,6 +97,11 @@ class Effect:
         return self.outcome is not None and len(self.outcome) > 2 and bool(self.outcome[2])
 
     @property
+    def cancelled(self) -> bool:
+        """Return whether the program has cancelled it."""
+        return self.outcome is not None and self.outcome[0] == "cancelled"
+
+    @property
     def doubtful(self) -> bool:
         """Return whether it is in doubt: begun, with unknown outcome."""
         return self.outcome is None and self.begun and self.question is None
@@ -103,24 +111,29 @@ class Effect:
 class Read:
     """The first read of an answer by a program that has begun tasks.
 
-    ended      its place among all outcomes;  passed  whether the program has come past it again
+    ended      its place among all outcomes;  passed  whether the program has come past it again;  turns  as of an effect
     suspended  whether its task was suspended, so that others went on
-    cancelled  None unless it was cancelled; then which of the program's time-outs has done so, or nothing
+    cancelled  whether it was cancelled
     """
 
     ended: int
     suspended: bool = True
-    cancelled: Sequence[int] | None = None
+    turns: int = FEW_TURNS
+    cancelled: bool = False
     passed: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Expiry:
-    """A time-out of the program that has expired: its task and its number in that. `ended`, `passed`: as of a read."""
+    """A time-out of the program that has expired: its task and its number in that, and after how many steps. `ended`, `passed`, `turns`: as of a read."""
 
     ended: int
     key: tuple[int, ...]
+    step: int
+    turns: int
     passed: bool = False
+    cancelled: ClassVar = False
+    suspended: ClassVar = True
 
 
 @dataclass(slots=True)
@@ -129,6 +142,7 @@ class Known:
 
     arguments  as data, or None if they are too large; then digest is of them
     answers    by place, then by the checksum of the request;  unexpected: places of those that were requested because of a doubt
+    asked      places that the program has come to again
     effects    by number;  unmade: those that were not made after all, and have not begun again
     reads      of answers, by place, in order;  expiries: of time-outs
     order      records of answers and effects in the order they became known
@@ -143,6 +157,7 @@ class Known:
     digest: str | None = None
     answers: dict[Ask, dict[int, Record]] = field(default_factory=dict[Ask, dict[int, Record]])
     unexpected: set[Ask] = field(default_factory=set[Ask])
+    asked: set[Ask] = field(default_factory=set[Ask])
     effects: dict[int, Effect] = field(default_factory=dict[int, Effect])
     unmade: dict[int, RecordedCall] = field(default_factory=dict[int, RecordedCall])
     reads: dict[Ask, list[Read]] = field(default_factory=dict[Ask, list[Read]])
@@ -345,11 +360,13 @@ _ENDED = itertools.count()
 
 
 def _result(known: Known, record: Record) -> None:
-    tag, number, kind, _, *changes = record
+    tag, number, *outcome = record
+    turns = _number(outcome.pop(0)) if tag == "R" else FEW_TURNS
+    kind, _, *changes = outcome
     if not isinstance(kind, str) or len(changes) not in (0, 2, 3) or (len(changes) == 3 and type(changes[2]) is not int):
-        raise ValueError(f"the result of call {number} is {record[2:]}")
+        raise ValueError(f"the result of call {number} is {outcome}")
     effect = known.effects[number]
-    effect.outcome, effect.ended, effect.suspended = record[2:], next(_ENDED), tag == "R"
+    effect.outcome, effect.ended, effect.suspended, effect.turns = outcome, next(_ENDED), tag == "R", turns
     _leave_course(known, effect)
 
 
@@ -365,12 +382,13 @@ def _attempt(known: Known, record: Record) -> None:
 
 def _read(known: Known, record: Record) -> None:
     _, stream, ordinal, suspended, *cancelled = record
-    read = Read(next(_ENDED), bool(suspended), [*map(_number, cancelled[0])] if cancelled else None)
+    read = Read(next(_ENDED), suspended is not None, FEW_TURNS if suspended is None else _number(suspended), bool(cancelled))
     known.reads.setdefault((stream, _number(ordinal)), []).append(read)
 
 
 def _expiry(known: Known, record: Record) -> None:
-    known.expiries.append(Expiry(next(_ENDED), tuple(map(_number, record[1:]))))
+    task, number, step, turns = map(_number, record[1:])
+    known.expiries.append(Expiry(next(_ENDED), (task, number), step, turns))
 
 
 def _question(known: Known, record: Record) -> None:

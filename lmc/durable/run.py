@@ -126,8 +126,8 @@ class RunJournal(JournaledCalls):
                 drop(awaitable)
                 self.write_outcome(number, call, inner, (True, happened.result))
                 return happened.result
-        if self.begins_again(known) or not synced:
-            await self._synced(number, awaitable)
+        if self.begins_again(known) or not synced or (known is None and self.effects.last()):
+            await self._ready(number, awaitable, new=known is None)
         outcome: tuple[bool, Any]
         before, passed = by.calls, self._passed(inner, call)
         reached = CallSnapshot(passed[0], passed, {}, self.effects.instances)
@@ -139,8 +139,10 @@ class RunJournal(JournaledCalls):
         with self.effects.under_way.making(reached):
             try:
                 with self.attempts(host, number, known), self.working(), observing.awaiting(inner):
-                    outcome = True, await (awaitable if reached.whole or reached.is_empty else self.effects.under_way.steps(awaitable, reached))
-            except (asyncio.CancelledError, Exception) as error:
+                    outcome = await _outcome(awaitable if reached.whole or reached.is_empty else self.effects.under_way.steps(awaitable, reached))
+                if known is not None:  # it had begun, and not ended
+                    await self.effects.behind_known()
+            except asyncio.CancelledError as error:
                 outcome = False, error
             cancelled = isinstance(outcome[1], asyncio.CancelledError) and aio.being_cancelled()
             alone = self.progress == step and not any(task.done() for task in going_on)  # the program stood still
@@ -162,7 +164,7 @@ class RunJournal(JournaledCalls):
         assert known.outcome is not None
         try:
             self._redo(known, CallSnapshot(passed[0], passed, {}, self.effects.instances))
-            await self.effects.cancelled_again(known, known.outcome[1])
+            await self.effects.cancelled_again(known)
         except BaseException:
             drop(awaitable)
             raise
@@ -248,12 +250,14 @@ class RunJournal(JournaledCalls):
         doubts = self.resumed and any(effect.doubtful for effect in self.known.effects.values())
         return doubts and self.come_to(call, peek=True)[1] is None
 
-    async def _synced(self, number: int, awaitable: Any) -> None:
-        """As `sync`, before an await. Blocks the loop if tasks of the program could be on it: they would run first."""
-        tasks = self.journal.tasks
-        if not all(task in tasks for task in asyncio.all_tasks()):
-            return self.sync()
+    async def _ready(self, number: int, awaitable: Any, *, new: bool) -> None:
+        """Wait until the program has come past what is known, if an await is new, and its intent is on disk. The latter blocks the loop if tasks of the program
+        could be on it: they would run first."""
         try:
+            if new:
+                await self.effects.behind_known()
+            if not all(task in self.journal.tasks for task in asyncio.all_tasks()):
+                return self.sync()
             await self.journal.synced()
         except JournalError as error:
             self.broken = self.broken or error
@@ -321,6 +325,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+async def _outcome(awaitable: Any) -> tuple[bool, Any]:
+    try:
+        return True, await awaitable
+    except Exception as error:
+        return False, error
 
 
 def _lets_others_go_on(x: Any) -> bool:

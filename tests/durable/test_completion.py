@@ -54,11 +54,11 @@ async def races(s: Any) -> Any:
 def test_what_ended_first_is_what_the_journal_says(tmp_path: Path) -> None:
     races.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
     found = records.read(tmp_path / "j")
-    others = [["R", 3, "value", [2]] if record[:2] == ["R", 3] else record for record in found.records[0] if record[0] not in "ae"]
+    others = [["R", 3, 8, "value", [2]] if record[:2] == ["R", 3] else record for record in found.records[0] if record[0] not in "ae"]
     lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in others if record[0] == "b" or record[1] < 4]))
     assert races.run(backend=lmc.Mock(), journal=tmp_path / "k").ret_value[0] == ["c!"]
     assert seen(races.run(backend=lmc.Mock(), journal=tmp_path / "k")) == seen(races.run(backend=lmc.Mock(), journal=tmp_path / "k"))
-    others[[record[:2] for record in others].index(["R", 3])] = ["R", 3, "value", [7]]
+    others[[record[:2] for record in others].index(["R", 3])] = ["R", 3, 8, "value", [7]]
     lay(tmp_path / "k", journal_of(found.header, [(0, record) for record in others]))
     with pytest.raises(lmc.JournalError, match="that lmc did not write"):
         races.run(backend=lmc.Mock(), journal=tmp_path / "k")

@@ -64,7 +64,7 @@ def test_journals_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="not a journal of lmc"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "text")
     (tmp_path / "new").write_text("lmc-journal 5 0 {}\n")
-    with pytest.raises(JournalError, match="format 5; this lmc reads format 12"):
+    with pytest.raises(JournalError, match="format 5; this lmc reads format 13"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "new")
     with pytest.raises(JournalError, match="there is no folder"):
         small.run("q", backend=lmc.Mock(), journal=tmp_path / "no" / "where")

@@ -267,3 +267,111 @@ def test_what_a_time_out_has_ended_goes_on_before_what_came_after_it(tmp_path: P
     mock = lmc.Mock()
     assert "late" in expected[1]
     assert seen(expires_before.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
+
+
+async def own(q: str) -> str:
+    return await fetch(q) + "!"
+
+
+@lmc.function
+async def answers_in_time(s: Any) -> Any:
+    """Time-outs around awaits of the program's own, of calls, and of nothing but other tasks."""
+    found, given = list[str](), asyncio.Queue[str]()
+
+    async def in_time(name: str) -> None:
+        try:
+            async with asyncio.timeout(patience):
+                found.append(await asyncio.create_task(own(name)))
+                given.put_nowait(name)
+        except TimeoutError:
+            found.append(f"late {name}")
+
+    for name in "ab":
+        await in_time(name)
+        try:
+            found.append(await asyncio.wait_for(given.get(), patience))
+        except TimeoutError:
+            found.append(f"nothing of {name}")
+        (f,) = s.fork(1)
+        f += str(found) + lmc.gen("a", max_tokens=2)
+    s += str(found) + lmc.gen("a", max_tokens=2)
+    return found
+
+
+def test_the_clock_decides_only_behind_the_last_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "patience", 60)
+    expected = seen(answers_in_time.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    monkeypatch.setattr(sys.modules[__name__], "patience", 1e-9)
+    mock = lmc.Mock()
+    assert seen(answers_in_time.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log
+    whole = ["a!", "a", "b!", "b"]
+    assert expected[1] == str(whole)
+    ends = list[list[str]]()
+    for data in prefixes(tmp_path / "j"):
+        lay(tmp_path / "cut", data)
+        ends.append(answers_in_time.run(backend=lmc.Mock(), journal=tmp_path / "cut").ret_value)
+        assert seen(answers_in_time.run(backend=lmc.Mock(), journal=tmp_path / "cut"))[1] == str(ends[-1])
+    same = [next((n for n, (x, y) in enumerate(zip(end, whole, strict=True)) if x != y), 4) for end in ends]
+    assert same == sorted(same) and same[0] == 0 and same[-1] == 4, "the more is known, the more of it is as it was"
+
+
+@lmc.function
+async def goes_on_in_a_time_out(s: Any) -> Any:
+    """As `expires_at_its_end`, and the program would go on within the time-out."""
+    task = asyncio.create_task(at_once_of("x"))
+    try:
+        async with asyncio.timeout(patience):
+            found = await task
+            found += await at_once("never")
+    except TimeoutError:
+        found = "late"
+    s += found + await task + lmc.gen("a", max_tokens=2)
+    return found, s["a"]
+
+
+async def at_once_of(q: str) -> str:
+    return await at_once(q) + str(lmc.__name__)
+
+
+def test_a_time_out_expires_again_in_the_await_that_was_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = seen(goes_on_in_a_time_out.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    CALLS.clear()
+    monkeypatch.setattr(sys.modules[__name__], "patience", 60)
+    mock = lmc.Mock()
+    assert "late" in expected[1]
+    assert seen(goes_on_in_a_time_out.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
+
+
+@lmc.host(idempotent=True)
+async def once_let(q: str) -> str:
+    while q not in let:
+        await asyncio.sleep(0)
+    return q
+
+
+let: set[str] = set()
+
+
+@lmc.function
+async def two_of_them(s: Any) -> Any:
+    found = list[str]()
+
+    async def calls(*names: str) -> None:
+        for name in names:
+            found.append(await once_let(name))
+            let.add({"x": "y", "y": "z", "z": ""}[name])
+            (f,) = s.fork(1)
+            f += str(found) + lmc.gen("a", max_tokens=2)
+
+    await asyncio.gather(calls("x", "z"), calls("y"))
+    return found
+
+
+def test_what_had_not_ended_ends_behind_what_had(tmp_path: Path) -> None:
+    let.add("x")
+    expected = seen(two_of_them.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+    for data in prefixes(tmp_path / "j"):
+        lay(tmp_path / "cut", data)
+        ended = [e for e in records.read(tmp_path / "cut").runs[0].effects.values() if e.outcome is not None]
+        found = two_of_them.run(backend=lmc.Mock(), journal=tmp_path / "cut").ret_value
+        assert sorted(found) == ["x", "y", "z"] and found[: len(ended)] == ["x", "y", "z"][: len(ended)] and expected[1] == "['x', 'y', 'z']"
