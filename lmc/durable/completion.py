@@ -77,6 +77,19 @@ class ManagedGroup:
             await self._group.__aexit__(*error)
 
 
+class ManagedLock:
+    """Manages a lock of asyncio's, or a semaphore, whose turn may not come where the run is in doubt."""
+
+    def __init__(self, journal: JournaledCalls, lock: asyncio.Lock | asyncio.Semaphore | asyncio.Condition) -> None:
+        self._effects, self._lock = journal.effects, lock
+
+    async def __aenter__(self) -> None:
+        await self._effects.waits.wait(self._lock.acquire(), self._effects)
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class ManagedTimeout:
     """Manages a time-out, whose expiry is in the journal: when the run is resumed it expires in the same order."""
 

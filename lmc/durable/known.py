@@ -211,17 +211,22 @@ class KnownEffects:
         """Return whether the program has not come past all that ended in earlier executions, or to all answers."""
         return self._next() is not None or len(self._answers.asked) < len(self._answers.answers)
 
-    async def within(self, timeouts: Sequence[RecordedTimeout], awaitable: Any) -> Any:
-        """Await what the program awaits within time-outs of its task, which expire again before the same one of its awaits begins or ends."""
+    async def within(self, timeouts: Sequence[RecordedTimeout], awaitable: Any, of: Any = None) -> Any:
+        """Await what the program awaits within time-outs of its task, which expire again before the same one of its awaits begins or ends.
+
+        of  what it awaits, in another one of lmc's
+        """
         try:
             await self.expired_again(timeouts)
         except BaseException:
             drop(awaitable)
+            drop(of)
             raise
         step(timeouts)
         try:
-            if attribute(awaitable, "cr_code") in _TAKING and self._expiring(timeouts):
-                drop(awaitable)  # or it would take an item that it did not take
+            if attribute(of, "cr_code") in _TAKING and self._expiring(timeouts):
+                drop(awaitable)
+                drop(of)  # or it would take an item that it did not take
                 return await self.expired_again(timeouts)
             try:
                 return await awaitable

@@ -27,7 +27,7 @@ from lmc.contexts import having
 from lmc.durable import mutations, twins
 from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
-from lmc.durable.completion import ManagedGroup, ManagedTimeout
+from lmc.durable.completion import ManagedGroup, ManagedLock, ManagedTimeout
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.dispatching import implementation, is_dispatching
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
@@ -397,7 +397,7 @@ class Recorder:
         self.journal.progress += 1
         found = self._await(x)
         timeouts = self.journal.effects.timeouts.of_this_task() if self.journal.is_timed else ()
-        return self.journal.effects.within(timeouts, found) if timeouts else found
+        return self.journal.effects.within(timeouts, found, x) if timeouts else found
 
     def _await(self, x: Any) -> Any:
         if is_own_awaitable(x):
@@ -420,6 +420,8 @@ class Recorder:
             return ManagedGroup(self.journal, x)
         if cls is asyncio.Timeout:
             return ManagedTimeout(self.journal, x)
+        if cls in _LOCKS:
+            return ManagedLock(self.journal, x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)
@@ -443,6 +445,7 @@ _WRITING: Mapping[Any, tuple[int, str]] = {csv.writer: (0, "f"), csv.DictWriter:
 """Functions that write to a file, with its place among their arguments."""
 
 
+_LOCKS = (asyncio.Lock, asyncio.Semaphore, asyncio.BoundedSemaphore, asyncio.Condition)
 _OF_THREADS = frozenset(x for cls in (threading.Thread, threading.Timer) for x in vars(cls).values() if isinstance(x, types.FunctionType))
 _COPYING = frozenset({copy.copy, copy.deepcopy, pickle.loads, object.__new__})
 

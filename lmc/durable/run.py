@@ -18,7 +18,6 @@ from lmc.durable.deferred import WAIT_FOR, DeferredAwaitable, drop, inner_of
 from lmc.durable.groups import WELL
 from lmc.durable.journal import JournalFile
 from lmc.durable.library import AWAITED_AGAIN, WAITING
-from lmc.durable.reaches import attribute
 from lmc.durable.reads import OrderedReads
 from lmc.durable.records import Effect
 from lmc.durable.snapshots import CallSnapshot
@@ -75,8 +74,7 @@ class RunJournal(JournaledCalls):
             return await some_of(self, stream, awaitable, tasks, loc)
         call = self._awaited(stream, awaitable, loc)
         try:
-            if attribute(awaitable, "cr_code") not in AWAITED_AGAIN:
-                self.go_on()
+            self.go_on()
             begun = None if coming is None else self._begin_together(coming)
             synced = begun is not None
             if begun is None and call is not None:
@@ -114,14 +112,12 @@ class RunJournal(JournaledCalls):
         if known is not None and known.doubtful and not idempotent:
             if host is None or host.check is None:
                 drop(awaitable)
-                doubt = self.in_doubt(known, loc)
-                raise doubt if coming is not None else self.stops_at(doubt)  # a task's is raised where it is awaited
+                raise self._doubt_of(self.in_doubt(known, loc), coming)
             try:
                 happened = await aanswer_of(host.asked(call.args, call.kwargs), call.name)
             except Exception as error:
                 drop(awaitable)
-                doubt = self.unchecked(known, error, loc)
-                raise (doubt if coming is not None else self.stops_at(doubt)) from error
+                raise self._doubt_of(self.unchecked(known, error, loc), coming) from error
             if happened is not None:
                 drop(awaitable)
                 self.write_outcome(number, call, inner, (True, happened.result))
@@ -159,6 +155,14 @@ class RunJournal(JournaledCalls):
             raise outcome[1]
         return outcome[1]
 
+    def _doubt_of(self, doubt: InDoubtEffect, coming: Coming | None) -> InDoubtEffect:
+        """Return the error of an await in doubt. A task's is raised where that is awaited; if it is nowhere, the waits end that it leaves without an end."""
+        if coming is None:
+            return self.stops_at(doubt)
+        if not (self.handles_doubts or self.diverges):
+            self.effects.waits.end(doubt, self.effects)
+        return doubt
+
     async def _cancelled_again(self, known: Effect, awaitable: Any, passed: Sequence[Any]) -> None:
         """Wait until the program cancels a call as it did before. If it does not, the call is in doubt: the run was cancelled, then."""
         assert known.outcome is not None
@@ -172,15 +176,13 @@ class RunJournal(JournaledCalls):
         known.outcome = None
 
     def waits_for_program(self, x: Any) -> bool:
-        """Return whether awaiting something only waits for what the program does to an object that it has made: a future, an event, a queue."""
+        """Return whether awaiting something only waits for what the program does to what it has made (a future, an event, a queue), or for its turn."""
         if isinstance(x, types.CoroutineType):
-            return x.cr_code in WAITING and self.effects.has_made(inspect.getcoroutinelocals(x).get("self"))
+            return x.cr_code in AWAITED_AGAIN or (x.cr_code in WAITING and self.effects.has_made(inspect.getcoroutinelocals(x).get("self")))
         return type(x) is asyncio.Future and self.effects.has_made(x)
 
     def _awaited(self, stream: str, awaitable: Any, loc: Loc | None, task: int | None = None) -> ReachedCall | None:
         """Return the call that awaiting it is, in no order: tasks may await in any. None if it is no effect."""
-        if attribute(awaitable, "cr_code") in AWAITED_AGAIN:
-            return None
         inner = inner_of(awaitable)
         if _lets_others_go_on(inner):
             return None

@@ -74,3 +74,42 @@ def test_errors_of_tasks_that_a_doubt_ends_are_not_reported(tmp_path: Path, capl
             races.run(backend=lmc.Mock(), journal=tmp_path / "k")
         gc.collect()
     assert not caplog.records
+
+
+@lmc.function
+async def is_told_by_callbacks(s: Any, kind: str) -> Any:
+    """Only a callback takes what a task gave, and ends what the program waits for."""
+    found, queue, future = list[str](), asyncio.Queue[str](), asyncio.get_running_loop().create_future()
+    lock, gate = asyncio.Lock(), asyncio.Semaphore(0)
+    await lock.acquire()
+    ends = {"queue": queue.put_nowait, "future": future.set_result, "lock": lambda _: lock.release(), "semaphore": lambda _: gate.release()}
+
+    def done(task: asyncio.Task[str]) -> None:
+        found.append(task.result())
+        ends[kind](found[0])
+
+    asyncio.create_task(charge("q")).add_done_callback(done)
+    match kind:
+        case "queue":
+            await queue.get()
+        case "future":
+            await future
+        case "lock":
+            async with lock:
+                pass
+        case _:
+            await gate.acquire()
+    s += found[0] + lmc.gen("a", max_tokens=2)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["queue", "future", "lock", "semaphore"])
+def test_a_doubt_that_only_a_callback_is_told_of_ends_the_run(kind: str, tmp_path: Path) -> None:
+    expected = is_told_by_callbacks.run(kind, backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
+    for data in prefixes(tmp_path / "j"):
+        lay(tmp_path / "k", data)
+        if records.read(tmp_path / "k").runs[0].open:
+            with pytest.raises(lmc.InDoubtEffect):
+                is_told_by_callbacks.run(kind, backend=lmc.Mock(), journal=tmp_path / "k")
+        else:
+            assert is_told_by_callbacks.run(kind, backend=lmc.Mock(), journal=tmp_path / "k").ret_value == expected
