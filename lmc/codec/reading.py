@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import base64
-import dataclasses
 import datetime
 import decimal
 import enum
@@ -15,8 +14,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from lmc.codec import errors
-from lmc.codec.writing import FACTORIES, REFUSAL, TAG, found_class, is_namespace, is_struct
+from lmc.codec import arrays, errors
+from lmc.codec.writing import FACTORIES, REFUSAL, TAG, field_names, found_class, has_fields, is_namespace, is_struct
 from lmc.errors import JournalError
 from lmc.json_data import PLAIN
 
@@ -200,9 +199,9 @@ def _read_named(d: _Decoding, where: str, items: Any) -> Any:
 
 
 def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
-    cls = _class(where, dataclasses.is_dataclass)
+    cls = _class(where, has_fields)
     made = d.keeps(object.__new__(cls))
-    names = {f.name for f in dataclasses.fields(cls)}
+    names = {*field_names(cls)}
     for name, value in fields:
         if name not in names:
             raise BadData(f"{where} no longer has a field {name!r}")
@@ -213,6 +212,16 @@ def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
 def _read_struct(d: _Decoding, where: str, values: Any, others: Any) -> Any:
     index = d.place()
     made = d.seen[index] = _class(where, is_struct)(tuple(d.many(values)), {name: d.value(value) for name, value in others})
+    return made
+
+
+def _read_array(d: _Decoding, kind: str, shape: list[int], order: str, writeable: bool, held: Any) -> Any:
+    if kind == "|O" and (type(held) is not list or len(held) != arrays.size_of(shape)):
+        raise BadData("an array of objects with fewer or more than it holds")
+    made = d.keeps(arrays.read_array(kind, shape, order, held))
+    if kind == "|O":
+        arrays.fill(made, d.many(held), order)
+    made.flags.writeable = bool(writeable)
     return made
 
 
@@ -285,6 +294,8 @@ _READ: Mapping[str, Callable[..., Any]] = {
     "counter": lambda d, pairs: _fill(d, Counter[Any](), pairs),
     "defaultdict": lambda d, factory, pairs: _fill(d, defaultdict(FACTORIES[factory]), pairs),
     "array": lambda d, code, items: d.keeps(array.array(code, items)),
+    "array of": _read_array,
+    "scalar": lambda d, kind, data: d.keeps(arrays.read_scalar(kind, data)),
     "date": lambda d, text: datetime.date.fromisoformat(text),
     "time": _read_instant(datetime.time),
     "datetime": _read_instant(datetime.datetime),

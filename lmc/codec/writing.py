@@ -17,7 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from lmc.codec import errors
+from lmc.codec import arrays, errors
 from lmc.errors import JournalError, message_of
 from lmc.json_data import PLAIN, are_atoms, dumps, is_plain
 
@@ -90,6 +90,11 @@ class _Encoding:
             return ["zone", x.key]
         if isinstance(x, pathlib.PurePath) and cls.__module__.startswith("pathlib"):
             return ["path", cls.__name__, str(x)]
+        if arrays.is_array(x) or arrays.is_scalar(cls):
+            found = arrays.written(x, lambda items: self.many(items, depth))
+            if isinstance(found, str):
+                raise NotData(found)
+            return found
         where = _named(cls)
         if isinstance(x, enum.Flag):
             return ["flag", where, self.value(x.value, depth + 1)]  # a combination has no name of its own
@@ -107,8 +112,8 @@ class _Encoding:
             return ["struct", where, self.many(values, depth), [[k, self.value(v, depth + 1)] for k, v in others.items()]]
         if is_namespace(cls):
             return ["names", where, [self.many(pair, depth) for pair in vars(x).items()]]
-        if dataclasses.is_dataclass(x) and cls.__mro__[1:] and all(c is object or dataclasses.is_dataclass(c) for c in cls.__mro__):
-            names = [f.name for f in dataclasses.fields(x)]
+        if cls is not object and all(c is object or has_fields(c) for c in cls.__mro__):
+            names = field_names(cls)
             if getattr(x, "__dict__", {}).keys() - set(names):
                 raise NotData(f"a {cls.__name__} with attributes beside its fields")
             return ["data", where, [[n, self.value(getattr(x, n), depth + 1)] for n in names if hasattr(x, n)]]
@@ -185,6 +190,16 @@ def _message_without(lost: Collection[int], cls: type, args: Sequence[Any], held
     for name, value in held:
         errors.set_attribute(like, name, errors.Lost("") if id(value) in lost else value)
     return message_of(like)
+
+
+def has_fields(cls: Any) -> bool:
+    """Return whether it is a dataclass, or a class of attrs."""
+    return dataclasses.is_dataclass(cls) or "__attrs_attrs__" in vars(cls)
+
+
+def field_names(cls: Any) -> list[str]:
+    """Return the names of the fields of such a class."""
+    return [f.name for f in (vars(cls)["__attrs_attrs__"] if "__attrs_attrs__" in vars(cls) else dataclasses.fields(cls))]
 
 
 def is_struct(cls: Any) -> bool:

@@ -304,8 +304,8 @@ class JournaledCalls(Answers):
                 return None
             return False, self.lost(
                 f"{known.name}() gave {a_result(known.outcome[1])}, and a journal cannot hold that or what the call changed, "
-                f"so the run cannot be resumed behind it. {_REMEDY}"
-            )
+                f"so the run cannot be resumed behind it. {_REMEDY}", loc
+            )  # fmt: skip
         if known.outcome[0] == "awaitable":
             kind, given = known.outcome[1], (fn, *args)
             idempotent = is_idempotent(fn) or self.may_begin_again(args)

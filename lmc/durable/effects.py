@@ -51,6 +51,7 @@ from lmc.durable.library import (
     TURNS,
     crosses_processes,
     is_element,
+    is_of_numpy,
     only_computes,
     passes_on,
     sets_up,
@@ -86,6 +87,8 @@ class CallKind(enum.Enum):
 def kind_of(fn: Any) -> CallKind:
     """Return the treatment of a call of `fn`, which is no partial."""
     cls = type(fn)
+    if is_of_numpy(fn):
+        return CallKind.CALLS_BACK
     if cls is types.FunctionType:
         return _of_function(fn)
     if isinstance(fn, type):

@@ -87,6 +87,25 @@ def passes_on(cls: type) -> bool:
     return cls.__qualname__ in _KEPT_OF.get(cls.__module__, "").split()
 
 
+def is_of_numpy(fn: Any) -> bool:
+    """Return whether a call only computes on arrays and numbers of numpy, and changes at most these: of a function, a method, or a class of them."""
+    name, owner = attribute(fn, "__name__", ""), attribute(fn, "__self__")
+    if isinstance(fn, type):
+        return codec.is_scalar(fn) or (fn.__module__ == "numpy" and name in ("ndarray", "dtype"))
+    if name in _OUTSIDE_OF_NUMPY:
+        return False
+    if codec.is_array(owner) or codec.is_scalar(type(owner)):
+        return True
+    of_module = getattr(sys.modules.get("numpy"), name, None) is fn
+    return of_module and (attribute(fn, "__module__") == "numpy" or type(fn).__module__ == "numpy")
+
+
+_OUTSIDE_OF_NUMPY = frozenset(
+    "load save savez savez_compressed loadtxt savetxt genfromtxt fromfile fromregex tofile dump dumps seterr seterrcall setbufsize set_printoptions "
+    "show_config show_runtime info errstate printoptions".split()
+)
+
+
 def is_element(cls: type) -> bool:
     return cls.__qualname__ == "Element" and cls.__module__ == "xml.etree.ElementTree"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from lmc.codec import is_namespace
+from lmc.codec import field_names, has_fields, is_array, is_namespace
 from lmc.durable.reaches import attribute, slots_of
 
 CONTAINERS = frozenset({list, dict, set, bytearray, deque, OrderedDict, Counter, defaultdict, array.array})
@@ -75,6 +75,8 @@ def restored(target: Any, wanted: Any) -> Any:
         (target.update if isinstance(target, set) else target.extend)(wanted)
     elif isinstance(target, bytearray | array.array):
         target[:] = wanted
+    elif is_array(target):
+        return refilled(target, wanted)
     elif is_namespace(type(target)):
         restored(vars(target), vars(wanted))
     else:
@@ -86,24 +88,34 @@ def restored(target: Any, wanted: Any) -> Any:
     return target
 
 
+def refilled(target: Any, wanted: Any) -> Any:
+    """Return an array filled with the contents of another, or the other one if that has another shape or type."""
+    if (target.shape, target.dtype) != (wanted.shape, wanted.dtype):
+        return wanted
+    target[...] = wanted
+    return target
+
+
 _ALIKE = frozenset({type(None), str, int, float, bool, bytes})
 """Types whose equal objects may stand for one another."""
 
 
 def fields_of(x: Any) -> list[tuple[str, Any]]:
-    """Return the fields of an instance of a dataclass or a model."""
-    names = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else list(vars(x))
+    """Return the fields of an instance of a dataclass, a class of attrs or a model."""
+    names = field_names(type(x)) if has_fields(type(x)) else list(vars(x))
     return [(name, getattr(x, name)) for name in names if hasattr(x, name)]
 
 
 def can_change(x: Any) -> bool:
     """Return whether code that receives this value may mutate it, so that `restored` can repeat the mutation."""
-    return type(x) in CONTAINERS or type(x) is Slots or is_object(x)
+    return type(x) in CONTAINERS or type(x) is Slots or is_object(x) or is_array(x)
 
 
 def is_object(x: Any) -> bool:
-    """Return whether a value is an instance of a dataclass or a model, or a namespace, which is encoded by its fields."""
+    """Return whether a value is an instance of a dataclass, a class of attrs or a model, or a namespace, which is encoded by its fields."""
     cls: Any = type(x)
     if dataclasses.is_dataclass(cls):
         return not vars(cls)["__dataclass_params__"].frozen if "__dataclass_params__" in vars(cls) else True
+    if has_fields(cls):
+        return cls.__setattr__.__name__ != "_frozen_setattrs"  # of attrs
     return hasattr(cls, "__pydantic_fields__") or is_namespace(cls)

@@ -18,6 +18,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import attrs
 import httpx
 import jsonschema
 import lark
@@ -378,3 +379,55 @@ def test_pydantic_encodes_where_it_is_loaded() -> None:
     pytest.importorskip("pydantic_core")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["1e-07 False", "1e-7 [1]"]
+
+
+@attrs.define
+class Score:
+    name: str
+    parts: list[int]
+
+
+@attrs.frozen(slots=False)
+class Place:
+    x: int
+
+
+def test_objects_of_attrs() -> None:
+    score = Score("a", [1])
+    again = decode(json.loads(json.dumps(encode([score, Place(2), score]))))
+    assert again == [score, Place(2), score] and again[0] is again[2] and again[0].parts is not score.parts
+    again[1].__dict__["more"] = 1
+    with pytest.raises(NotData, match="a Place with attributes beside its fields"):
+        encode(again[1])
+
+
+def test_arrays_and_numbers_of_numpy() -> None:
+    np = pytest.importorskip("numpy")
+    square, fixed, shared, inner = np.arange(6.0).reshape(2, 3), np.arange(3), np.empty(2, object), [1]
+    fixed.flags.writeable = False
+    shared[0] = shared[1] = inner
+    for x in (
+        square, square.T, square[:, ::2], np.array(3), np.zeros((0, 2)), fixed, np.array([1, 2], ">i4"), np.array(["a", "bc"]), np.array([b"x"]),
+        np.array(["2020-01-01", "NaT"], "M8[ns]"), np.array([[1, "a"], [None, {}]], object), shared, np.float64(0.1), np.float32(0.1), np.float64("nan"),
+        np.int64(-3), np.bool_(True), np.complex64(1 + 2j), np.str_("a\0"), np.bytes_(b"a\0"), np.datetime64("2020-01-02"),
+        np.timedelta64(3, "s")):  # fmt: skip
+        again = decode(json.loads(json.dumps(encode([x, x]))))
+        assert type(again[0]) is type(x) and repr(again[0]) == repr(x) and again[0] is again[1]
+        if isinstance(x, np.ndarray):
+            assert (again[0].dtype, again[0].shape, again[0].flags.writeable, again[0].flags.c_contiguous) == (
+                x.dtype, x.shape, x.flags.writeable, x.flags.c_contiguous or not x.flags.f_contiguous)  # fmt: skip
+    again = decode(encode(shared))
+    assert again[0] is again[1] is not inner
+    for x, why in ((np.zeros(3, [("a", "i4")]), "numpy's"), (np.zeros(3 << 20), "25,165,824 bytes"), (np.ma.array([1]), "a MaskedArray")):
+        with pytest.raises(NotData, match=why):
+            encode(x)
+
+
+def test_arrays_that_lmc_did_not_write() -> None:
+    pytest.importorskip("numpy")
+    for bad in (
+        ["array of", "<f8", [2], "C", True, "AAAA"], ["array of", "|O", [10**12], "C", True, []], ["array of", "|V8", [1], "C", True, "AAAAAAAAAAA="],
+        ["array of", "<f8", [-1], "C", True, ""], ["array of", "<f8", [0], "C", True, "AAAA"], ["array of", "<f8", [10**12], "C", True, ""],
+        ["array of", "|O", [1], "C", True, "x"], ["scalar", "<f8", "AA=="], ["scalar", "|O", "AA=="], ["scalar", "object", "AA=="]):  # fmt: skip
+        with pytest.raises(BadData):
+            decode({"!": bad})

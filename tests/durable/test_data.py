@@ -41,6 +41,7 @@ from lmc.durable import records
 from tests.durable.resuming import CALLS, resumes_anywhere
 
 pydantic = pytest.importorskip("pydantic")
+np = pytest.importorskip("numpy")
 
 
 class Person(pydantic.BaseModel):
@@ -237,3 +238,47 @@ def test_functions_that_call_others_are_effects(tmp_path: Path) -> None:
         CALLS.clear()
         way(backend=lmc.Mock(), journal=tmp_path / str(n))
         assert not CALLS
+
+
+def measure(q: str) -> Any:
+    CALLS.append(("measure", q))
+    return np.array([3.0, 1.0, 2.0]) * len(q)
+
+
+def scale(x: Any, by: Any) -> None:
+    CALLS.append(("scale", str(x), int(by)))
+    x *= by
+
+
+def highest(x: Any) -> Any:
+    CALLS.append(("highest", str(x)))
+    return x.max()
+
+
+def itself(x: Any) -> Any:
+    CALLS.append(("itself", str(x)))
+    return x
+
+
+@lmc.function
+def measures(s: Any, weights: Any) -> Any:
+    """Arrays of tools, which the program and other tools change, also through views."""
+    found = measure("ab")
+    column = found.reshape(3, 1)
+    column[0, 0] = highest(found) + np.float64(1)
+    found.sort()
+    scale(found, 2)
+    s += f"{found.tolist()} {column.tolist()} {weights.sum()}" + lmc.gen("a", max_tokens=2)
+    scale(column, np.int64(3))
+    same = itself(found)
+    same[0] = -1
+    wide = np.concatenate([found, np.zeros(2)])
+    np.add(wide, 1, out=wide)
+    s += f"{found.tolist()} {np.mean(wide)}" + lmc.gen("b", max_tokens=2)
+    return found, wide, same is found
+
+
+@pytest.mark.search
+def test_arrays_of_numpy_are_data(tmp_path: Path) -> None:
+    resumes_anywhere(measures, {"weights": np.arange(3)}, tmp_path, doubtful=True)
+    assert effects(tmp_path / "0") == ["measure", "highest", "scale", "scale", "itself"]
