@@ -1360,3 +1360,36 @@ def test_a_table_that_makes_objects_is_copied_without_the_run(tmp_path: Path) ->
     expected = copies_a_table_of_objects.run(backend=lmc.Mock()).ret_value
     for _ in range(2):
         assert copies_a_table_of_objects.run(backend=lmc.Mock(), journal=tmp_path / "j").ret_value == expected
+
+
+class Ending:
+    def __init__(self, x: str) -> None:
+        self.x = x
+
+    def __del__(self) -> None:
+        noted(self.x)
+        noted_once(self.x)
+
+
+def noted(x: str) -> None:
+    CALLS.append(("noted", x))
+
+
+@lmc.host
+def noted_once(x: str) -> None:
+    CALLS.append(("noted_once", x))
+
+
+@lmc.function
+def drops_an_object(s: Any) -> Any:
+    thing = Ending("a")
+    s += "q" + lmc.gen("a", max_tokens=2)
+    del thing
+    s += "r" + lmc.gen("b", max_tokens=2)
+
+
+def test_what_a_finalizer_does_is_repeated_unless_it_is_marked(tmp_path: Path) -> None:
+    for again in (False, True):
+        CALLS.clear()
+        drops_an_object.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j")
+        assert ([("noted", "a")] if again else [("noted", "a"), ("noted_once", "a")]) == CALLS

@@ -344,6 +344,7 @@ def test_a_time_out_expires_again_in_the_await_that_was_ending(tmp_path: Path, m
 
 @lmc.host(idempotent=True)
 async def once_let(q: str) -> str:
+    await asyncio.sleep(0)
     while q not in let:
         await asyncio.sleep(0)
     return q
@@ -375,3 +376,38 @@ def test_what_had_not_ended_ends_behind_what_had(tmp_path: Path) -> None:
         ended = [e for e in records.read(tmp_path / "cut").runs[0].effects.values() if e.outcome is not None]
         found = two_of_them.run(backend=lmc.Mock(), journal=tmp_path / "cut").ret_value
         assert sorted(found) == ["x", "y", "z"] and found[: len(ended)] == ["x", "y", "z"][: len(ended)] and expected[1] == "['x', 'y', 'z']"
+
+
+@lmc.host(idempotent=True)
+async def ticket() -> int:
+    CALLS.append(("ticket",))
+    return len(CALLS)
+
+
+@lmc.function
+async def draws_tickets(s: Any) -> Any:
+    """Two tasks make equal calls, one of them before the other may."""
+
+    async def draws(name: str, then: str) -> str:
+        await once_let(name)
+        (f,) = s.fork(1)
+        f += f"{name} has {await ticket()}" + lmc.gen("a", max_tokens=2)
+        let.add(then)
+        return f.text()
+
+    found = await asyncio.gather(draws("first", "second"), draws("second", ""))
+    s += str(found) + lmc.gen("b", max_tokens=2)
+    return found
+
+
+def test_a_task_takes_the_result_of_its_own_call(tmp_path: Path) -> None:
+    let.add("first")
+    CALLS.clear()
+    expected = draws_tickets.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value
+    assert "first has 1" in expected[0] and "second has 2" in expected[1]
+    for data in prefixes(tmp_path / "j"):
+        lay(tmp_path / "cut", data)
+        drawn = sum(e.name == "await ticket" and e.outcome is not None for e in records.read(tmp_path / "cut").runs[0].effects.values())
+        CALLS[:] = [("ticket",)] * drawn
+        found = draws_tickets.run(backend=lmc.Mock(), journal=tmp_path / "cut").ret_value
+        assert len(CALLS) == 2 and (drawn == 0 or found == expected)
