@@ -52,7 +52,7 @@ def check_regex(pattern: Any, name: str = "regex") -> str:
     except re.error as error:
         at = f" at position {error.pos}" if error.pos is not None else ""
         raise ConstraintError(f"{name}={pattern!r} is not a valid regular expression: {error.msg}{at}") from None
-    except (OverflowError, RecursionError):
+    except (OverflowError, RecursionError, ValueError):  # ValueError: a repeat's number of more digits than Python reads
         raise ConstraintError(f"{name}={pattern[:40]!r}… is too large a regular expression, or nested too deep") from None
     return pattern
 

@@ -94,8 +94,8 @@ def _read_short(pattern: str, search: bool, words: Mapping[int, Sequence[str]]) 
         tree = _parsed(pattern)
     except re.error as e:
         raise ConstraintError(f"invalid regex {shown(pattern)}: {e.msg}{_pointed(pattern, e.pos)}") from None
-    except OverflowError as e:
-        raise ConstraintError(f"invalid regex {shown(pattern)}: {e}") from None
+    except (OverflowError, ValueError) as e:  # of the number of a repeat, which has too many digits for Python
+        raise ConstraintError(f"invalid regex {shown(pattern)}: {str(e).partition(';')[0]}") from None
     except RecursionError:
         raise _too_deep(pattern) from None
     if not search and (at := _posix_class(pattern, bool(tree.state.flags & re.VERBOSE))) is not None:  # in a schema, it is as JavaScript reads it

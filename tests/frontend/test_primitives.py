@@ -104,6 +104,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"regex": 3}, ArgumentError, "must be the text"),
     ({"json_schema": "{"}, ConstraintError, "not valid JSON"),
     ({"json_schema": functools.reduce(lambda inner, _: {"items": inner}, range(200_000), {})}, ConstraintError, "nested too deep"),
+    ({"regex": "a{" + "1" * 5000 + "}"}, ConstraintError, "too large a regular expression"),
     ({"max_tokens": -1}, ParameterError, "max_tokens=-1: must be at least 0"),
     ({"max_tokens": "8"}, ArgumentError, "max_tokens='8': must be a whole number"),
     ({"max_tokens": True}, ArgumentError, "whole number"),
