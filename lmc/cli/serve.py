@@ -118,6 +118,7 @@ def serve(
     """
     require("lmc serve", "serve")
     from lmc.serve import main, supervisor
+    from lmc.serve.front import is_starting
     from lmc.serve.settings import ServerSettings
 
     programs = [userfiles.load_program(target) for target in targets or ()]
@@ -184,6 +185,8 @@ def serve(
     if broken is not None:
         say(f"the engine has failed and will not answer again: {broken.reason}")
         os._exit(supervisor.BROKEN)  # at once: it may be in native code that does not end
+    if is_starting():  # Python would end its thread where it returns from native code: what loads models in C++ then aborts the process
+        os._exit(0)
     gc.freeze()  # Python looks at every object once more when it ends, which took ten seconds behind batches of thousands
 
 

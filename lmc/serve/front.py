@@ -58,6 +58,14 @@ class Front:
         self._ready()
 
 
+_STARTING = "lmc-starting"
+
+
+def is_starting() -> bool:
+    """Return whether an application of this process is still being made."""
+    return any(thread.name == _STARTING for thread in threading.enumerate())
+
+
 async def _on_a_thread(work: Callable[[], Any]) -> Any:
     """Return the result of `work`, run on a thread that does not delay the end of the process."""
     future = Future[Any]()
@@ -69,7 +77,7 @@ async def _on_a_thread(work: Callable[[], Any]) -> Any:
         except BaseException as error:  # passed to the future
             future.set_exception(error)
 
-    threading.Thread(target=run, name="lmc-starting", daemon=True).start()
+    threading.Thread(target=run, name=_STARTING, daemon=True).start()
     return await asyncio.wrap_future(future)
 
 

@@ -113,6 +113,30 @@ def test_python_does_not_look_through_what_is_left_when_it_ends(tmp_path):
     assert left > 50_000 > looked, said
 
 
+LOADING = """
+import atexit, sys, threading
+import lmc, lmc.cli.serve
+
+def load(*_, **__):
+    print("loading at http://127.0.0.1:0", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+lmc.cli.serve.open_backend = load
+atexit.register(print, "Python ends", file=sys.stderr)
+
+@lmc.function
+def nothing(s):
+    pass
+"""
+
+
+def test_told_to_stop_while_the_model_is_loaded_it_does_not_wait_for_python_to_end_that_thread(tmp_path):
+    (tmp_path / "program.py").write_text(LOADING)
+    with served(f"{tmp_path}/program.py:nothing") as (_, process):
+        process.send_signal(signal.SIGTERM)
+        assert (process.stderr.read(), process.wait(60)) == ("", 0)
+
+
 def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
     """A stream goes on to its end; half a body, half a head and an idle connection are let go at once, long before the 30 s
     that they may take otherwise."""
