@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Callable
 from operator import index
+from pathlib import Path
 from typing import Any
 
 from lmc.errors import ArgumentError, ParameterError
@@ -14,6 +17,18 @@ Check = Callable[[str, Any], Any]  # (name of the parameter, value) -> the value
 
 def wrong_type(name: str, value: Any, wanted: str) -> ArgumentError:
     return ArgumentError(f"{name}={value!r}: must be {wanted}")
+
+
+def path(name: str, value: Any) -> Path:
+    """Return the path that `value` is; refuse what no file can be called."""
+    if not (isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str)):
+        raise wrong_type(name, value, "a path, as text or a pathlib.Path")
+    try:
+        os.lstat(value)
+    except (OSError, ValueError) as error:
+        if not isinstance(error, OSError) or error.errno == errno.ENAMETOOLONG:
+            raise ParameterError(f"{name}={str(value)[:100]!r}: no path: {getattr(error, 'strerror', None) or error}") from None
+    return Path(value)
 
 
 def integer(low: int, also: int | None = None) -> Check:

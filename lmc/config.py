@@ -124,6 +124,12 @@ def _switch(name: str, value: Any) -> bool:
     return said in ("1", "true")
 
 
+def _path(name: str, value: Any) -> Path:
+    from lmc import arguments  # `import lmc` is to bring little
+
+    return arguments.path(name, value)
+
+
 _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "debug": _whole(0, 5),
     "log": _among("channel", CHANNELS),
@@ -131,7 +137,7 @@ _READ: Mapping[str, Callable[[str, Any], Any]] = {
     "verify": _whole(0, 3),
     "skip_passes": _passes,
     "seed": _optional(0),
-    "cache_dir": lambda _, value: Path(value),
+    "cache_dir": _path,
     "model": lambda _, value: str(value),
     "device": lambda _, value: str(value),
     "host_threads": _optional(1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from lmc import arguments
 from lmc.backend.base import Backend
 from lmc.frontend.interpreter import Function
 from lmc.frontend.options import backend_of
@@ -21,7 +22,7 @@ def load(path: str | os.PathLike[str], *, backend: Backend | str | None = None) 
     it is missing or its source has changed. `backend`: where it runs when a call names none.
     Raises ProgramError for a file that is not a saved program, is damaged or has another format.
     """
-    return _of_file(SavedFile.read(Path(path)), backend_of(backend))
+    return _of_file(SavedFile.read(arguments.path("path", path)), backend_of(backend))
 
 
 def program_of(fn: Function, backend: Backend | None = None) -> Program:

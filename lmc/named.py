@@ -9,6 +9,7 @@ vllm:URL, sglang:URL          lmc.VLLM, lmc.SGLang; several servers of one model
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -50,7 +51,7 @@ def open_backend(name: str, **engine: Any) -> Any:
         return _engine(name, **engine)
     except (MissingPackageError, ModelLoadError) as error:
         kind, _, model = name.partition("/")
-        if kind in _SERVICES and kind not in _SERVERS and not Path(name).exists():  # a name of LiteLLM's, and perhaps one of the hub's
+        if kind in _SERVICES and kind not in _SERVERS and not os.path.exists(name):  # a name of LiteLLM's, and perhaps one of the hub's
             error.message += f"\na model behind an API is written {kind}:{model}"
         raise
 
@@ -77,8 +78,8 @@ def open_unasked(name: str, prices: Prices | None = None) -> Any:
 def public(name: str) -> str:
     """Return a backend's name for those who are not to know where it is or is asked, nor with which password."""
     if not _is_service(name):
-        path = Path(name).expanduser()
-        return path.resolve().name if path.exists() else name
+        path = _path(name)
+        return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else name
     kind = name.partition(":")[0]
     if kind in _SERVERS:
         return f"{kind}:{','.join(map(shown, _BETWEEN.split(name.partition(':')[2])))}"
@@ -97,17 +98,22 @@ def is_model(name: str) -> bool:
 
 def is_backend(name: str) -> bool:
     """Return whether a path or word looks like a backend's name, or its part before the colon."""
-    path = Path(name).expanduser()
-    is_hub_id = name.count("/") == 1 and not name.startswith((".", "~", "/")) and path.suffix not in (".py", ".lmcp") and not path.parent.exists()
-    return name in ("mock", "smollm2", *_SERVICES) or path.suffix == ".gguf" or (path / "config.json").is_file() or is_hub_id
+    path = _path(name)
+    is_hub_id = name.count("/") == 1 and not name.startswith((".", "~", "/")) and path.suffix not in (".py", ".lmcp") and not os.path.exists(path.parent)
+    return name in ("mock", "smollm2", *_SERVICES) or path.suffix == ".gguf" or os.path.isfile(path / "config.json") or is_hub_id
+
+
+def _path(name: str) -> Path:
+    """Return the path that a name may be. Neither this nor `os.path` minds one that no file can have."""
+    return Path(os.path.expanduser(name))
 
 
 def check_model(name: str) -> None:
     """Refuse names that cannot be a model."""
-    path = Path(name).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
+    path = _path(name)
+    if os.path.isdir(path) and not os.path.isfile(path / "config.json"):
         raise ParameterError(f"the folder {name} has no config.json, so it holds no model; expected one of: {FORMS}")
-    if not path.exists() and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
+    if not os.path.exists(path) and name != "smollm2" and (name.count("/") != 1 or name.startswith((".", "/", "~")) or path.suffix == ".gguf"):
         near = difflib.get_close_matches(name.partition(":")[0], ("mock", "smollm2", *_SERVICES), n=1, cutoff=0.65)
         api = next((api for begin, api in (("gpt-", "openai"), ("claude-", "anthropic")) if name.startswith(begin)), None)
         meant = f"{api}:{name}" if api else f"{near[0]}{':…' if near[0] in _SERVICES else ''}" if near else ""

@@ -49,6 +49,8 @@ _ANNOTATIONS: Mapping[str, type] = {t.__name__: t for t in (str, int, float, boo
 
 def write(path: Path, program: CompiledProgram) -> None:
     """Write a program to a file atomically: readers never see a partial one. Raises ProgramError."""
+    if path.is_dir():
+        raise ProgramError(f"{str(path)!r} cannot be written: it is a folder; name a file in it", loc=caller_loc())
     data = {
         "program": _function(program.function),
         "compiled": {

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import linecache
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from lmc import arguments
 from lmc.backend import recording
 from lmc.backend.recording import EventRecorder, RecordedPass, RecordedRun
 from lmc.errors import Loc, ParameterError, ProgramError
@@ -24,14 +26,15 @@ ENGINE = 1
 
 
 @contextmanager
-def trace(path: str | Path | TextIO) -> Iterator[EventRecorder]:
+def trace(path: str | os.PathLike[str] | TextIO) -> Iterator[EventRecorder]:
     """Record all compiled runs in this block, of any thread, and write them to `path`, a file's name or an open text
     file, as a Chrome trace (JSON).
 
     Open it at ui.perfetto.dev or chrome://tracing. It holds times, token counts and source lines, no prompts and no
     answers. The interpreter's requests appear in the engine's batches only. Written even if the block raises. Raises
-    ProgramError inside of another `trace`, ParameterError when the file cannot be written.
+    ProgramError inside of another `trace`, ParameterError when the file cannot be written, as far as can be before the block runs.
     """
+    target: Any = path if hasattr(path, "write") else _writable(arguments.path("path", path))
     if recording.recorder is not None:
         raise ProgramError("lmc.trace(…) inside another one: only one can record at a time")
     recorder = recording.recorder = EventRecorder()
@@ -41,12 +44,18 @@ def trace(path: str | Path | TextIO) -> Iterator[EventRecorder]:
         recording.recorder = None
         text = to_json(recorder)
         try:
-            if isinstance(path, str | Path):
-                Path(path).write_text(text, encoding="utf-8")
+            if isinstance(target, Path):
+                target.write_text(text, encoding="utf-8")
             else:
-                path.write(text)
+                target.write(text)
         except OSError as error:
             raise ParameterError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _writable(path: Path) -> Path:
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise ParameterError(f"cannot write {path}: {'it is a folder' if path.is_dir() else f'there is no folder {path.parent}'}")
+    return path
 
 
 def to_json(recorder: EventRecorder) -> str:

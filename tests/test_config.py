@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from lmc.config import (
     set_default_backend,
     settings,
 )
-from lmc.errors import ArgumentError, ParameterError
+from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.passes.base import registry
 
 
@@ -86,6 +87,12 @@ def test_a_bad_value_changes_nothing() -> None:
     with pytest.raises(ParameterError):
         config(debug=99)
     assert settings().debug == 0
+
+
+@pytest.mark.parametrize("value", [5, None, b"x", "a\0b", "x" * 300])
+def test_a_folder_of_the_cache_is_a_path(value: Any) -> None:
+    with pytest.raises(LmcError, match="cache_dir="):
+        config(cache_dir=value)
 
 
 def test_logs_print_only_on_their_channel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,8 @@ def test_each_form_makes_its_backend(made, name, expected):
         ("openai:", "names no model"),
         ("vllm:", "names no URL"),
         ("missing.gguf", "there is no such file or folder"),
+        ("x" * 300, "there is no such file or folder"),
+        ("~nobody-here/model", "there is no such file or folder"),
     ],
 )
 def test_what_names_no_backend_says_what_there_is(made, name, says):

@@ -90,6 +90,18 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
     assert not (tmp_path / "otu").exists()
 
 
+@pytest.mark.parametrize(("path", "says"), [(5, "path=5: must be a path"), (b"x", "must be a path"), ("a\0b", "null byte"), ("x" * 300, "too long")])
+def test_a_path_is_one_that_a_file_can_have(path, says):
+    for use in (lmc.compile(kept).save, lmc.load):
+        with pytest.raises(lmc.LmcError, match=says):
+            use(path)
+
+
+def test_a_program_is_not_written_over_a_folder(tmp_path):
+    with pytest.raises(lmc.ProgramError, match="it is a folder; name a file in it"):
+        lmc.compile(kept).save(tmp_path)
+
+
 def test_a_file_that_holds_something_else_is_refused_however_sound_its_checksum(tmp_path):
     path = tmp_path / "kept.lmcp"
     lmc.compile(kept).save(path)

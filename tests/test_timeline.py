@@ -139,8 +139,10 @@ def test_passes_of_the_model_have_a_track_and_counters() -> None:
 def test_one_trace_at_a_time_and_a_path_that_can_be_written(tmp_path: Path) -> None:
     with lmc.trace(tmp_path / "a.json"), pytest.raises(lmc.ProgramError), lmc.trace(tmp_path / "b.json"):
         pass
-    with pytest.raises(lmc.ParameterError, match="cannot write"), lmc.trace(tmp_path / "no" / "a.json"):
-        pass
+    path: Any
+    for path, says in (tmp_path / "no" / "a.json", "there is no folder"), (tmp_path, "it is a folder"), ("x" * 300, "too long"), (5, "must be a path"):
+        with pytest.raises(lmc.LmcError, match=says), lmc.trace(path):
+            raise AssertionError("what is traced has run, and its trace cannot be written")
 
 
 def test_an_engine_tells_of_its_passes(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from lmc.arguments import path as check_path
 from lmc.backend.engine.drafts import Setting, check_setting
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.pace import Pace
@@ -161,6 +162,7 @@ class Engine(LocalBackend):
         from lmc.fsm.sources import begun, machine_of
         from lmc.fsm.store import default_store
 
+        check_path("model", model_path or model)
         source = str(model_path or model)
         options = {
             "dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization, "kv_dtype": kv_dtype,

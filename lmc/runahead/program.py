@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, aclosing, closing, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
+from lmc import arguments
 from lmc.backend import recording
 from lmc.backend.base import Backend
 from lmc.errors import ArgumentError, ParameterError, ProgramError
@@ -263,6 +263,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     # -- as a file
 
     @users_frames
+    @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write its compile options, graph and profile to a file at `path`, for `lmc.load`. An existing file is replaced.
 
@@ -271,7 +272,7 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
         """
         from lmc.saved_programs import write
 
-        write(Path(path), self)
+        write(arguments.path("path", path), self)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         """Raises ProgramError: a program is neither pickled nor copied."""

@@ -336,6 +336,12 @@ def test_it_is_named_like_a_model(given):
         lmc.Engine("nowhere", draft_model=given)
 
 
+@pytest.mark.parametrize("given", [3, None, b"x", "a\0b"])
+def test_a_model_is_named_by_what_can_be_a_path(given):
+    with pytest.raises(lmc.LmcError, match="model="):
+        lmc.Engine(given)
+
+
 def test_another_vocabulary_is_refused(pair, tmp_path):
     from tokenizers import AddedToken
 
