@@ -21,7 +21,7 @@ from lmc.cli.chat import chat
 from lmc.cli.check import check
 from lmc.cli.console import say
 from lmc.cli.environment import env
-from lmc.cli.errors import as_usage, explain
+from lmc.cli.errors import as_usage, explain, is_systems
 from lmc.cli.graphs import dump_ir, opt
 from lmc.cli.journal import journal
 from lmc.cli.models import warmup
@@ -70,6 +70,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_print_ver
 
 def main() -> None:
     """Run the command and turn exceptions into one message and an exit code: the console script."""
+    _open_what_is_closed()
     for stream in (sys.stdout, sys.stderr):  # in a locale without Unicode: files and pipes are read as UTF-8, terminals as they are
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
@@ -93,7 +94,17 @@ def main() -> None:
             traceback.print_exc()
         else:
             say(f"error: {explain(error)}")
-        sys.exit(2 if isinstance(error, UsageError | ModelLoadError) else 1)
+        sys.exit(2 if isinstance(error, UsageError | ModelLoadError) or is_systems(error) else 1)
+
+
+def _open_what_is_closed() -> None:
+    """Let standard streams that the caller has closed (`>&-`) lead nowhere: files opened later would take their numbers."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            os.dup2(nowhere := os.open(os.devnull, os.O_RDWR), number)
+            if nowhere != number:
+                os.close(nowhere)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
 
 
 INTERRUPTED = 130

@@ -6,6 +6,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeGuard
 
 from lmc import tracebacks
 from lmc.code_origin import is_users
@@ -26,6 +27,11 @@ def as_usage(*kinds: type[LmcError]) -> Iterator[None]:
         raise UsageError(error.message) from error
 
 
+def is_systems(error: BaseException) -> TypeGuard[OSError]:
+    """Return whether an error is the system's refusal of what the command itself does with files, not of what a program does."""
+    return isinstance(error, OSError) and error.strerror is not None and tracebacks.users_line(error) is None
+
+
 def explain(error: BaseException) -> str:
     """Return one message for a person. For an exception of the user's own code: its type and the user's line."""
     notes = "".join(f"\n{note}" for note in tracebacks.notes(error))
@@ -36,6 +42,10 @@ def explain(error: BaseException) -> str:
         return str(error) + notes
     if isinstance(error, SyntaxError) and error.filename and os.path.exists(error.filename):  # of a file: its own message has the line and a caret
         return "\n".join([f"{os.path.relpath(error.filename)} is not valid Python:", "".join(traceback.format_exception_only(error)).rstrip("\n")])
+    if is_systems(error):
+        if error.filename is None and isinstance(error, FileNotFoundError):  # only asking for the current folder says so
+            return "the current folder is gone; change to one that is there"
+        return f"{'' if error.filename is None else f'{os.fsdecode(error.filename):.200}: '}{error.strerror}{notes}"
     place = _users_line(error)
     told = message_of(error)
     message = f"{type(error).__name__}: {told}" if told else type(error).__name__

@@ -1,5 +1,6 @@
 """All commands: help, version and environment, and bad input, which gets one clear message with its place and remedy."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,11 @@ BAD = {
     "an address for an origin": (["serve", "-b", "mock", "--cors", "https://app.example.org/"], 2, ["without a path"]),
     "a hub id for a program": (["serve", "Qwen/Qwen2.5-7B-Instruct"], 2, ["--backend Qwen/Qwen2.5-7B-Instruct"]),
     "a service for a program": (["run", "openai:gpt-5"], 2, ["a model is given by --backend openai"]),
+    "a name too long": (["run", "x" * 300 + ".py:fn"], 2, ["xxx: File name too long"]),
+    "a name too long for a graph": (["opt", "x" * 300], 2, ["xxx: File name too long"]),
+    "a name too long for a model": (["run", "prog.py:echo", "-a", "text=x", "-b", "x" * 300], 2, ["no model 'xxx"]),
+    "a home of nobody": (["check", "~nobody-here:echo"], 2, ["no such file: ~nobody-here:echo"]),
+    "a number of too many digits": (["dump-fsm", "a{" + "1" * 5000 + "}"], 2, ["invalid regex", "digits"]),
     "not python": (["run", "in.jsonl:fn"], 2, ["not a Python file", "FILE.py:FUNCTION"]),
     "no such function": (["run", "prog.py:ecko"], 2, ["no program 'ecko'", "prog.py:echo"]),
     "no function named": (["run", "prog.py"], 2, ["several programs", "echo"]),
@@ -213,6 +219,23 @@ def test_ctrl_c_while_the_command_is_imported_has_no_traceback():
     code = "import sys, lmc.cli\nclass Pressed:\n  def find_spec(*_): raise KeyboardInterrupt\nsys.meta_path.insert(0, Pressed)\nlmc.cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        ("{} > /dev/full", 2, "error: No space left on device\n"),
+        ("{} >&-", 0, ""),
+        ("{} -o graph.lmir <&- >&- 2>&-", 0, ""),
+        ("mkdir gone; cd gone; rmdir ../gone; {}", 2, "error: the current folder is gone; change to one that is there\n"),
+    ],
+)
+def test_what_the_shell_does_to_the_streams_and_the_folder(folder, shell, code, said):
+    command = f"{sys.executable} -m lmc dump-ir {folder / 'prog.py'}:echo"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(shell.format(command), shell=True, capture_output=True, text=True, cwd=folder, env=env, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (code, said, "")
+    assert "graph.lmir" not in shell or (folder / "graph.lmir").read_text().startswith("// lmc ir")
 
 
 def test_debug_shows_the_traceback(lmc_cli, monkeypatch):
