@@ -82,7 +82,7 @@ def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
     def read(name: str, value: Any) -> int:
         try:
             number = int(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ParameterError(f"{name}={value!r}: must be a whole number") from None
         if number < low or (high is not None and number > high):
             raise ParameterError(f"{name}={value!r}: must be {f'{low} to {high}' if high is not None else f'at least {low}'}")
@@ -93,7 +93,10 @@ def _whole(low: int, high: int | None) -> Callable[[str, Any], int]:
 
 def _among(what: str, known: Iterable[str]) -> Callable[[str, Any], frozenset[str]]:
     def read(name: str, value: Any) -> frozenset[str]:
-        found = frozenset(item.strip() for item in (value.split(",") if isinstance(value, str) else value) if item.strip())
+        items = value.split(",") if isinstance(value, str) else value
+        if not (isinstance(items, Iterable) and all(isinstance(item, str) for item in items)):
+            raise ArgumentError(f"{name}={value!r}: must be a list of names, or a text of them with commas between")
+        found = frozenset(item.strip() for item in items if item.strip())
         if unknown := sorted(found - set(known)):
             raise ParameterError(f"{name}: there is no {what} {unknown[0]!r}; there are {', '.join(known)}")
         return found

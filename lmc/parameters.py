@@ -20,6 +20,7 @@ from lmc.tools import described
 
 _COLDEST = 1e-5
 """Temperatures below this sample as 0 does: logits divided by them overflow (vLLM and SGLang draw this line too)."""
+_MOST_SAMPLES = 16_384  # of one request: a mistyped number would take all memory
 
 
 def _temperature(name: str, value: Any) -> float:
@@ -84,7 +85,7 @@ _PARAMETERS: Mapping[str, tuple[str, Check]] = {
     "min_tokens": ("min_new_tokens", integer(0)),
     "max_new_tokens": ("max_new_tokens", integer(0)),
     "min_new_tokens": ("min_new_tokens", integer(0)),
-    "n": ("n", integer(1)),
+    "n": ("n", integer(1, most=_MOST_SAMPLES)),
     "stop": ("stop", _texts),
     "stop_token_ids": ("stop_token_ids", _token_ids),
     "stop_regex": ("stop_regex", _regexes),

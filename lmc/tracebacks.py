@@ -18,7 +18,7 @@ import reprlib
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -64,11 +64,27 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return do(*args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            _leave(error, do, kwargs)
+            if (meant := _misfit(error, do, args, kwargs)) is None:
+                _leave(error, do, kwargs)
+                raise
+        try:
+            raise meant
+        except LmcError:
+            meant.__traceback__ = None
             raise
 
     kind = awaited if inspect.iscoroutinefunction(function) else yielded if inspect.isgeneratorfunction(function) else called
     return cast("Callable[P, R]", functools.wraps(function)(kind))
+
+
+def _misfit(error: BaseException, called: Any, args: Sequence[Any], given: Mapping[str, Any]) -> LmcError | None:
+    """Return the error that names the argument of a wrong type which made lmc's own code raise another one, if that is so."""
+    is_odd = isinstance(error, TypeError | AttributeError | ValueError | OverflowError) and not type(error).__module__.startswith("lmc.")
+    if not is_odd or error.__traceback__ is None or error.__traceback__.tb_next is None or users_line(error) is not None or settings().debug:
+        return None
+    from lmc.arguments import misfit
+
+    return misfit(called, args, given)
 
 
 def _leave(error: BaseException, called: Any, given: Mapping[str, Any]) -> None:

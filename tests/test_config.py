@@ -83,6 +83,12 @@ def test_unknown_setting_says_what_there_is() -> None:
         config(colour=1)
 
 
+@pytest.mark.parametrize(("name", "value"), [("debug", float("inf")), ("log", None), ("log", [1]), ("skip_passes", b"cse")])
+def test_a_value_of_a_wrong_type_names_its_setting(name: Any, value: Any) -> None:
+    with pytest.raises(LmcError, match=f"{name}="):
+        config(**{name: value})
+
+
 def test_a_bad_value_changes_nothing() -> None:
     with pytest.raises(ParameterError):
         config(debug=99)

@@ -13,7 +13,8 @@ import sys
 import threading
 import traceback
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -224,6 +225,42 @@ def test_arguments_that_a_public_function_does_not_take_are_named(call, says):
 
 def unpacked(state: Any) -> None:
     _, _ = state
+
+
+@lmc.function
+def gentle(s: lmc.State) -> None:
+    s += "x"
+
+
+WRONG: list[tuple[Callable[[Any], Any], Any, str]] = [
+    (lambda x: lmc.compile(gentle, outputs=x), 3, "compile(outputs=3): must be Sequence[str] | None"),
+    (lambda x: lmc.compile(gentle).dump_ir(format=x), [], "Program.dump_ir(format=[]): must be str"),
+    (lmc.get_chat_template, {}, "get_chat_template(name={}): must be str"),
+    (lambda x: lmc.Journal("j", keep=x), "1d", "Journal(keep='1d'): must be float | timedelta | None"),
+    (lambda x: lmc.Retry(wait=x), None, "Retry(wait=None): must be float"),
+    (lambda x: lmc.Mock(capabilities=x), 1, "Mock(capabilities=1): must be Capabilities"),
+    (lambda x: lmc.Routed(lmc.Mock(), x), "x", "Routed(sites='x'): must be Mapping[Any, Backend | str]"),
+    (lambda x: lmc.Routed(x, {}), 1, "backend=1: must be a backend such as lmc.Engine(…), or its name"),
+    (lmc.SGLang, None, "SGLang(base_url=None): must be str | Sequence[str]"),
+    (lmc.VLLM, [1], "url=1: must be the URL of a server, as text"),
+    (lmc.flush_cache, "mock", "backend='mock': must be a backend such as lmc.Engine(…)"),
+]
+
+
+@pytest.mark.parametrize(("call", "value", "says"), WRONG)
+def test_an_argument_of_a_wrong_type_is_named_and_what_it_must_be(call: Callable[[Any], Any], value: Any, says: str) -> None:
+    with pytest.raises(lmc.ArgumentError, match=re.escape(says)) as caught:
+        call(value)
+    assert all("/lmc/" not in entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)[1:]) or call is lmc.flush_cache
+
+
+def test_an_error_of_the_users_own_code_is_not_blamed_on_an_argument() -> None:
+    class Names:
+        def __iter__(self) -> Any:
+            raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$"):
+        lmc.compile(gentle, outputs=cast("Any", Names()))
 
 
 @pytest.mark.parametrize("use", [list, unpacked, lambda state: state[0]])

@@ -21,6 +21,7 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
+from lmc.arguments import wrong_type
 from lmc.backend.base import HEALTHY, Backend, Capabilities, CountsSpending, Handle, Health, Hints, SaysHealth, SharedBackend
 from lmc.backend.results import Result
 from lmc.backend.usage import Counters, Spending
@@ -325,6 +326,8 @@ class RoutedHandle:
 
 
 def _backend(given: Backend | str) -> Backend:
+    if not (isinstance(given, str) or hasattr(given, "submit")):
+        raise wrong_type("backend", given, "a backend such as lmc.Engine(…), or its name")
     return named_backend(given) if isinstance(given, str) else given
 
 

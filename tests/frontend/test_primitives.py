@@ -108,6 +108,8 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_tokens": -1}, ParameterError, "max_tokens=-1: must be at least 0"),
     ({"max_tokens": "8"}, ArgumentError, "max_tokens='8': must be a whole number"),
     ({"max_tokens": True}, ArgumentError, "whole number"),
+    ({"max_tokens": "8" * 100_000}, ArgumentError, f": max_tokens='{'8' * 97}...{'8' * 98}': must be a whole number"),
+    ({"n": 2**70}, ParameterError, "must be at most 16,384"),
     ({"temperature": -0.1}, ParameterError, "at least 0"),
     ({"temperature": "hot"}, ArgumentError, "must be a number"),
     ({"temperature": -(10**400)}, ParameterError, "at least 0"),

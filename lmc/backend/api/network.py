@@ -85,8 +85,8 @@ def _check(path: str, what: str) -> None:
     try:
         folder = os.path.isdir(path)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(None if folder else path, path if folder else None)
-    except OSError as error:  # of ssl, too
-        raise ParameterError(f"{what}{path!r} has no certificates that can be read (PEM): {error.strerror or error}") from None
+    except (OSError, ValueError) as error:  # of ssl, too
+        raise ParameterError(f"{what}{path!r} has no certificates that can be read (PEM): {getattr(error, 'strerror', None) or error}") from None
 
 
 @lru_cache(maxsize=8)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from lmc.arguments import wrong_type
 from lmc.backend.api.exchange import Fault
 from lmc.backend.api.network import PROXY_KEY, Access, exchanged, tls
 from lmc.backend.api.redaction import addressed, authorization, check_key, check_url, redacted, secrets_of_headers, shown
@@ -20,6 +21,8 @@ def urls_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return one URL or several of the same model, without a slash at the end."""
     urls = (given,) if isinstance(given, str) else tuple(given)
     for url in urls:
+        if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise wrong_type("url", url, "the URL of a server, as text")
         check_url(url, "")
     if not urls:
         raise ParameterError("give the URL of a server")
