@@ -169,7 +169,7 @@ class _LarkReader:
             case "maybe":
                 return repeat(self.read(parts[0], name, args), 0, 1)
             case "expr":
-                return _repeated(self.read(parts[0], name, args), [str(p) for p in parts[1:]])
+                return _repeated(self.read(parts[0], name, args), [str(p) for p in parts[1:]], name)
             case other:
                 raise ConstraintError(f"lark: {name}: {other} cannot be used in a constraint")
 
@@ -189,9 +189,15 @@ class _LarkReader:
             raise ConstraintError(f"lark: {name}: {error.message}") from None
 
 
-def _repeated(body: Node, op: list[str]) -> Node:
+def _repeated(body: Node, op: list[str], name: str) -> Node:
     if op[0] in ("?", "*", "+"):
         low, high = {"?": (0, 1), "*": (0, None), "+": (1, None)}[op[0]]
     else:  # ~ n, or ~ n .. m
-        low, high = int(op[1]), int(op[-1])
+        try:
+            low, high = int(op[1]), int(op[-1])
+        except ValueError:
+            raise ConstraintError(f"lark: {name}: the number of a repeat has too many digits") from None
+        if not 0 <= low <= high:
+            bounds = f"{low}..{high}" if len(op) > 2 else low
+            raise ConstraintError(f"lark: {name}: a repeat ~ {bounds} is none; write ~ FROM..TO, with 0 <= FROM <= TO")
     return repeat(body, low, high)

@@ -147,6 +147,9 @@ def test_the_ebnf_of_a_lark_grammar(source, good, bad):
         (r'start: "ab\ud800"', "half of a surrogate pair, cannot be written"),
         ("start: A\nA: /[a: /[a: /[a-z]+/i", "Unexpected input at line 2 column 12"),  # Lark fails at saying what it is like
         ("start: A\n%import nowhere.A", "lark"),
+        ('start: "a"~3..1', r"start: a repeat ~ 3\.\.1 is none; write ~ FROM\.\.TO, with 0 <= FROM <= TO"),
+        ('start: A\nA: "a"~-1', "A: a repeat ~ -1 is none"),
+        (f'start: "a"~{"1" * 5000}', "start: the number of a repeat has too many digits"),
         ('start: A\nA: t{"x"}\nt{x}: x x', "A: template_usage cannot be used"),  # spaces could be ignored within it
     ],
 )
