@@ -98,6 +98,13 @@ def test_an_error_of_a_picture_is_that_of_the_answers_after_it(engine, sight):
         engine.submit(seen, [endless()]).results[0].output()
 
 
+def test_a_picture_of_which_a_processor_leaves_nothing_is_an_error_at_it(engine, sight, monkeypatch):
+    monkeypatch.setattr(sight, "prepare", lambda *_: (Shown(0, {}),))
+    seen = engine.submit(None, [look(WIDE), endless()])
+    with pytest.raises(BackendError, match=r"image\(…\): the processor of fake leaves nothing of it; is its preprocessor_config\.json right\?"):
+        seen.results[0].output()
+
+
 def test_a_strip_is_refused_before_it_is_scaled(engine, sight):
     """To 336 pixels of height, one of a million would be a hundred gigabytes."""
     sight.gate.set()
