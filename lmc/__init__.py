@@ -58,7 +58,7 @@ _CONSTRUCTED = frozenset({
     "VertexAI",
 })  # fmt: skip
 """Classes that users construct: their errors come back without lmc's frames."""
-_CALLED = ("get_chat_template", "register_chat_template", "set_default_backend")
+_CALLED = ("certify", "get_chat_template", "register_chat_template", "set_default_backend")
 """The same of functions whose modules know nothing of tracebacks."""
 _OF_THE_ENGINE = ("lmc.backend.local_model", "lmc.backend.runtime")
 

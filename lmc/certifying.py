@@ -17,7 +17,7 @@ from typing import Any
 from lmc import pages, run_records
 from lmc.backend.base import Backend
 from lmc.backend.routed import Site
-from lmc.errors import AnswerError, ParameterError
+from lmc.errors import AnswerError, ArgumentError, ParameterError
 from lmc.frontend.interpreter import Function, State
 from lmc.frontend.options import backend_of
 from lmc.pages import several
@@ -173,6 +173,9 @@ def certify(
     """
     if not 0 < confidence < 1:
         raise ParameterError(f"certify: confidence is {confidence}; it must be above 0 and below 1, such as 0.95")
+    for name, backend in (("a", a), ("b", b)):
+        if backend is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise ArgumentError(f"certify: {name} is None; it must be a backend or its name")
     if options.get("journal") is not None:
         raise ParameterError("certify: with journal= the second backend would be given the first one's answers; leave it out")
     items, backends = list(items), (backend_of(a), backend_of(b))

@@ -21,6 +21,7 @@ from lmc.durable.opening import batches_of
 from lmc.durable.records import Contents, Effect, Known
 from lmc.errors import ArgumentError, JournalError, ParameterError
 from lmc.fsm.json_schema import why_invalid
+from lmc.tracebacks import users_frames
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Journal:
 
     # -- what a person decides
 
+    @users_frames
     def answer(self, answer: Any, item: int | None = None, number: int | None = None) -> PendingQuestion:
         """Answer a question of `lmc.interrupt`: the next call with this journal goes on with it. `item` and `number`
         select one of several.
@@ -136,6 +138,7 @@ class Journal:
         """
         return self._decide(item, number, "question", lambda w: [["r", w.number, "value", _checked(answer, w)]])
 
+    @users_frames
     def resolve(self, result: Any = None, item: int | None = None, number: int | None = None, *, error: BaseException | None = None) -> PendingQuestion:
         """Record that a call in doubt happened: it gave `result`, or raised `error`. The run continues after it.
 
@@ -152,6 +155,7 @@ class Journal:
 
         return self._decide(item, number, "doubt", outcome)
 
+    @users_frames
     def retry(self, item: int | None = None, number: int | None = None) -> PendingQuestion:
         """Record that a call in doubt did not happen, or that one that raised is to be repeated: the run makes it when
         it is resumed. `item` and `number` are those of `resolve`. Raises JournalError."""
@@ -173,6 +177,7 @@ class Journal:
 
     # -- the file
 
+    @users_frames
     def compact(self, keep: float | timedelta | None = None, *, new_key: Key | None = None) -> tuple[int, int, int]:
         """Rewrite the file without records that no run needs, and without the contents of runs that ended well more
         than `keep` ago.
@@ -183,6 +188,7 @@ class Journal:
         seconds = keep.total_seconds() if isinstance(keep, timedelta) else keep
         return rewriting.compact(self.path, self._key, self.keep if seconds is None else seconds, new_key=None if new_key is None else check_key(new_key))
 
+    @users_frames
     def export(self, item: int | None = None) -> Iterator[dict[str, Any]]:
         """Return each run, or that of one `item`, as data for other programs: arguments, answers, effects and end. Values
         that JSON lacks are encoded as in the journal. Raises JournalError."""

@@ -243,6 +243,8 @@ WRONG: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda x: lmc.Routed(x, {}), 1, "backend=1: must be a backend such as lmc.Engine(…), or its name"),
     (lmc.SGLang, None, "SGLang(base_url=None): must be str | Sequence[str]"),
     (lmc.VLLM, [1], "url=1: must be the URL of a server, as text"),
+    (lambda x: lmc.certify(gentle, x, lmc.Mock(), lmc.Mock()), 3, "certify(items=3): must be Iterable[Mapping[str, Any] | Sequence[Any]]"),
+    (lambda x: lmc.certify(gentle, [{}], lmc.Mock(), x), None, "certify: b is None; it must be a backend or its name"),
     (lmc.flush_cache, "mock", "backend='mock': must be a backend such as lmc.Engine(…)"),
 ]
 

@@ -14,6 +14,7 @@ from operator import index
 from reprlib import recursive_repr
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, cast, overload
 
+from lmc.arguments import shown
 from lmc.backend.usage import Usage
 from lmc.errors import ArgumentError, AttributeMissing, LmcError, ParameterError, message_of
 from lmc.frontend import streaming
@@ -45,6 +46,7 @@ _MEANT: Mapping[str, str] = {
 }
 """What is written in place of a method that a state does not have."""
 _INTERNAL = frozenset("asked calls ctx emitter failure home ordinal previous progress scopes tasks types".split())
+_MOST_COPIES = 1_000_000  # of a fork: a mistyped number would take all memory
 _NO_TASKS: Mapping[str, int] = {}
 _NO_TYPES: Mapping[str | None, Any] = {}
 _NO_SCOPES: Mapping[str, tuple[Scoped, ...]] = {}
@@ -196,7 +198,7 @@ class State(AnswersByName, Generic[R]):
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> StateGroup:
         """Return `size` copies that continue from here independently and in parallel. `position_ids_offset` is accepted and not used.
 
-        Raises ArgumentError for a size that is no whole number, ParameterError for one below 0.
+        Raises ArgumentError for a size that is no whole number, ParameterError for one below 0 or above a million.
         """
         count: object = size
         if isinstance(count, bool) or not hasattr(count, "__index__"):
@@ -204,6 +206,8 @@ class State(AnswersByName, Generic[R]):
         size = index(size)
         if size < 0:
             raise ParameterError(f"fork({size}): cannot make fewer than 0 copies", loc=caller_loc())
+        if size > _MOST_COPIES:
+            raise ParameterError(f"fork({shown(size)}): cannot make more than {_MOST_COPIES:,} copies", loc=caller_loc())
         stream = next_fork(self)
         ctx = self.ctx.fork(size) if size > 1 and isinstance(self.ctx, Prompt) else self.ctx
         return StateGroup([self._child(f"{stream}.{i}", ctx) for i in range(size)], self)
@@ -443,7 +447,7 @@ class State(AnswersByName, Generic[R]):
         """
         from lmc import report
 
-        made = {"text": report.text_of, "html": report.page_of}.get(format)
+        made = report.text_of if format == "text" else report.page_of if format == "html" else None
         if made is None:
             raise ParameterError(f"format={format!r}: must be 'text' or 'html'", loc=caller_loc())
         return made(self)

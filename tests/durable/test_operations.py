@@ -375,6 +375,8 @@ def test_compacting_keeps_what_runs_need_and_deletes_what_is_old(tmp_path: Path)
     with pytest.raises(lmc.Interrupted):
         run(tmp_path / "open", "ask")
     assert lmc.Journal(path).compact(keep=timedelta(days=1))[2] == 0
+    with pytest.raises(lmc.ArgumentError, match=r"Journal\.compact\(keep='1d'\): must be float \| timedelta \| None"):
+        lmc.Journal(path).compact(keep="1d")
     later = time.time() + 2 * 86400
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lmc.durable.rewriting.time.time", lambda: later)

@@ -611,6 +611,10 @@ def forks_of_less(s, x):
     s.fork(-1)  # fork(-1): cannot make fewer than 0 copies
 
 
+def forks_of_far_more(s, x):
+    s.fork(2**70)  # cannot make more than 1,000,000 copies
+
+
 def forks_of_text(s, x):
     s.fork(x)  # fork() takes a number of copies, not 'text'
 
