@@ -308,9 +308,13 @@ def check_output(output: Path | None, input_file: Path | None) -> None:
 
 
 def check_folder(output: Path | None, option: str = "--output") -> None:
-    """Refuse to write into a folder that is not there: one that nobody made is mostly a misspelt one."""
-    if output is not None and not output.absolute().parent.is_dir():
+    """Refuse to write where the user may not, and into a folder that is not there: one that nobody made is mostly a misspelt one."""
+    if output is None:
+        return
+    if not output.absolute().parent.is_dir():
         raise UsageError(f"{option} {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}), or choose another")
+    if not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
+        raise UsageError(f"{option} {output}: you may not write there; choose another")
 
 
 def _same_file(one: Path, two: Path) -> bool:

@@ -136,13 +136,16 @@ def test_passes_of_the_model_have_a_track_and_counters() -> None:
     assert [e["name"] for e in found if e["ph"] == "X"][:2] == ["pass 0: prefill", "pass 1: mixed"]
 
 
-def test_one_trace_at_a_time_and_a_path_that_can_be_written(tmp_path: Path) -> None:
+def test_one_trace_at_a_time_and_a_path_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with lmc.trace(tmp_path / "a.json"), pytest.raises(lmc.ProgramError), lmc.trace(tmp_path / "b.json"):
         pass
     path: Any
     for path, says in (tmp_path / "no" / "a.json", "there is no folder"), (tmp_path, "it is a folder"), ("x" * 300, "too long"), (5, "must be a path"):
         with pytest.raises(lmc.LmcError, match=says), lmc.trace(path):
             raise AssertionError("what is traced has run, and its trace cannot be written")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # to a superuser nothing is forbidden
+    with pytest.raises(lmc.ParameterError, match="you may not write there"), lmc.trace(tmp_path / "a.json"):
+        raise AssertionError("what is traced has run, and its trace cannot be written")
 
 
 def test_an_engine_tells_of_its_passes(tmp_path: Path) -> None:

@@ -468,6 +468,13 @@ def test_no_folder_is_made_for_what_a_run_leaves_and_nothing_runs_first(lmc_cli,
     assert code == 2 and out == "" and f"{command[-2]} {command[-1]}: there is no folder otu; make it (mkdir -p otu)" in err and not (folder / "otu").exists()
 
 
+@pytest.mark.parametrize("command", [("run", "--html"), ("run", "--output"), ("run", "--journal"), ("trace", "--output"), ("bench", "--json")])
+def test_nothing_runs_first_for_what_may_not_be_written(lmc_cli, monkeypatch, command):
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK)  # to a superuser nothing is forbidden
+    code, out, err = lmc_cli(command[0], "prog.py:echo", "-a", "text=x", "-b", "mock", command[1], "kept")
+    assert (code, out, err) == (2, "", f"error: {command[1]} kept: you may not write there; choose another\n")
+
+
 @pytest.mark.parametrize("name", ["results.csv", "results.parquet"])
 def test_results_are_no_table(lmc_cli, folder, name):
     code, _, err = lmc_cli("run", "prog.py:echo", "-a", "text=x", "-b", "mock", "--output", name)
