@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from lmc import userfiles
-from lmc.cli.console import say
+from lmc.cli.console import say, shown
 from lmc.cli.models import open_backend
 from lmc.cli.options import MaxTokens, ModelName, Temperature, unset
 from lmc.config import config
@@ -117,7 +117,7 @@ class ChatSession:
                 return False
             case "history":
                 for message in self._state().messages():
-                    print(f"{message['role']}: {message['content']}")
+                    print(shown(f"{message['role']}: {message['content']}", sys.stdout))
             case "reset":
                 self.turns.clear()
             case "system":
@@ -162,7 +162,7 @@ class ChatSession:
         _, turn = _programs()
         state = turn.run(self.system, self.turns, self.tools or None, stream=True, backend=self.model, **self.options)
         for piece in state.text_iter("answer"):
-            print(piece, end="", flush=True)
+            print(shown(piece, sys.stdout), end="", flush=True)
         if state["answer"]:
             print()
         return state["answer"], list(state.get_meta_info("answer").get("tool_calls", ())) if self.tools else []

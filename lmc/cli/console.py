@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from lmc.userfiles import UsageError, announce, check_folder
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """Return what a model or server may have written as a stream shows it: to a terminal, which would obey them, control characters are spelled out."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text) if stream.isatty() else text
+
 
 def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    print(shown(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 def progress(states: Iterable[Any], total: int, backend: Any) -> Iterator[Any]:
@@ -71,7 +79,7 @@ def text_of(path: Path) -> str:
 def write(text: str, output: Path | None) -> None:
     text = text if text.endswith("\n") else text + "\n"
     if output is None:
-        sys.stdout.write(text)
+        sys.stdout.write(shown(text, sys.stdout))
         return
     check_folder(output)
     try:

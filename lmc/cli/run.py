@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from lmc import result_files, userfiles
-from lmc.cli.console import progress, say, write
+from lmc.cli.console import progress, say, shown, write
 from lmc.cli.errors import RunFailed, as_usage
 from lmc.cli.journal import KeyFile, key_of
 from lmc.cli.models import engine_options, open_backend
@@ -232,10 +233,8 @@ def _print_result(state: Any) -> None:
     import json
 
     value = state.ret_value
-    if value is None:
-        print(state.text())
-    else:
-        print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr))
+    text = state.text() if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    print(shown(text, sys.stdout))
 
 
 def _run_file(job: Job, items: InputItems, results: result_files.Results) -> None:

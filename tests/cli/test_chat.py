@@ -8,6 +8,7 @@ import sys
 import pytest
 import typer
 
+import lmc
 from lmc.named import _SERVICES
 from lmc.pricelist import listed
 from tests.cli.harness import COMMAND, ROOT
@@ -70,6 +71,17 @@ def lmc_cli(tmp_path, monkeypatch, capsys):
 
 
 # -- chat
+
+
+def test_a_terminal_does_not_obey_what_a_model_writes(lmc_cli, monkeypatch):
+    """The title of its window, the clipboard and what is on the screen are its user's."""
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers={"answer": "\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f"}))
+    said = "one\n/history\n"
+    piped = lmc_cli("chat", "-b", "mock", said=said)[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = lmc_cli("chat", "-b", "mock", said=said)[1]
+    assert piped.count("\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f\n") == 2
+    assert shown == piped.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b").replace("\r", r"\r").replace("\x7f", r"\x7f")
 
 
 def test_a_conversation_has_a_history(lmc_cli):
