@@ -220,7 +220,7 @@ class Server:
         if answer.sentinel is not None:
             events.append(f"data: {answer.sentinel}\n\n")
         for i, event in enumerate(events):
-            if fault is not None and fault.kind in ("half-stream", "truncate", "garbage") and i >= len(events) // 2:
+            if fault is not None and fault.kind in ("half-stream", "truncate", "garbage") and i >= len(events) // 3:  # before the answer's end
                 writer.transport.abort()
                 return False
             if fault is not None and fault.kind == "error" and i >= len(events) // 2:

@@ -25,6 +25,8 @@ from lmc.backend.api.http1 import HttpWire
 from lmc.backend.api.network import Access, proxy_of
 from lmc.backend.api.rates import retry_after
 from lmc.backend.api.sse import EventSource
+from tests import waiting
+from tests.api import test_lists as lists
 from tests.api.raw_server import KINDS, TEXT, RawServer, answered, api, head, sse, streamed, streams, whole, writes
 
 pytestmark = pytest.mark.api
@@ -128,6 +130,60 @@ def test_a_stream_that_is_left_open_behind_its_answer_is_not_waited_for(talk, mo
     backend = talk(answer)
     assert growing(backend) == TEXT
     assert len(talk.server.of("POST")) == 1 and backend.spent().usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("rest", (b"", b'data: {"usa'), ids=("its end", "an event"))
+def test_a_stream_that_breaks_behind_its_answer_is_not_asked_for_again(talk, rest):
+    """It would be billed twice: only its usage may be missing."""
+    events = streamed(talk.kind)
+    behind = {"openai": 1, "anthropic": 1, "sglang": 0, "vllm": 1}[talk.kind]
+
+    async def answer(request, writer):
+        writer.write(head(content_type="text/event-stream", transfer_encoding="chunked"))
+        data = sse(talk.kind, events[: len(events) - behind], done=False) + rest
+        writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        return False  # without the end of its chunks
+
+    backend = talk(answer)
+    assert growing(backend) == TEXT
+    spent = backend.spent()
+    reported = talk.kind in ("anthropic", "sglang")  # in the event that ends the answer
+    assert len(talk.server.of("POST")) == spent.attempts == 1 and spent.unreported == (not reported)
+
+
+LISTS = {
+    "sglang": ("text", lambda i: {"index": i, **answered("sglang", f"answer {i}")}),
+    "vllm": ("prompt", lambda i: {**(found := answered("vllm", f"answer {i}")), "choices": [{**found["choices"][0], "index": i}]}),
+}
+
+
+@pytest.mark.parametrize("how", ("open", "broken"))
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_list_ends_with_its_last_answer(opened, monkeypatch, kind, how):
+    """Whatever its stream does then: its server is not set aside."""
+    monkeypatch.setattr("lmc.backend.api.client._BEHIND", 0.01)
+    field, event = LISTS[kind]
+
+    async def answer(request, writer):
+        prompts = request.body[field]
+        if isinstance(prompts, str):
+            writer.write(whole(json.dumps(answered(kind)).encode()))
+            return True
+        data = sse(kind, [event(i) for i in range(len(prompts))], done=False)
+        writer.write(head(content_type="text/event-stream", transfer_encoding="chunked") + f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        await writer.drain()
+        if how == "open":
+            await asyncio.Event().wait()
+        return False
+
+    server = opened(api(kind, answer))
+    backend = opened(backend_of(kind, server.url))
+    lists.asking.run("x", backend=backend)
+    lists.together(backend, 5)
+    states = lmc.compile(lists.asking).batch(lists.ITEMS[:5], backend=backend, temperature=0)
+    assert [state.ret_value for state in states] == [f"answer {i}" for i in range(5)]
+    waiting.until(lambda: not backend._loop.tasks)
+    assert backend.server_info()["servers"][0]["failures"] == 0 and backend.spent().attempts == len(server.of("POST")) + 4
 
 
 CUT = {

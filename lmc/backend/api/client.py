@@ -100,7 +100,7 @@ class Client:
             into, last = gather(), Received({})
             reported: Usage | None = None
             events = 0
-            async for last in _closed(self.wire.stream(sent), lambda: into.complete):
+            async for last in closed(self.wire.stream(sent), lambda: into.complete):
                 events += 1
                 if events == 1:
                     self.heard(ticket, last.headers)
@@ -261,8 +261,9 @@ class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
     def result(self) -> T: ...
 
 
-async def _closed(stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
-    """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open."""
+async def closed(stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
+    """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open, and some
+    connections break there. The answer is used all the same, since another one would be billed, too."""
     async for piece in stream:
         yield piece
         if complete():
@@ -272,6 +273,11 @@ async def _closed(stream: AsyncIterator[Received], complete: Callable[[], bool])
             async with asyncio.timeout(_BEHIND):
                 piece = await anext(stream)
         except (StopAsyncIteration, TimeoutError):
+            return
+        except Fault as fault:
+            if fault.status is not None:
+                raise
+            log("backend", "a stream broke off behind its complete answer, which is used")
             return
         yield piece
 
