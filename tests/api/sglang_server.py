@@ -116,6 +116,11 @@ class SGLangModel:
             return Answer({"error": {"message": f"no {path}"}}, 404)
         given = body.get("text", body.get("input_ids"))
         batch = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
+        pictures = body.get("image_data")
+        if not batch and pictures is not None and (body.get("sampling_params") or {}).get("n", 1) > 1:  # it makes a list of them
+            if len(pictures) != 1:
+                return Answer({"error": {"message": "The length of image_data should be equal to the batch size."}}, 400)
+            body = {**body, "image_data": pictures[0] if isinstance(pictures[0], list) else pictures}
         bodies = [_member(body, i) for i in range(len(given))] if batch else [body]
         if unknown := body.keys() - _REQUEST or {name for one in bodies for name in one.get("sampling_params") or {}} - (_SAMPLING - self.lacks):
             return Answer({"error": {"message": f"unknown: {sorted(unknown)}"}}, 400)

@@ -140,6 +140,15 @@ def test_sglang_gets_them_as_image_data(opened, words):
         assert {begun, begun + "yes", begun + "no way"} <= set(texts)
         assert f"{begun}{sure}, so " in texts
 
+    @lmc.function
+    def several(s, first, second):
+        s += "Compare " + lmc.image(first) + " with " + lmc.image(second) + "." + lmc.gen("a", n=3, max_tokens=9)
+        return s["a"]
+
+    stand_in.seen.clear()
+    assert len(several(DARK, "https://host/light.png", backend=backend).ret_value) == 3
+    assert stand_in.seen == [("Compare <image> with <image>.", [url(DARK), "https://host/light.png"])]
+
 
 QUESTIONS = [f"Question {i}" for i in range(6)]
 

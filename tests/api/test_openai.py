@@ -338,6 +338,22 @@ def test_servers_that_enforce_regexes_are_told_them(openai):
     assert len(state["a"]) == 3 and server.seen[0].body["structured_outputs"] == {"regex": "[0-9]{3}"}
 
 
+TAGS = ({"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}, {"structures": [], "triggers": []})
+
+
+@pytest.mark.parametrize("tag", TAGS, ids=("a format", "the older form"))
+@pytest.mark.parametrize("kind", ("vllm", "sglang"))
+def test_a_structural_tag_is_written_as_its_server_reads_it(openai, kind, tag):
+    """vLLM takes its text, SGLang an object with its type."""
+    backend, server = openai(TextModel(), server=kind, stand_in={"extra": VLLM})
+    ask("Q", structural_tag=tag, backend=backend)
+    body = server.seen[0].body
+    if kind == "vllm":
+        assert json.loads(body["structured_outputs"]["structural_tag"]) == tag
+    else:
+        assert body["response_format"] == {"type": "structural_tag", **tag}
+
+
 @pytest.mark.parametrize("server", ("vllm", "sglang"))
 def test_what_a_model_s_own_configuration_would_change_is_sent(openai, server):
     """Servers take what is not sent from the model's generation_config.json: Qwen's says top_k=20 and repetition_penalty=1.05."""

@@ -324,7 +324,11 @@ class Completions(ApiBackend):
     def _constrained(self, constraint: Constraint | None, chat: bool) -> Body:
         if constraint is None:
             return {}
-        source: Any = json.loads(constraint.source) if constraint.kind in ("json_schema", "structural_tag") else constraint.source
+        source: Any = constraint.source
+        if constraint.kind == "json_schema":
+            source = json.loads(source)
+        elif constraint.kind == "structural_tag" and self._own == "sglang":  # vLLM takes its text
+            source = {"type": "structural_tag", **json.loads(source)}  # tags of the older form may have no type
         if constraint.kind in self.server.constraint:
             body: Any = source
             for key in reversed(self.server.constraint[constraint.kind]):

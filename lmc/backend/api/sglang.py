@@ -162,12 +162,12 @@ class SGLang(RemoteBackend):
         keys = [f"{losses} {key}".encode() for key in picture_keys(place)]
         return self._warmup.writing(keys, lambda: keys)
 
-    def _seeing(self, request: HttpRequest, place: PromptNode) -> HttpRequest:
-        """Add the prompt's pictures to a request. Among the prefixes that servers have read each stands as its hash."""
+    def _seeing(self, request: HttpRequest, place: PromptNode, n: int = 1) -> HttpRequest:
+        """Add the prompt's pictures to a request for `n` answers. Among the prefixes that servers have read each stands as its hash."""
         if not place.has_images:
             return request
         known = "".join(digest(piece).hex() * _PICTURE if isinstance(piece, Image) else plain((piece,)) for piece in place.pieces())
-        return replace(request, body={**request.body, **pictures_of(place)}, keys=keys_of(known), size=self._prompts.size(known))
+        return replace(request, body={**request.body, **pictures_of(place, n)}, keys=keys_of(known), size=self._prompts.size(known))
 
     def reading(self, prompt: str | list[int], headers: Mapping[str, str]) -> HttpRequest:
         return self.request({**_prompt(prompt), "sampling_params": {"max_new_tokens": 0, "temperature": 0}}, prompt, headers)
@@ -206,7 +206,7 @@ class SGLang(RemoteBackend):
             body |= {"return_logprob": True, "return_text_in_logprobs": params.return_text_in_logprobs or beyond is not None}
             body |= {"logprob_start_len": -1 if params.logprob_start_len is None else params.logprob_start_len}
             body |= {"top_logprobs_num": params.top_logprobs_num} if params.top_logprobs_num else {}
-        request = self._seeing(self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"]), place)
+        request = self._seeing(self.request(body, prompt, self._prompts.headers(place), body["sampling_params"]["max_new_tokens"]), place, ask.params.n)
 
         def read(body: Body) -> ServerReply:
             items = items_of_reply(body)

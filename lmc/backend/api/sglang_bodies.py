@@ -41,10 +41,11 @@ class SGLangStream:
         return None if meta.get("finish_reason") is None else {**body, "text": text, "output_ids": ids}
 
 
-def pictures_of(place: PromptNode) -> Body:
-    """Return the pictures of a prompt, in order; nothing without any."""
+def pictures_of(place: PromptNode, n: int = 1) -> Body:
+    """Return the pictures of a prompt, in order; nothing without any. For several answers the server makes the prompt a list of one, whose members have
+    lists of pictures."""
     urls = [data_url(piece) for piece in place.pieces() if isinstance(piece, Image)]
-    return {"image_data": urls} if urls else {}
+    return {"image_data": urls if n == 1 else [urls]} if urls else {}
 
 
 @lru_cache(maxsize=256)
