@@ -157,13 +157,14 @@ async def test_a_refusal_is_no_failure_of_the_server():
     assert s.fleet.said[0]["failures"] == 0 and await s.send(request(1)) == "s0"
 
 
-async def test_a_server_is_closed_when_its_last_answer_is_there():
+@pytest.mark.parametrize("fault", (None, Fault("gone")), ids=("answered", "failed"))
+async def test_a_server_is_closed_when_its_last_request_has_ended(fault):
     s = Scenario(2)
     await s.send(request(1))
     server = s.fleet.servers[0]
     await s.fleet.retire(server)
     assert not s.wires["s0"].closed and await s.send(request(1)) == "s1"
-    await s.end()
+    await s.end(fault=fault)
     assert s.wires["s0"].closed and [server.url for server in s.fleet.servers] == ["s1"]
     s.fleet.add("s2")
     assert await s.send(request(9)) == "s2", "which has had the fewest"

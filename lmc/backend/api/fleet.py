@@ -5,8 +5,8 @@ takes no requests, is skipped for a while, and its requests move. Servers come a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -98,24 +98,22 @@ class Fleet(Placement[FleetServer]):
             await server.wire.close()
 
     async def post(self, request: HttpRequest) -> Received:
-        with self._sent(request) as server:
+        async with self._sent(request) as server:
             received = await server.wire.post(request)
             self.answered(server, request)
-        await self.end(server)
         return Received(received.body, received.headers, server)
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
-        with self._sent(request) as server:
+        async with self._sent(request) as server:
             async for received in server.wire.stream(request):
                 self.answered(server, request)
                 yield Received(received.body, received.headers, server)
-        await self.end(server)
 
     async def close(self) -> None:
         await asyncio.gather(*[server.wire.close() for server in self._targets])
 
-    @contextmanager
-    def _sent(self, request: HttpRequest) -> Iterator[FleetServer]:
+    @asynccontextmanager
+    async def _sent(self, request: HttpRequest) -> AsyncIterator[FleetServer]:
         server, cost = self.take(request)
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -130,6 +128,7 @@ class Fleet(Placement[FleetServer]):
             raise
         finally:
             self.leave(server, cost)
+            await self.end(server)
 
     def failed(self, server: FleetServer, fault: Fault) -> None:
         """Handle a failed request; if that was the server's fault, the fault's `elsewhere` tells whether others
