@@ -147,13 +147,19 @@ def test_a_program_gets_an_error_at_its_line(opened, kind, answer):
 DRIPPING = HEAD + b"content-length: 10000000\r\n\r\n", b" "
 
 
+@pytest.mark.parametrize("proxied", [False, True], ids=["directly", "by a proxy"])
 @pytest.mark.parametrize("kind", [lmc.SGLang, lmc.VLLM])
-def test_what_a_server_says_of_itself_is_there_in_time(opened, monkeypatch, kind):
+def test_what_a_server_says_of_itself_is_there_in_time(opened, monkeypatch, kind, proxied):
     """However slowly it comes: each byte is in time."""
     monkeypatch.setattr("lmc.backend.api.server_info._PATIENCE", 0.1)
     server = opened(talker(*DRIPPING))
-    with pytest.raises(lmc.BackendError, match=rf"server at {server.url}: no whole answer within 0.1 s"):
-        kind(server.url)
+    url = "http://10.0.0.1:1" if proxied else server.url
+    if proxied:
+        monkeypatch.setenv("HTTP_PROXY", server.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(lmc.BackendError, match=rf"server at {url}: .*no whole answer within 0.1 s"):
+        kind(url)
 
 
 def test_a_list_of_models_that_does_not_end_is_not_waited_for(opened, monkeypatch):

@@ -15,6 +15,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
@@ -213,9 +214,19 @@ def exchanged(method: str, url: str, headers: Mapping[str, str], data: bytes | N
     there is no answer."""
     try:
         if (proxy := proxy_of(url)) is not None:
-            with client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds) as client:
-                answer = client.request(method, url, headers=dict(headers), content=data)
-                return answer.status_code, {**answer.headers}, answer.content
+            end = time.monotonic() + seconds
+            with (
+                client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds) as client,
+                client.stream(method, url, headers=dict(headers), content=data) as answer,
+            ):
+                body = bytearray()
+                for piece in answer.iter_bytes():
+                    body += piece
+                    if time.monotonic() > end:  # the client's time-out is one of each piece
+                        raise _late(seconds)
+                    if len(body) >= _MOST_SAID:
+                        break
+                return answer.status_code, {**answer.headers}, bytes(body[:_MOST_SAID])
         return directly(method, url, headers, data, verify, seconds, _MOST_SAID)
     except (OSError, HTTPException, *http_errors()) as error:
         raise broken(error, url, str(error)) from None
@@ -260,4 +271,8 @@ def _shut_after(seconds: float, sock: socket.socket) -> Iterator[None]:
     finally:
         timer.cancel()
     if late.is_set():
-        raise TimeoutError(f"no whole answer within {seconds:g} s")
+        raise _late(seconds)
+
+
+def _late(seconds: float) -> TimeoutError:
+    return TimeoutError(f"no whole answer within {seconds:g} s")
