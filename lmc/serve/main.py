@@ -241,6 +241,16 @@ class _Messages(h11.Connection):
         return event
 
 
+class _Transport:
+    """A connection's transport, which its connection closes."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self._transport, self.close = transport, close
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(H11Protocol):
     """uvicorn's connection, which limits the wait for a request line and headers, for the rest of a body that was
     answered already, and for a client to read an answer that is complete; the gate limits that for a body before its
@@ -248,6 +258,7 @@ class Connection(H11Protocol):
 
     _late: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
+    _ends = False  # closed without waiting for more of the client
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
@@ -255,10 +266,27 @@ class Connection(H11Protocol):
         self.app = self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super().connection_made(transport)
+        self._made = transport
+        super().connection_made(_Transport(transport, self._close))  # pyright: ignore[reportArgumentType]
         self._await_head()
 
+    def _close(self) -> None:
+        """Close the connection, but let a client that is still sending read its answer, until it ends the connection or `_PATIENCE` is over: for what was
+        sent and not read, the system would reset the connection, and the answer would be lost."""
+        if self._ends or self.conn.their_state not in (h11.SEND_BODY, h11.ERROR) or not self._made.can_write_eof():
+            return self._made.close()
+        self._ends = True
+        self._made.write_eof()
+        self._made.resume_reading()
+        self._wait()
+
+    def shutdown(self) -> None:
+        self._ends = True
+        super().shutdown()
+
     def data_received(self, data: bytes) -> None:
+        if self.conn.our_state is h11.CLOSED or self.conn.their_state is h11.ERROR:
+            return  # it is answered, and has nothing more to say
         self._await_head()
         answered = self._answered_early
         super().data_received(data)
@@ -298,7 +326,7 @@ class Connection(H11Protocol):
         self._stop_waiting()
         if self._reading is not None:
             self._reading.cancel()
-        self.app = self.config.loaded_app  # not this object: it is freed at once
+        self.app, self.transport = self.config.loaded_app, self._made  # not this object: it is freed at once
         super().connection_lost(exc)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
@@ -340,7 +368,7 @@ class Connection(H11Protocol):
 
     def _wait(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
+            self._late = self.loop.call_later(self.timeout_keep_alive, self._made.close)
 
     def _stop_waiting(self) -> None:
         if self._late is not None:

@@ -327,6 +327,19 @@ def test_a_body_that_goes_on_behind_its_answer_is_given_up(monkeypatch, first):
         until(lambda: is_reset(connection))
 
 
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [(head(CHAT, 1 << 23, "Connection: close"), 413), (head("/nothing", 1 << 23, "Connection: close"), 404), (b"GET / HTTP/1.1\r\nHost: x\r\nx: ", 431)],
+    ids=["413", "404", "431"],
+)
+def test_who_is_still_sending_can_read_the_answer_that_closes_the_connection(first, status):
+    """As Python's urllib, which closes each: while bytes are not read, the system takes an answer back."""
+    with on_a_port(max_body=1 << 20) as url, raw(url) as connection:
+        connection.sendall(first + b"x" * (1 << 23))
+        assert status_of(connection) == status
+        rest_of(connection)
+
+
 def unread(url: str, sent: bytes) -> tuple[bytes, socket.socket]:
     """Send a request, and read nothing of the answer but its first bytes."""
     host, port = url.removeprefix("http://").split(":")
