@@ -186,7 +186,7 @@ class _Elsewhere(BaseRoute):
     """Answer a request for which there is no route: behind the gate, like all others, so that nobody without a key learns which routes there are."""
 
     routes: Sequence[Route]
-    gate: Callable[[Endpoint], Gate]
+    gate: Callable[..., Gate]
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return Match.FULL, {}
@@ -198,7 +198,7 @@ class _Elsewhere(BaseRoute):
             message = f"{scope['method']} {scope['path']}: {why}{'' if why.endswith('?') else ';'} GET /openapi.json says what there is"
             raise ApiError(status, message, headers={"Allow": ", ".join(sorted(methods))} if methods else None)
 
-        await self.gate(refused)(scope, receive, send)
+        await self.gate(refused, error_body=partial(messages_api.error_body_at, scope["path"]))(scope, receive, send)
 
     def _meant(self, path: str) -> str:
         """Return the path that a client may have meant; most often its base URL lacks the /v1 of OpenAI's clients, or has it twice."""

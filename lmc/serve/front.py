@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from lmc.serve.errors import ApiError
 from lmc.serve.gate import request_id
+from lmc.serve.messages_api import error_body_at
 
 
 class Front:
@@ -88,4 +89,4 @@ def _starting(scope: Scope) -> JSONResponse:
     if scope["path"] in ("/health", "/health/ready"):
         return JSONResponse({"status": "starting", "reason": "the model is being loaded"}, 503, headers=headers)
     error = ApiError(503, "the model is being loaded; try again later")
-    return JSONResponse(error.body, 503, headers={**headers, **error.headers})
+    return JSONResponse(error_body_at(scope["path"], error), 503, headers={**headers, **error.headers})

@@ -259,6 +259,11 @@ def error_body(error: ApiError) -> Json:
     return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
+def error_body_at(path: str, error: ApiError) -> Json:
+    """Return an error of a request that reaches no endpoint, in the form of the API whose path it has."""
+    return error_body(error) if path.startswith("/v1/messages") else error.body
+
+
 def error_event(error: ApiError) -> bytes:
     """Return an error as the last event of a stream: Anthropic's clients ignore events without a name."""
     return _event("error", error=error_body(error)["error"])

@@ -113,6 +113,7 @@ def test_while_the_model_is_loaded_everything_is_a_503():
     answer = httpx.post(serving.url + CHAT, json=HELLO, timeout=20)
     assert (answer.status_code, answer.json()["error"]["type"], answer.headers["retry-after"]) == (503, "overloaded_error", "1")
     assert answer.headers["x-request-id"].startswith("req_") and serving.get("/health").headers["x-request-id"].startswith("req_")
+    assert httpx.post(f"{serving.url}/v1/messages", json=HELLO, timeout=20).json()["type"] == "error", "as Anthropic's errors"
     assert serving.ready == []
     serving.go.set()
     waiting.until(lambda: serving.ready)

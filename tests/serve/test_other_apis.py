@@ -387,6 +387,9 @@ def test_errors_of_messages_are_anthropics(anthropic):
     ):
         answer = post(MESSAGES, {"model": "mock", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}], field: value})
         assert answer.status_code in (400, 404) and answer.json()["type"] == "error" and answer.json()["error"]["message"]
+    for path in (f"{MESSAGES}/batches", f"{MESSAGES}/"):
+        answer = post(path, {})
+        assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error" and answer.json()["type"] == "error"
 
 
 @pytest.mark.parametrize(
