@@ -16,7 +16,7 @@ from lmc import json_data
 from lmc.errors import ConstraintError
 from lmc.fsm.json_formats import may_be
 from lmc.fsm.json_references import References
-from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of
+from lmc.fsm.json_shapes import JSON_NUMBER, SchemaPointer, same, type_of, wrong
 from lmc.fsm.lazy import Machine
 
 _DEEPEST = 200  # most nested schemas
@@ -45,7 +45,7 @@ class Checker:
     def wrong(self, text: str) -> str | None:
         """Return why the value of a JSON text is not valid; None if it is. Raises ConstraintError for a schema that was not compiled and cannot be."""
         try:
-            return _Check(self, self._root, json_data.loads(text, parse_float=Decimal)).error()
+            return _Check(self, self._root, json_data.loads(text, parse_float=Decimal, parse_constant=_no_json)).error()
         except RecursionError:
             return "it is nested too deep to be checked"
         except ConstraintError:
@@ -61,6 +61,10 @@ class Checker:
 
     def matches(self, pattern: str, text: str) -> bool:
         return self._pattern(pattern).accepts(text.encode("utf-8", "surrogatepass"))
+
+
+def _no_json(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 @dataclass(slots=True)
@@ -105,7 +109,11 @@ class _Check:
             return None
         own = _Check(self.checker, self.place, self.value, self.at, self.depth)  # evaluated by this schema and what it applies, not by its neighbours
         for keyword, rule in self.checker.rules_of(schema):
-            if (found := rule(own, keyword)) is not None:
+            try:
+                found = rule(own, keyword)
+            except (TypeError, AttributeError, LookupError, ArithmeticError) as error:  # of a schema that was not compiled
+                raise wrong(f"{self.place.pointer}/{keyword}", f"cannot be read ({type(error).__name__}: {error})") from None
+            if found is not None:
                 return (
                     found
                     if isinstance(found, str)

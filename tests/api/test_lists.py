@@ -276,6 +276,18 @@ def test_behind_sglang_s_router_a_list_has_one_set_of_parameters(sglang):
     assert max(map(asked, server.seen)) > 1
 
 
+def test_an_error_in_reading_one_answer_is_its_own(remote, monkeypatch):
+    backend, _, server = remote(TextModel())
+    submit(backend, 0).results[0].output()
+    keeps, read = backend.keeps, itertools.count()
+    monkeypatch.setattr(backend, "keeps", lambda ask, reply: keeps(ask, reply) if next(read) != 2 else 1 / 0)
+    together(backend, len(ITEMS))
+    states = lmc.compile(asking).batch(ITEMS, backend=backend, temperature=0, errors="return")
+    (failed,) = [i for i, state in enumerate(states) if state.error() is not None]
+    assert isinstance(states[failed].error(), ZeroDivisionError) and lists_of(server)
+    assert [s.ret_value for i, s in enumerate(states) if i != failed] == [v for i, v in enumerate(expected(backend, ITEMS)) if i != failed]
+
+
 def _with(part, **changes):
     return lambda event: {**event, part: {**event[part], **changes}} if isinstance(event[part], dict) else {**event, part: [{**event[part][0], **changes}]}
 

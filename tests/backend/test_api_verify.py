@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lmc.backend.api.verify import answer_in, as_schema, check, matching
+from lmc.backend.api.verify import answer_in, as_schema, check, keeps, matching
 from lmc.constraints import REGEX_FLOAT, REGEX_INT
 from lmc.errors import ConstraintError, SchemaWarning
 from lmc.fsm.json_schema import compile_schema
@@ -98,3 +98,15 @@ def test_schemas_that_recur_are_followed() -> None:
 )  # fmt: skip
 def test_a_schema_means_the_same_as_where_a_server_enforces_it(schema: object, text: str, answer: str | None) -> None:
     assert matching(Constraint("json_schema", json.dumps(schema)), text) == answer
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "kept"),
+    [
+        ({"type": "string", "minLength": "3"}, '"abc"', True), ({"type": "object", "properties": ["a"]}, "{}", True), ({"multipleOf": 0}, "3", True),
+        ({"anyOf": {"a": {}}}, "3", True), ({"type": "string", "minLength": "3"}, "3", False), ({"minimum": 0}, "NaN", False),
+    ],
+)  # fmt: skip
+def test_an_answer_is_taken_as_it_is_where_its_schema_cannot_be_read(schema: object, text: str, kept: bool) -> None:
+    """Servers take schemas that are none, and write what is no JSON."""
+    assert keeps(Constraint("json_schema", json.dumps(schema)), text, cut=False, shown=False) is kept

@@ -270,6 +270,8 @@ class Listed(Completions):
             error.loc = error.loc or member.tally.loc
             self.spent_in_vain(work, work.results[0], member.tally)
             return member.fail(error)
+        except Exception as error:  # a bug in lmc: raised to the reader of this answer, and to nobody else
+            return member.fail(error)
         member.over = True
         self.finish(work, work.results[0], output)
         work.complete(after)
