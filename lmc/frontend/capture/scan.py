@@ -35,8 +35,9 @@ class PossibleEffects:
 
     @cached_property
     def later(self) -> PossibleEffects:
-        """Return those of the functions in it, which may run later."""
-        return PossibleEffects([node for node, _ in own(self.nodes) if isinstance(node, FUNCTIONS)])
+        """Return those of the functions in it, which may run later; of functions themselves."""
+        functions = [node for node, _ in own(self.nodes) if isinstance(node, FUNCTIONS)]
+        return self if {*functions} == {*self.nodes} else PossibleEffects(functions)
 
     @cached_property
     def exits(self) -> frozenset[str]:
