@@ -8,8 +8,10 @@ import dis
 import enum
 import functools
 import inspect
+import logging
 import re
 import types
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -19,9 +21,10 @@ from lmc import codec
 from lmc.durable.reaches import from_library, is_language
 from lmc.frontend.source import codes
 
-_CONSTANTS = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis), frozenset, range, enum.Enum, re.Pattern)
+_CONSTANTS = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis), frozenset, range, enum.Enum, re.Pattern, typing.TypeVar, logging.Logger)
+"""Types of outside variables that code may read. What it logs is logged again."""
 _MEMBERS = (types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, types.GetSetDescriptorType)
-_METHODS_OF_DATA = frozenset(name for cls in (*codec.DATA, re.Match, re.Pattern) for name in dir(cls))
+_METHODS_OF_DATA = frozenset(name for cls in (*codec.DATA, re.Match, re.Pattern, logging.Logger) for name in dir(cls))
 
 
 @dataclass

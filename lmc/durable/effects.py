@@ -303,7 +303,8 @@ def _only_makes_data(fn: Any) -> bool:
     if typing.is_typeddict(fn):
         return True
     if issubclass(fn, enum.Enum):
-        return not issubclass(fn, enum.Flag) and fn._missing_.__func__ is vars(enum.Enum)["_missing_"].__func__  # type: ignore[attr-defined]
+        missing = fn._missing_.__func__  # type: ignore[attr-defined]
+        return from_library(missing) or ComputingSearch(computes, fn).only_computes(missing)
     if fn.__bases__ == (tuple,):
         return hasattr(fn, "_fields")
     if not dataclasses.is_dataclass(fn) or type(fn) is not type or hasattr(fn, "__post_init__") or fn.__new__ is not object.__new__:

@@ -129,6 +129,18 @@ class Color(enum.Enum):
     RED = "red"
 
 
+class Mood(enum.Enum):
+    SAD = "sad"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Mood:
+        return cls.SAD
+
+
+class Rights(enum.Flag):
+    READ, WRITE = 1, 2
+
+
 class Point(NamedTuple):
     x: int
 
@@ -156,7 +168,7 @@ def makes_data(s: Any) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     memo = Memo(s["a"])
     memo.lines.append("x")
-    found = memo, Color("red"), Point(1), Row(x=s["a"]), Counted(s["a"])
+    found = memo, Color("red"), Mood("odd"), Rights(3), Point(1), Row(x=s["a"]), Counted(s["a"])
     s += str(memo) + lmc.gen("b", max_tokens=2)
     return found
 

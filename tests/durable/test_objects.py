@@ -28,7 +28,7 @@ from collections.abc import Iterator, MutableMapping, MutableSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import attrs
 import pydantic
@@ -42,6 +42,8 @@ from tests.durable.resuming import CALLS, recorded, resumes_anywhere
 from tests.searching import some
 
 TOPIC = contextvars.ContextVar("TOPIC", default="none")
+LOGGER = logging.getLogger("lmc-test")
+Item = TypeVar("Item")
 
 
 def tool(x: Any) -> str:
@@ -52,7 +54,7 @@ def tool(x: Any) -> str:
 # -- classes of the program's own --------------------------------------------------------------------------------------
 
 
-class Memory:
+class Memory(Generic[Item]):
     """Knows nothing of lmc."""
 
     def __init__(self, most: int = 3) -> None:
@@ -60,7 +62,7 @@ class Memory:
         self.most = most
 
     @classmethod
-    def of(cls, text: str) -> Memory:
+    def of(cls, text: str) -> Memory[Any]:
         made = cls(len(text))
         made.add(text)
         return made
@@ -139,9 +141,10 @@ class Grader:
         return s["g"]
 
 
-def remembering(x: str) -> Memory:
-    made = Memory(2)
+def remembering(x: str) -> Memory[Any]:
+    made = Memory[Item](2)
     made.add(x.strip())
+    LOGGER.info("remembers %s", x)
     return made
 
 
@@ -321,7 +324,7 @@ def logged(level: int) -> Any:
     def decorate(fn: Any) -> Any:
         @functools.wraps(fn)
         def inner(*args: Any) -> Any:
-            logging.getLogger("lmc-test").log(level, fn.__name__)
+            LOGGER.log(level, fn.__name__)
             return fn(*args)
 
         return inner
