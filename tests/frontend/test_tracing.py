@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from dataclasses import dataclass
 from hashlib import blake2b
 from textwrap import dedent
@@ -774,3 +775,14 @@ def skipped_statements(s: Any, q: str) -> None:
 def test_what_a_skipped_statement_binds_is_unknown() -> None:
     lines = body(graph_of(skipped_statements)).splitlines()
     assert 'name = "a"' in lines[-2] and lines[-1].startswith("return")
+
+
+@lmc.function
+def in_a_folder(s: Any) -> None:
+    with tempfile.TemporaryDirectory() as at:
+        s += at + lmc.gen("a")
+
+
+def test_entering_an_object_of_a_library_is_unknown_code() -> None:
+    lines = body(graph_of(in_a_folder)).splitlines()
+    assert 'calls = "TemporaryDirectory"' in lines[-4] and 'name = "a"' in lines[-2]

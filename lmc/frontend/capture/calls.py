@@ -336,7 +336,7 @@ def state_method(ev: Evaluator, x: Any, name: str, args: list[Any], kwargs: dict
     found = op.native(op.native(getattr, x, name), *args, **kwargs)
     if name == "fork":
         ev.states.extend(found.states)
-    return _entered(ev, found) if type(found).__name__ == "_GeneratorContextManager" else found
+    return _entered(ev, x, found) if type(found).__name__ == "_GeneratorContextManager" else found
 
 
 def _body(ev: Evaluator, fork: State, made: Any) -> Callable[[], Any]:
@@ -348,7 +348,7 @@ def _body(ev: Evaluator, fork: State, made: Any) -> Callable[[], Any]:
     return lambda: op.within(ev, fork, lambda: op.awaited_or(made), task)
 
 
-def _entered(ev: Evaluator, manager: Any) -> Manager:
+def _entered(ev: Evaluator, state: State, manager: Any) -> Manager:
     """A context manager of lmc's."""
 
     def enter() -> Any:
@@ -358,7 +358,7 @@ def _entered(ev: Evaluator, manager: Any) -> Manager:
         return entered
 
     raised = lambda: (Exception, Exception())  # instead of the program's, which may be an outside one: its traceback changes
-    return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else raised(), None)))
+    return Manager(enter, lambda error: bool(op.native(manager.__exit__, *(None, None) if error is None else raised(), None)), (state,))
 
 
 # -- unknown code

@@ -17,7 +17,7 @@ from lmc.frontend.capture.outside import LRU, any_of, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, GivenParts, Unknown
-from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Object, Partial, is_exception
+from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial, is_exception
 from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
@@ -326,7 +326,7 @@ class Losses:
             held = [*x.attributes.values(), *(x.args if is_exception(x) else ()), *(class_attribute(self.ev, x.cls, name) for name in _held(x.cls))]
             held += [self.ev.given[id(one)] for one in x.cls.__mro__ if id(one) in self.ev.given] if self.ev.given else ()
             return held + [x] * bool(implicit_methods(x.cls)) + [x.cls] * ("__class__" in self._attributes)
-        if kind is Unknown or kind is GivenParts or kind is Partial:
+        if kind in (Unknown, GivenParts, Partial, Manager):
             return x.of
         if kind is StateGroup:
             return x.states

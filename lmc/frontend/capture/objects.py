@@ -58,7 +58,7 @@ def attribute(ev: Evaluator, x: Any, name: str) -> Any:
         if held is MISSING and kind is not LazyItems:
             raise Raised(AttributeError(f"{kind.__name__!r} object has no attribute {name!r}"))
         return BoundMethod(name, x) if callable(held) or held is MISSING else ev.adopt(op.native(getattr, x, name))
-    return Unknown(None)
+    return Unknown(None, of=(x,)) if kind is Manager else Unknown(None)
 
 
 def _of_object(ev: Evaluator, x: Object, name: str) -> Any:

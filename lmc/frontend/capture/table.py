@@ -330,7 +330,7 @@ _SHORT: Mapping[Any, Rule] = {
     operator.attrgetter: lambda ev, args, kwargs: Partial(lambda more, _: functools.reduce(ev.attribute, args[0].split("."), more[0])),
     copy.deepcopy: lambda ev, args, kwargs: op.of_known(ev, "deepcopy", copy.deepcopy, args[0]),
     contextlib.suppress: lambda ev, args, kwargs: Manager(lambda: None, lambda error: error is not None and ev.catches(tuple(args), error)),
-    contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None),
+    contextlib.nullcontext: lambda ev, args, kwargs: Manager(lambda: args[0] if args else None, of=args),
     asyncio.sleep: lambda ev, args, kwargs: Coroutine(lambda: args[1] if len(args) > 1 else None),
     time.sleep: lambda ev, args, kwargs: None,
     **dict.fromkeys((asyncio.Semaphore, asyncio.Lock, asyncio.BoundedSemaphore, asyncio.timeout), lambda ev, args, kwargs: Manager(lambda: None)),

@@ -219,7 +219,8 @@ class Coroutine:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Manager:
-    """A context manager: the value of entering, and the exit (`leave(exception or None)` returns whether it is suppressed)."""
+    """A context manager: the value of entering, the exit (`leave(exception or None)` returns whether it is suppressed), and what it holds."""
 
     enter: Callable[[], Any]
     leave: Callable[[Any], bool | None] = lambda _: False
+    of: Sequence[Any] = ()

@@ -130,7 +130,12 @@ class GraphDomain(Domain):
     def call(self, evaluation: Evaluator, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self.unknown_code += 1
         given = [self.emitter.operand(x) for x in (*args, *kwargs.values()) if isinstance(x, Unknown) or not callable(x)]
-        name = "a value" if isinstance(fn, Unknown) else getattr(fn, "name", None) or getattr(fn, "__name__", None)
+        if isinstance(fn, Unknown):
+            name = "a value"
+        elif type(fn) is Object:  # whose attributes are the program's
+            name = fn.cls.__name__
+        else:
+            name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
         return Unknown(None, self.emitter.unknown("unknown code", given, name if isinstance(name, str) else type(fn).__name__))
 
     # -- branches

@@ -35,7 +35,8 @@ def conversation(s, q):
     with contextlib.ExitStack() as stack:
         stack.callback(effect, "closed")
         for i, text in enumerate(["hello", "and?", "bye"]):
-            with s.user():
+            with contextlib.ExitStack() as roles:
+                roles.enter_context(s.user())
                 s += text
                 s += f" ({i})"
             with s.assistant():
