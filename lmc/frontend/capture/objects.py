@@ -65,6 +65,8 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     if name == "__dict__":
         return ev.unknown_code(x, [x], {})
     found = class_attribute(ev, x.cls, name)
+    if type(found) is Object and (own := ev.special(found, "__get__")) is not None and (name not in x.attributes or name in _set_by_code(x.cls)):
+        return ev.call(own, [x, x.cls], {})
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]
     if ev.is_lost(x) and type(found) not in _METHOD_KINDS and not isinstance(found, Function):  # it may have been set
@@ -160,7 +162,13 @@ def set_attribute(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
     if isinstance(name, Unknown):
         return ev.lose(x, name.deps, any_of((value,)), (ANYTHING,))
     ev.changed.append(x)
-    if type(x) is Object:
+    if type(x) is Object and name in _set_by_code(x.cls):
+        found = class_attribute(ev, x.cls, name)
+        own = found.fset if type(found) is property else ev.special(found, "__set__") if type(found) is Object else found
+        if own is None:
+            raise raised(AttributeError)
+        ev.call(own, [x, value], {})
+    elif type(x) is Object:
         x.attributes[name] = value
         if x.outside is not None and not ev.snapshot.is_captured(x.outside):
             ev.snapshot.changed.add((id(x.outside), name))
@@ -183,6 +191,13 @@ def special(ev: Evaluator, x: Object, name: str) -> Any:
     if found is MISSING or found is None or is_generated(found):
         return None
     return BoundMethod(found, x) if type(found) is types.FunctionType else found
+
+
+@functools.lru_cache(4096)
+def _set_by_code(cls: type) -> frozenset[str]:
+    """Return the names of a class that properties, and descriptors of the program's own, set."""
+    held = {name: x for one in reversed(cls.__mro__[:-1]) for name, x in vars(one).items()}
+    return frozenset(name for name, x in held.items() if type(x) is property or isinstance(getattr(type(x), "__set__", None), types.FunctionType))
 
 
 @functools.lru_cache(4096)

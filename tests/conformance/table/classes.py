@@ -392,3 +392,53 @@ def objects_whose_class_has_a_class_with_a_module_of_its_own(s, q):
     (f,) = s.fork(1)
     f += str(ELSEWHERE is None) + gen("y", max_tokens=3)
     return s["x"], f["y"], isinstance(ELSEWHERE, Elsewhere)
+
+
+class Positive:
+    """A descriptor that refuses other numbers."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = "_" + name
+
+    def __get__(self, x: Any, owner: type) -> int:
+        return getattr(x, self.name)
+
+    def __set__(self, x: Any, value: int) -> None:
+        if value <= 0:
+            raise ValueError(self.name)
+        setattr(x, self.name, value)
+
+
+class Budget:
+    tokens = Positive()
+
+    def __init__(self) -> None:
+        self._calls, self.tokens = 2, 3
+
+    @property
+    def calls(self) -> int:
+        return self._calls
+
+    @calls.setter
+    def calls(self, value: int) -> None:
+        if value < 0:
+            raise LookupError(value)
+        self._calls = value
+
+
+@case(backend=by_name)
+def attributes_set_by_code(s, q):
+    budget, forks, refused = Budget(), [], []
+    while True:
+        (f,) = s.fork(1)
+        f += f"{q} {budget.calls} {budget.tokens}" + lmc.gen("a", max_tokens=2)
+        forks.append(f)
+        try:
+            budget.calls -= 1
+            budget.tokens -= 2
+        except ValueError as error:
+            refused.append(str(error))
+            budget.tokens += 3
+        except LookupError:
+            break
+    return [f["a"] for f in forks], refused
