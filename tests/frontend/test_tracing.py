@@ -204,6 +204,17 @@ def only_errors_end(s: Any, tool: Any) -> None:
 
 
 @lmc.function
+def an_error_ends(s: Any, tool: Any) -> None:
+    while True:
+        s += lmc.gen("x", max_tokens=3)
+        try:
+            tool()
+        except ValueError:
+            break
+    s += lmc.gen("y", max_tokens=3)
+
+
+@lmc.function
 def never_ends(s: Any) -> None:
     while True:
         s += lmc.gen("x", max_tokens=3)
@@ -230,7 +241,8 @@ def ends_by_a_number(s: Any, tool: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("program", "gens", "calls"), ((only_errors_end, 4, 4), (never_ends, 64, 0), (ends_as_nothing_decides, 0, 64), (ends_by_a_number, 1, 9))
+    ("program", "gens", "calls"),
+    ((only_errors_end, 4, 4), (an_error_ends, 5, 4), (never_ends, 64, 0), (ends_as_nothing_decides, 0, 64), (ends_by_a_number, 1, 9)),
 )
 def test_of_a_loop_that_nothing_known_ends_some_turns_are_shown(program: Any, gens: int, calls: int) -> None:
     graph, outcome = traced(program, {})

@@ -165,12 +165,13 @@ class Domain:
         evaluation.havoc(frame, site.effects, items.deps)
         return Unknown(items.deps, of=(*items.of, *_held(frame, site.effects)))
 
-    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> Signal:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
         for arm in handlers:
             for kind in arm.effects.exits - {"raise"}:  # raising in a handler only replaces the exception
                 self.leave(evaluation, frame, kind, arm.loc, deps)
             evaluation.havoc(frame, arm.effects, deps)
+        return None
 
     def leave(self, evaluation: Evaluator, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         """Handle an undecided return, break, continue or raise: skip the loop or helper function, or end certainty (docs/run-ahead.md)."""

@@ -179,6 +179,7 @@ def set_attribute(ev: Evaluator, x: Any, name: Any, value: Any) -> None:
         ev.set_global(vars(x), name, value)
     elif isinstance(x, Unknown):
         ev.lose(x, x.deps, any_of((value,)), (name,))
+        ev.may_raise(x.deps)
         ev.hand_over([value])
     else:
         ev.snapshot.changed.add((id(x), name))

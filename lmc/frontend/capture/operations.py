@@ -340,7 +340,10 @@ def set_item(ev: Evaluator, x: Any, at: Any, value: Any) -> None:
         value = Unknown(ev.lost[id(value)]) if ev.is_lost(value) else value
     if isinstance(x, Unknown):
         ev.lose(x, x.deps, any_of((value,)))
+        ev.may_raise(x.deps)
         return ev.hand_over([value])
+    if type(x) is Object and (own := ev.special(x, "__setitem__")) is not None:
+        return ev.call(own, [at, value], {})
     with suppress(Undecided):
         change(ev, x, NOTHING, operator.setitem, x, at, value)
 

@@ -285,7 +285,8 @@ def _try(node: ast.Try, scope: Scope) -> Eval:
             raise raised
         if ev.risks[risk:] and clauses:  # something unknown may have raised
             deps = join(NOTHING, *ev.risks[risk:])
-            ev.domain.handlers(ev, frame, deps, [_of_unknown(handler, name, deps) for _, name, handler in clauses], scope.loc(node))
+            over = ev.domain.handlers(ev, frame, deps, [_of_unknown(handler, name, deps) for _, name, handler in clauses], scope.loc(node))
+            signal = signal if over is None else over
         return signal if signal is not None else orelse(frame)
 
     if not node.finalbody:

@@ -169,7 +169,7 @@ class GraphDomain(Domain):
             return super().choice(evaluation, frame, test, site)
         return self._arms(evaluation, frame, test, site.loc, (site.then, site.orelse), values=True).value
 
-    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> None:
+    def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> Signal:
         evaluation.blocked(deps)
         self.unknown_code += 1
         if self._is_left(evaluation, frame, deps):
@@ -179,7 +179,10 @@ class GraphDomain(Domain):
             empty = Arm(lambda _: None, arm.effects, arm.loc)
             self._arms(evaluation, frame, raised, arm.loc, (arm, empty))
             if arm.effects.exits & {"break", "return", "raise"} and self._is_enough(frame):
+                if "break" in arm.effects.exits:
+                    return BREAK
                 raise Stop("a loop that only an exception ends", loc)
+        return None
 
     def leave(self, evaluation: Evaluator, frame: Frame, kind: str, loc: Loc, deps: Deps) -> None:
         evaluation.certain = False

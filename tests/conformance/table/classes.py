@@ -429,7 +429,7 @@ class Budget:
 @case(backend=by_name)
 def attributes_set_by_code(s, q):
     budget, forks, refused = Budget(), [], []
-    while True:
+    while len(forks) < 9:
         (f,) = s.fork(1)
         f += f"{q} {budget.calls} {budget.tokens}" + lmc.gen("a", max_tokens=2)
         forks.append(f)
@@ -442,3 +442,31 @@ def attributes_set_by_code(s, q):
         except LookupError:
             break
     return [f["a"] for f in forks], refused
+
+
+class Shelf:
+    """Has room for two, and a method that lets no evaluation look into its objects."""
+
+    room = 2
+
+    def __setitem__(self, at: str, x: Any) -> None:
+        if not self.room:
+            raise LookupError(at)
+        self.room -= 1
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(name)
+
+
+@case(backend=by_name)
+def items_that_code_refuses(s, q):
+    shelf, forks = Shelf(), []
+    while len(forks) < 9:
+        (f,) = s.fork(1)
+        f += f"{q} {len(forks)}" + lmc.gen("a", max_tokens=2)
+        forks.append(f)
+        try:
+            shelf["last"] = q
+        except LookupError:
+            break
+    return [f["a"] for f in forks]
