@@ -128,12 +128,14 @@ class Flow:
 
     changed   origins of what it changes in place
     said      those that may be states
+    items     those of which it takes items, which a defaultdict may make
     held      of what it gives something to hold, with those of that
     calls     calls that it makes
     """
 
     changed: Origins
     said: Origins
+    items: Origins
     held: Sequence[tuple[Origins, Origins]]
     calls: Sequence[CallFlow]
 
@@ -154,7 +156,7 @@ class Scan:
 
     def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
         self.edges, self.made = defaultdict[str, set[Source]](set), defaultdict[str, set[Source]](set)
-        self.changed, self.said, self.returned = set[Source](), set[Source](), set[Source]()
+        self.changed, self.said, self.items, self.returned = set[Source](), set[Source](), set[Source](), set[Source]()
         self.held = list[tuple[set[Source], set[Source]]]()
         self.binds, self.defined = set[str](), set[str]()
         self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
@@ -238,7 +240,8 @@ class Scan:
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
         held = [(self.origins(to, fresh_results), any_in(found, True)) for to, found in self.held]
-        return Flow(self.origins(self.changed, fresh_results), self.origins(self.said, fresh_results), held, calls)
+        changed, said, items = [self.origins(found, fresh_results) for found in (self.changed, self.said, self.items)]
+        return Flow(changed, said, items, held, calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:
@@ -265,6 +268,8 @@ class Scan:
                 self.returned |= any_of(sources(value))
             case ast.Subscript(value, ctx=ast.Store() | ast.Del()):
                 self.changed |= sources(value)
+            case ast.Subscript(value):
+                self.items |= sources(value)
             case ast.Attribute(value, name, ctx):
                 (self.attributes if isinstance(ctx, ast.Load) else self.stores).add(name)
                 if name in SAYING and (name != "fork" or isinstance(value, ast.Name)):  # a state that an object holds keeps its prompt

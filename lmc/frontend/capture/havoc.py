@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import types
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -153,6 +154,10 @@ class Losses:
             for x in self._reach(parts) if parts else ():
                 if states or not isinstance(x, (State, StateGroup)):
                     self.lose(x, given, scan.stores)
+        whole, inside = flow.items
+        for x in (*(read[name] for name in whole), *(part for name in inside if type(of := read[name]) not in op.ATOMS for part in self._parts(of))):
+            if type(x) is defaultdict:
+                self.lose(x)
         for call in flow.calls:
             self._call(read, call)
         if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):

@@ -313,9 +313,14 @@ def item(ev: Evaluator, x: Any, at: Any) -> Any:
     kind = type(x)
     if kind is State and (deps := unread(ev, x, at)) != NOTHING:
         return Unknown(deps) if ev.is_lost(x) or id(x) in ev.forked else ev.operation("item", (x, at), deps)
-    if kind is defaultdict and x.default_factory is not None and not isinstance(at, Unknown) and not ev.is_lost(x) and apply(ev, "in", _in, at, x) is False:
-        ev.changes(x)
-        x[at] = ev.call(x.default_factory, [], {})
+    if kind is defaultdict and x.default_factory is not None and not ev.is_lost(x):
+        held = apply(ev, "in", _in, at, x)
+        if held is not True:
+            ev.changes(x)
+        if isinstance(held, Unknown):
+            ev.lose(x, held.deps)
+        elif not held:
+            x[at] = ev.call(x.default_factory, [], {})
     if not (kind in CONTAINERS or kind in ATOMS or isinstance(x, (State, StateGroup, Object, Unknown, Expr))):
         return native(operator.getitem, x, at) if isinstance(x, type) and x.__module__ == "builtins" else Unknown(None)  # list[int]
     return apply(ev, "item", operator.getitem, x, at)

@@ -11,7 +11,7 @@ from typing import Any
 import lmc
 from lmc import gen, user
 from tests.conformance.harness import case, scripted
-from tests.conformance.shared import WORDS, by_name, child, number_of
+from tests.conformance.shared import WORDS, ask, by_name, child, number_of
 
 
 @case()
@@ -126,3 +126,22 @@ def answers_that_keep_items(s, q):
     many = sum(1 for w in WORDS if number_of(f"count {w}{q}") > 3)
     s += f"{kept} {named} {flat} {table} {odd} {many}" + gen("z", max_tokens=3)
     return kept, s["z"]
+
+
+@case(backend=by_name)
+def groups_that_answers_make(s, q):
+    """Taking an item makes one, in a loop that is skipped, too, and in a function."""
+    by_letter, by_length, seen = collections.defaultdict(list), collections.defaultdict(int), collections.defaultdict(set)
+
+    def see(word):
+        seen[len(word)].add(word)
+
+    plan = ask(s, q, "plan")
+    made = by_length[plan]
+    for word in plan.split():
+        by_letter[word[0]].append(word)
+        see(word)
+    forks = s.fork(3)
+    forks += [f"{list(by_letter)}", f"{len(by_length)}", f"{sorted(seen)}"]
+    forks += gen("a", max_tokens=2)
+    return [f["a"] for f in forks], by_letter, made
