@@ -101,7 +101,9 @@ class Code:
 
     @cached_property
     def once(self) -> frozenset[str]:
-        return bound_once(self.effects.nodes, self.names)
+        """Return the names that it binds by one statement outside of loops, to what it does not change: Python's frame has it as it was bound."""
+        whole, inside = self.effects.scan.flow(frozenset()).changed
+        return bound_once(self.effects.nodes, self.names) - whole - inside
 
 
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:

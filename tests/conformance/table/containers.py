@@ -145,3 +145,22 @@ def groups_that_answers_make(s, q):
     forks += [f"{list(by_letter)}", f"{len(by_length)}", f"{sorted(seen)}"]
     forks += gen("a", max_tokens=2)
     return [f["a"] for f in forks], by_letter, made
+
+
+def loaded() -> set[str]:
+    return eval("set()")
+
+
+@case(backend=by_name)
+def adds_to_what_only_python_knows(s, q):
+    """What Python's frame has under its name is what it has become since."""
+    seen, last = loaded(), ""
+    for word in [q]:
+        if word in seen:
+            continue
+        seen.add(word)
+        (f,) = s.fork(1)
+        f += word + gen("x", max_tokens=2)
+        last = f["x"]
+    s += f"last {last}" + gen("z", max_tokens=2)
+    return s["z"]
