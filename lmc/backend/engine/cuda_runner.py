@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import attrgetter
 
 import numpy as np
@@ -162,8 +163,8 @@ class CudaRunner(ModelRunner):
 
     def wait_compiled(self) -> None:
         """Wait until all kernels that `settle` will adopt are compiled. From any thread."""
-        if self._flash is not None:
-            self._flash.wait()
+        if (flash := getattr(self, "_flash", None)) is not None:  # not there if the runner has been closed meanwhile
+            flash.wait()
 
     @torch.inference_mode()
     def launch(self, work: ModelPass) -> Flight:
@@ -342,7 +343,7 @@ class CudaRunner(ModelRunner):
     def _capture(self, rows: int, wide: bool, adapted: bool) -> _Captured:
         """Capture the shape: a pass over the scratch slot in which nothing is attended to. Of long ones, whose prompts want few logits or,
         for `select`, many, what follows the last attention is launched for those rows alone."""
-        stage = self._stage
+        stage, fused = self._stage, self._fused
         for name, value in (("ids", 0), ("positions", 0), ("in_context", 0), ("slots", self._pool.scratch), ("logits", 0), ("adapters", 0)):
             stage.array(name, rows)[:] = value
         for name in ("narrow_shares", "wide_shares", "indptr"):
@@ -353,13 +354,13 @@ class CudaRunner(ModelRunner):
 
         def forward() -> Callable[[int], Tensor]:
             adapters = stage.device("adapters", rows) if adapted else None
-            attended = self._fused.attended(_inputs(stage, rows), self._sampled, self._pool, attend, adapters=adapters)
+            attended = fused.attended(_inputs(stage, rows), self._sampled, self._pool, attend, adapters=adapters)
             if rows > BUCKETS[-1]:
-                return lambda wanted: self._fused.finished(attended, stage.device("logits", wanted))
-            hidden = self._fused.finished(attended).index_select(0, stage.device("logits", rows))
+                return lambda wanted: fused.finished(attended, stage.device("logits", wanted))
+            hidden = fused.finished(attended).index_select(0, stage.device("logits", rows))
             return lambda wanted: hidden[:wanted]
 
-        side = torch.cuda.Stream()  # kernels are compiled and libraries set up outside the capture
+        side = _side(fused.device)  # kernels are compiled and libraries set up outside the capture
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             forward()
@@ -410,6 +411,12 @@ def buckets_of(model: LlamaModel, kv: KVPool, chunk: int) -> Sequence[int]:
     """Return the rows of passes that are captured on one GPU: all up to `chunk` if no prompt is read by FlashInfer, which plans each pass."""
     every = BUCKETS_OF_FP8 if isinstance(model.layers[0].qkv, Fp8) and isinstance(kv.key(0), Fp8Rows) else BUCKETS
     return every[: max(len(BUCKETS), bisect_left(every, chunk) + 1)]
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """Return one stream for all engines of a device: cuBLAS takes 32 MB for each stream that it has seen, for good."""
+    return torch.cuda.Stream(device)
 
 
 def _of_rows(rows: int) -> dict[str, int]:

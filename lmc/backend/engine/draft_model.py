@@ -74,6 +74,10 @@ class DraftModel:
         self._pool, self._tree = SlotAllocator(self._slots), RadixCache()
         self._known: dict[Request, _Sequence] = {}
 
+    def close(self) -> None:
+        """Drop the model and its KV."""
+        self._runner.close()
+
     def flush(self) -> None:
         """Drop all KV that no running answer needs."""
         self._retire(())

@@ -111,6 +111,12 @@ class Drafts:
         self.use(setting)
         self.forget()
 
+    def close(self) -> None:
+        """Drop the smaller model."""
+        model, self.model = self.model, None
+        if model is not None:
+            model.close()
+
     def use(self, setting: Setting) -> None:
         """Set it from the next pass on."""
         self.setting: Setting = setting

@@ -319,9 +319,11 @@ class EngineCore:
         self._release()
 
     def _release(self) -> None:
-        """Free weights, KV and graphs even while the engine object is still referenced, for other processes, too."""
+        """Free weights, KV and graphs even while the engine object is still referenced, for other processes, too: each is owned
+        by a runner, and the host tier by the scheduler's mover, whatever else refers to them."""
         runner, freed = self._runner, getattr(self._runner, "freed", None)
         self._runner, self._flying, self.delivery.at_once = _Released(), None, True
+        self.scheduler.drafts.close()
         if self.broken is None:  # else the device answers nothing
             self.scheduler.close()
         _call(runner, "close")

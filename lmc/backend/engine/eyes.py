@@ -234,6 +234,7 @@ class Eyes:
         except ValueError as error:
             raise ParameterError(f"{image.kind}(…): {self.sight.name} cannot take {what}: {error}", loc=image.loc) from None
         except Exception as error:  # on values that its code does not expect
+            self._check_open()  # or it fails since the tower is gone
             raise BackendError(
                 f"{image.kind}(…): the processor of {self.sight.name} fails on {what}: {type(error).__name__}: {error}; is its preprocessor_config.json right?",
                 loc=image.loc,
@@ -298,6 +299,11 @@ class Eyes:
         while self._held > self._room and len(self._features) > 1:  # a video may exceed the whole room, and is read chunk by chunk
             _, gone = self._features.popitem(last=False)
             self._held -= gone.nbytes
+
+    def drop_tower(self) -> None:
+        """Drop what passes need, on the engine's thread; nothing is looked at any longer, and the counts stay."""
+        self.flush()
+        self.sight.drop_model()
 
     def flush(self) -> None:
         """Forget all features and what was prepared, on the engine's thread."""

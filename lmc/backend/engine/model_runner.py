@@ -28,6 +28,12 @@ class ModelRunner:
     def __init__(self, model: CausalModel, kv: KVPool, sampler: Sampler, device: str = "cpu", eyes: Eyes | None = None) -> None:
         self._model, self._kv, self._sampler, self._device, self._eyes = model, kv, sampler, device, eyes
 
+    def close(self) -> None:
+        """Drop all that passes compute with: it is the runner's own, and gone even if a graph, a cycle or a late caller refers to the runner."""
+        if self._eyes is not None:
+            self._eyes.drop_tower()
+        vars(self).clear()
+
     @torch.inference_mode()
     def run(self, work: ModelPass) -> PassOutput:
         wanted = wanted_rows(work)

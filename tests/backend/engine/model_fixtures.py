@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from lmc.backend.engine.attention.base import ForwardBatch, Span
 from lmc.backend.engine.models.loader import LoadedModel
+
+
+class TensorsMade:
+    """The memory of the tensors that are made from now on."""
+
+    def __init__(self) -> None:
+        self._before = set(self._now())
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    @staticmethod
+    def _now() -> dict[int, tuple[StorageWeakRef, int]]:
+        storages = [x.untyped_storage() for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.device.type != "meta"]
+        return {s._cdata: (StorageWeakRef(s), s.nbytes()) for s in storages if s.nbytes()}
+
+    def look(self) -> int:
+        """Find those that there are now; return their bytes."""
+        self._made |= {key: found for key, found in self._now().items() if key not in self._before}
+        return self.alive
+
+    @property
+    def alive(self) -> int:
+        """Return the bytes of those found that are still there, whoever has them."""
+        return sum(nbytes for ref, nbytes in self._made.values() if not ref.expired())
 
 
 class PlainKV:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -249,22 +252,28 @@ def test_a_pass_is_over_when_the_stream_of_its_thread_has_come_so_far():
     assert not runner._mark().query()
 
 
-def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
-    """One request after the other, so that both ways compute the same shapes."""
+def _folder(where: Path) -> str:
+    """A directory of a small model without weights."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    import lmc
-    from lmc.segments import Constraint, Gen, SamplingParams, Text
-
-    monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", 1.0)  # also where much is forced
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(map(chr, range(33, 33 + 96)))}, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    raw.save(str(tmp_path / "tokenizer.json"))
+    raw.save(str(where / "tokenizer.json"))
     shape = {
         "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
         "intermediate_size": 384, "num_hidden_layers": 2, "max_position_embeddings": 512, "eos_token_id": 3,
     }  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(shape))
+    (where / "config.json").write_text(json.dumps(shape))
+    return str(where)
+
+
+def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
+    """One request after the other, so that both ways compute the same shapes."""
+    import lmc
+    from lmc.segments import Constraint, Gen, SamplingParams, Text
+
+    monkeypatch.setattr("lmc.backend.engine.engine._MOST_FORCED", 1.0)  # also where much is forced
+    folder = _folder(tmp_path)
 
     class Waits:
         """The runner without its `launch`."""
@@ -291,8 +300,47 @@ def test_one_step_ahead_gives_the_same_answers(tmp_path, monkeypatch):
         engine.check()
         return found
 
-    with lmc.Engine(str(tmp_path), load_format="dummy", device="cuda", max_tokens=2048) as engine:
+    with lmc.Engine(folder, load_format="dummy", device="cuda", max_tokens=2048) as engine:
         ahead = answers(engine)
         engine._core._runner = Waits(engine._core._runner)
         assert answers(engine) == ahead
         assert len(ahead[0]) == 30
+
+
+@pytest.mark.parametrize("close", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize("options", [{}, {"quantization": "fp8", "kv_dtype": "fp8"}, {"deterministic": True}, {"drafts": "auto"}], ids=str)
+def test_a_closed_engine_gives_its_memory_back_without_a_collection(options, close, tmp_path):
+    import lmc
+    from lmc.segments import Constraint, Gen, SamplingParams, Text
+
+    if "drafts" in options:
+        options = {"draft_model": _folder(tmp_path)}
+    asks = [Gen(SamplingParams(max_new_tokens=8)), Gen(SamplingParams(max_new_tokens=8), Constraint("regex", "[a-c]{3,8}"))]
+
+    def used() -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    def run() -> int:
+        engine = lmc.Engine(_folder(tmp_path), device="cuda", load_format="dummy", max_tokens=200_000, **options)
+        for ask in asks:
+            engine.submit(None, [Text(("ab" * 20,)), ask]).results[0].output()
+        most, runner, thread = used(), weakref.ref(engine._core._runner), engine._core._thread
+        if close:
+            engine.close()
+            assert engine.counters().calls == 2
+        else:
+            del engine
+            thread.join(60)
+        assert runner() is None
+        return most
+
+    run()  # libraries take workspaces, which they keep
+    gc.collect()
+    before = used()
+    gc.disable()
+    try:
+        assert run() - before > 100 << 20
+        assert used() - before < 1 << 20
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,27 +72,77 @@ def test_a_pool_without_room_is_refused_with_what_has(monkeypatch):
         memory.check_pool((3 << 20) + 1, 1024, CPU)  # type: ignore[arg-type]
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("host", [None, "100MB"])
-def test_a_closed_engine_holds_no_memory_of_its_model(host):
+KINDS = [
+    {}, {"host_memory": "100MB"}, {"drafts": 4}, {"draft_model": "tiny"}, {"adapters": {"sql": "adapter"}}, {"deterministic": True}, {"kv_dtype": "fp8"},
+    {"quantization": "fp8"}, {"dtype": "float32"}, {"tp": 3},
+]  # fmt: skip
+ENDS = [(options, "closed") for options in KINDS] + [(options, "dropped") for options in KINDS if not options or {"draft_model", "tp"} & options.keys()]
+
+
+@pytest.fixture
+def uncollected():
+    """No collection comes by chance."""
     import gc
 
-    import torch
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
+
+@pytest.mark.model
+@pytest.mark.parametrize(("options", "end"), ENDS, ids=str)
+def test_a_closed_engine_has_no_memory_of_its_model(options, end, tiny_smollm2, tmp_path, uncollected):
     import lmc
-
-    def held() -> int:
-        return sum(x.nbytes for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+    from tests.backend.engine.model_fixtures import TensorsMade
 
     @lmc.function
     def hello(s):
-        s += "Hello" + lmc.gen("a", max_tokens=2)
+        s += "Hello" + lmc.gen("a", max_tokens=2) + lmc.select("b", ["x", "y"]) + lmc.gen("c", regex="[0-9]{3}")
 
-    before = held()
-    with lmc.Engine("smollm2", max_tokens=500, host_memory=host) as engine:
-        if host:
-            engine._scheduler._mover.want(100)
-        hello.run(backend=engine)["a"]
-        assert held() - before > 200 << 20
-    assert held() - before < 1 << 20
-    assert engine.counters().calls == 1
+    if "adapters" in options:
+        options = {"adapters": {"sql": _adapter(tiny_smollm2, tmp_path)}}
+    elif "draft_model" in options:
+        options = {"draft_model": tiny_smollm2}
+    made = TensorsMade()
+    engine = lmc.Engine(tiny_smollm2, device="cpu", max_tokens=500, **options)
+    if "host_memory" in options:
+        engine._scheduler._mover.want(100)
+    state, core = hello.run(backend=engine), engine._core
+    state.sync()
+    assert made.look() > 7 << 20
+    if end == "closed":
+        engine.close()
+        assert engine.counters().calls == 3
+        assert engine.stats()["slots"] == engine.server_info()["max_tokens"] == 500
+        engine.flush_cache()
+        engine.check()
+        engine.warm_up()
+    else:
+        text = state.text()
+        del engine, state
+        core._thread.join(60)
+        assert text
+    assert made.alive == 0
+
+
+def _adapter(folder: str, where: Path) -> str:
+    from safetensors.torch import load_file
+
+    from tests.backend.engine import adapters
+
+    return str(adapters.write(where / "sql", load_file(f"{folder}/model.safetensors"), (0, 1)))
+
+
+@pytest.mark.model
+def test_a_closed_engine_that_sees_has_no_tower(tmp_path, uncollected):
+    from tests.backend.engine.model_fixtures import TensorsMade
+    from tests.backend.engine.seeing import ASK, PROMPTS, Pair
+
+    pair, made = Pair(tmp_path), TensorsMade()
+    engine = pair.engine()
+    results = [engine.submit(None, [*prompt, ASK]).results[0].output() for prompt in PROMPTS]
+    assert made.look() > 1 << 20
+    engine.close()
+    assert made.alive == 0
+    assert engine.counters().images > 0 and engine.capabilities.images and all(results)

@@ -63,7 +63,7 @@ class PagedAttention:
         self._long: Any = wrapper("fa3") if "fa3" in backends else None
         self.usable = self._failed = False
         self._compiled = threading.Event()
-        threading.Thread(target=self._compile, args=(_specs(shape, backends),), name="lmc-kernels", daemon=True).start()
+        threading.Thread(target=_compile, args=(_specs(shape, backends), self._compiled), name="lmc-kernels", daemon=True).start()
 
     def plan(self, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> FlashInferAttention:
         """Plan the next pass. All int32: `qo_indptr` and `kv_indptr` [S + 1] on the host, where each sequence's rows
@@ -99,28 +99,6 @@ class PagedAttention:
                 self._long = None
         self.usable = True
 
-    def _compile(self, specs: Sequence[Any]) -> None:
-        """Compile kernels that are missing or older than their source, in processes beside this one. Failures recur,
-        and are reported, on loading."""
-        began = time.monotonic()
-        if sys.platform == "linux":  # on Linux priority is per thread, inherited by the compilers' processes
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        threads = [threading.Thread(target=self._compile_one, args=(spec,), daemon=True) for spec in specs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if (seconds := time.monotonic() - began) > _AT_ONCE:
-            log.info("FlashInfer's kernels are compiled (%.0f s); they are used when nothing runs", seconds)
-        self._compiled.set()
-
-    def _compile_one(self, spec: Any) -> None:
-        try:
-            if not spec.is_aot:
-                spec.build(verbose=False)
-        except Exception as error:
-            log.debug("FlashInfer's %s: %s", spec.name, error)
-
     def _planned(self, wrapper: Any, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor) -> FlashInferAttention:
         s = self._shape
         wrapper.plan(
@@ -139,6 +117,30 @@ class PagedAttention:
             max_token_per_sequence=int((qo_indptr[1:] - qo_indptr[:-1]).max()),
         )
         return FlashInferAttention(wrapper)
+
+
+def _compile(specs: Sequence[Any], compiled: threading.Event) -> None:
+    """Compile kernels that are missing or older than their source, in processes beside this one. Failures recur,
+    and are reported, on loading. Holds no workspace: an engine may be closed meanwhile."""
+    began = time.monotonic()
+    if sys.platform == "linux":  # on Linux priority is per thread, inherited by the compilers' processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    threads = [threading.Thread(target=_compile_one, args=(spec,), daemon=True) for spec in specs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if (seconds := time.monotonic() - began) > _AT_ONCE:
+        log.info("FlashInfer's kernels are compiled (%.0f s); they are used when nothing runs", seconds)
+    compiled.set()
+
+
+def _compile_one(spec: Any) -> None:
+    try:
+        if not spec.is_aot:
+            spec.build(verbose=False)
+    except Exception as error:
+        log.debug("FlashInfer's %s: %s", spec.name, error)
 
 
 def _specs(shape: AttentionShape, backends: Sequence[str]) -> list[Any]:

@@ -96,11 +96,13 @@ class LeadingCuda(_Ranked):
             super().settle()
 
     def wait_compiled(self) -> None:
+        crew = self._crew
         super().wait_compiled()
-        self._crew.wait_compiled()
+        crew.wait_compiled()
 
     def close(self) -> None:
         self._crew.close()
+        super().close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class Leading(ModelRunner):
 
     def close(self) -> None:
         self._crew.close()
+        super().close()
 
 
 class FollowerRunner(ModelRunner):

@@ -54,6 +54,7 @@ class Vision:
     around = around_video = Surroundings()
     video_token: int | None = None
     video_marker: str | None = None
+    model: Any
 
     def __init__(self, name: str, config: Any, model: Any, processor: Any, words: Tokenizer, filming: Mapping[str, Any]) -> None:
         self.name, self.config, self.model, self.processor, self.filming = name, config, model, processor, filming
@@ -97,6 +98,10 @@ class Vision:
         if spelling := self._words.spelling(token):
             return spelling
         raise ModelLoadError(f"{self.name}: config.json has {token} as the {kind} token's id, which the tokenizer does not have; download both again")
+
+    def drop_model(self) -> None:
+        """Drop the tower; nothing is looked at any longer."""
+        self.model = None
 
     @torch.inference_mode()
     def look(self, shown: Sequence[Shown]) -> list[Tensor]:
