@@ -574,6 +574,13 @@ _COMPILERS: weakref.WeakSet[ConstraintCompiler] = weakref.WeakSet()
 _AT_EXIT = 5.0  # seconds that an engine may take besides its pass, for listeners that do not return
 
 
+def await_closed() -> None:
+    """Wait for engines that are closed or dropped, but whose last pass computes: their memory comes back then."""
+    for core in list(_OPEN):
+        if core.closed:
+            core.close(timeout=_AT_EXIT)
+
+
 @atexit.register
 def _close_all() -> None:
     for core in list(_OPEN):

@@ -5,20 +5,22 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
 
 from lmc.arguments import path as check_path
 from lmc.backend.engine.drafts import Setting, check_setting
 from lmc.backend.engine.eyes import Eyes
+from lmc.backend.engine.memory import all_or_nothing, closed, opened, room_for
 from lmc.backend.engine.pace import Pace
 from lmc.backend.engine.policy import Begin, Cache, Eviction, Policy, Schedule, host_size
 from lmc.backend.engine.runner import Runner
-from lmc.backend.local import LocalBackend, check_numbers
+from lmc.backend.local import LocalBackend, await_closed, check_numbers
 from lmc.errors import ParameterError
 
 if TYPE_CHECKING:
     import torch
 
+    from lmc.backend.engine.distributed.start import Started
     from lmc.backend.engine.draft_model import DraftModel
     from lmc.backend.engine.kv_pool import KVPool
     from lmc.backend.engine.models.loader import LoadedModel
@@ -89,8 +91,10 @@ class Engine(LocalBackend):
     adapters     LoRA adapters in PEFT's format, by the name that `gen(adapter=…)` gives: directories (docs/adapters.md)
     load_format  "auto", or "dummy" for random weights with a directory's config and tokenizer, to measure with
 
-    Raises ModelLoadError if the model cannot be loaded or the device does not exist; ParameterError for an impossible
-    number.
+    `close()`, or the end of `with`, gives back all that it has when it returns (docs/memory.md).
+
+    Raises ModelLoadError if the model cannot be loaded, memory runs out or the device does not exist; ParameterError for an
+    impossible number.
     """
 
     def __new__(cls, model: str = "smollm2", **options: Any) -> Self:
@@ -153,80 +157,30 @@ class Engine(LocalBackend):
         host_bytes = host_size(host_memory, policy)
         if host_bytes and tp > 1:
             raise ParameterError("Engine: host_memory is for one device; leave it out where tp is more than 1")
-        from lmc.backend.engine.automaton import ConstraintCompiler
-        from lmc.backend.engine.kv_copy import KVMover
-        from lmc.backend.engine.kv_pool import KVPool
-        from lmc.backend.engine.mask_prefetcher import MaskPrefetcher
-        from lmc.backend.engine.memory import check_host, check_pool, default_pool
-        from lmc.backend.engine.models.loader import load
-        from lmc.fsm.sources import begun, machine_of
-        from lmc.fsm.store import default_store
-
         check_path("model", model_path or model)
         source = str(model_path or model)
         options = {
             "dtype": dtype, "parse_special": parse_special, "load_format": load_format, "quantization": quantization, "kv_dtype": kv_dtype,
             "deterministic": deterministic,
         }  # fmt: skip
-        check_host(host_bytes or 0)
-        started = None
-        small = None if draft_model is None else _load_small(str(draft_model), device, options, tp)
-        options["adapters"] = adapters
-        if tp > 1:
-            from lmc.backend.engine.distributed.start import start
-
-            started = start(source, device, tp, options, max_tokens)
-            loaded, pool, slots = started.loaded, started.pool, started.slots
-        else:
-            loaded = load(source, device=device, **options)
-            slots = default_pool(loaded.device, loaded.kv_bytes) if max_tokens is None else max_tokens
-            check_pool(slots, loaded.kv_bytes, loaded.device)
-            pool = KVPool.of(loaded.layers, slots, loaded.kv_dtype, str(loaded.device))
-        if host_bytes is None and (tp > 1 or loaded.device.type != "cuda"):
-            host_bytes = 0
-        config, words = loaded.config, loaded.tokenizer
-        of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
-        encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
-        host_follows = loaded.device.type == "cpu" if canonical is None else canonical
-        batch, rows = _default_batch(loaded.device)
-        eyes = None if loaded.vision is None else Eyes(loaded.vision)
-        super().__init__(
-            name=loaded.name,
-            vocabulary=words,
-            chat_template=loaded.chat_template,
-            runner=_runner(loaded, pool, words.vocab_size, eyes, chunk or rows) if started is None else started.runner,
-            compiler=ConstraintCompiler(
-                *of,
-                encode=encode,
-                store=default_store(),
-                # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
-                prefetcher=MaskPrefetcher() if loaded.device.type == "cpu" else None,
-                canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
-                first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
-            ),
-            max_tokens=slots,
-            max_context=config.max_context,
-            near_context=config.near_context,
-            embedded=config.vocab_size,
-            eyes=eyes,
-            max_batch=max_batch or batch,
-            chunk=chunk or rows,
-            seed=seed,
-            seam=seam,
-            policy=policy,
-            pace=_pace(chunk or rows, pass_seconds, loaded.device),
-            mover=None if host_bytes == 0 else KVMover(pool, host_bytes),
-            drafts=drafts,
-            draft_row=_GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
-            draft_model=None if small is None else _guesses(small, loaded, slots, chunk or rows),
-            adapters=tuple(adapters),
-        )
-        self.whole_template = loaded.whole_template
-        self._kv_dtype = str(loaded.kv_dtype).removeprefix("torch.")
+        await_closed()
+        with all_or_nothing():
+            parts = _parts(
+                source, options, device=device, tp=tp, adapters=adapters, draft_model=draft_model and str(draft_model), max_tokens=max_tokens,
+                max_batch=max_batch, chunk=chunk, pass_seconds=pass_seconds, forced=forced, canonical=canonical, host_bytes=host_bytes,
+            )  # fmt: skip
+        super().__init__(seed=seed, seam=seam, policy=policy, drafts=drafts, adapters=tuple(adapters), **parts.of_backend)
+        self.whole_template = parts.loaded.whole_template
+        self._kv_dtype = str(parts.loaded.kv_dtype).removeprefix("torch.")
         self._topology: tuple[str, ...] = ()
-        if started is not None:
-            self._topology = started.topology
-            started.crew.watched_by(self._core.fail)
+        opened(self, f"{parts.loaded.name} on {parts.loaded.device}")
+        if parts.started is not None:
+            self._topology = parts.started.topology
+            parts.started.crew.watched_by(self._core.fail)
+
+    def close(self) -> None:
+        super().close()
+        closed(self)
 
     @property
     def topology(self) -> tuple[str, ...]:
@@ -243,6 +197,86 @@ class Engine(LocalBackend):
         Without it the engine uses kernels of its own meanwhile, and adopts those when nothing runs.
         """
         self._core.warm_up()
+
+
+class EngineParts(NamedTuple):
+    """The parts of an engine that have memory of the model's size; of_backend: LocalBackend's parameters that are made of them."""
+
+    loaded: LoadedModel
+    started: Started | None  # several ranks
+    of_backend: dict[str, Any]
+
+
+def _parts(
+    source: str, options: dict[str, Any], *, device: str, tp: int, adapters: Mapping[str, str], draft_model: str | None, max_tokens: int | None,
+    max_batch: int | None, chunk: int | None, pass_seconds: float | None, forced: bool, canonical: bool | None, host_bytes: int | None,
+) -> EngineParts:  # fmt: skip
+    """Load the model and take memory for all else. Raises ModelLoadError if there is too little."""
+    from lmc.backend.engine.automaton import ConstraintCompiler
+    from lmc.backend.engine.kv_copy import KVMover
+    from lmc.backend.engine.kv_pool import KVPool
+    from lmc.backend.engine.mask_prefetcher import MaskPrefetcher
+    from lmc.backend.engine.memory import check_host, check_pool, default_pool
+    from lmc.backend.engine.models.loader import load
+    from lmc.fsm.sources import begun, machine_of
+    from lmc.fsm.store import default_store
+
+    check_host(host_bytes or 0)
+    started = None
+    with room_for(source, "its weights", device):
+        small = None if draft_model is None else _load_small(draft_model, device, options, tp)
+    options = {**options, "adapters": adapters}
+    if tp > 1:
+        from lmc.backend.engine.distributed.start import start
+
+        with room_for(source, "its ranks", device):
+            started = start(source, device, tp, options, max_tokens)
+        loaded, pool, slots = started.loaded, started.pool, started.slots
+    else:
+        with room_for(source, "its weights", device):
+            loaded = load(source, device=device, **options)
+        slots = default_pool(loaded.device, loaded.kv_bytes) if max_tokens is None else max_tokens
+        check_pool(slots, loaded.kv_bytes, loaded.device)
+        with room_for(source, f"its KV pool of {slots} tokens", device, slots * loaded.kv_bytes):
+            pool = KVPool.of(loaded.layers, slots, loaded.kv_dtype, str(loaded.device))
+    if host_bytes is None and (tp > 1 or loaded.device.type != "cuda"):
+        host_bytes = 0
+    config, words = loaded.config, loaded.tokenizer
+    of = [words.token_bytes(i) for i in range(words.vocab_size)], words.special_ids, _eos(loaded), config.vocab_size
+    encode = (lambda text: words.encode((text,), at_start=False)) if forced else None
+    host_follows = loaded.device.type == "cpu" if canonical is None else canonical
+    batch, rows = _default_batch(loaded.device)
+    eyes = None if loaded.vision is None else Eyes(loaded.vision)
+    with room_for(source, "buffers and graphs of its passes", device):
+        runner = _runner(loaded, pool, words.vocab_size, eyes, chunk or rows) if started is None else started.runner
+        mover = None if host_bytes == 0 else KVMover(pool, host_bytes)
+        guesses = None if small is None else _guesses(small, loaded, slots, chunk or rows)
+    return EngineParts(loaded, started, {
+        "name": loaded.name,
+        "vocabulary": words,
+        "chat_template": loaded.chat_template,
+        "runner": runner,
+        "compiler": ConstraintCompiler(
+            *of,
+            encode=encode,
+            store=default_store(),
+            # beside a GPU its turns at the interpreter might delay launches, which is not measured yet
+            prefetcher=MaskPrefetcher() if loaded.device.type == "cpu" else None,
+            canonical=lambda: words.canonical(config.vocab_size) if host_follows else None,
+            first=begun if loaded.device.type == "cpu" else machine_of,  # a GPU follows whole automata by itself
+        ),
+        "max_tokens": slots,
+        "max_context": config.max_context,
+        "near_context": config.near_context,
+        "embedded": config.vocab_size,
+        "eyes": eyes,
+        "max_batch": max_batch or batch,
+        "chunk": chunk or rows,
+        "pace": _pace(chunk or rows, pass_seconds, loaded.device),
+        "mover": mover,
+        "draft_row": _GPU_ROW if loaded.device.type == "cuda" else _CPU_ROW,
+        "draft_model": guesses,
+    })  # fmt: skip
 
 
 def _runner(loaded: LoadedModel, pool: KVPool, vocab_size: int, eyes: Eyes | None, chunk: int) -> Runner:

@@ -18,6 +18,7 @@ import pytest
 from lmc.backend.base import HEALTHY, Backend, Hints, ProgramRun
 from lmc.backend.engine import device_errors
 from lmc.backend.engine import engine as engine_module
+from lmc.backend.local import await_closed
 from lmc.backend.local_model import Engine
 from lmc.backend.runtime import Runtime
 from lmc.backend.usage import MeteredAccount, Usage
@@ -817,6 +818,15 @@ def test_close_fails_what_is_unfinished_and_is_idempotent():
     assert handle.results[0].done
     with pytest.raises(BackendError, match="closed"):
         ask(engine, "x", gen(1))
+
+
+def test_the_next_engine_waits_for_one_that_was_dropped():
+    engine, _ = backend()
+    answer(engine, "x", gen(2))
+    thread = engine._core._thread
+    del engine
+    await_closed()
+    assert not thread.is_alive()
 
 
 def test_an_engine_that_is_dropped_ends_its_thread():

@@ -1,12 +1,16 @@
-"""Memory checks: free memory, and whether a model's weights and a KV pool fit into it."""
+"""Memory checks: free memory, whether a model's weights and a KV pool fit into it, and which engines of this process have some."""
 
 from __future__ import annotations
 
 import sys
+import traceback
+import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from lmc.backend.engine.device_errors import is_out_of_memory
 from lmc.errors import ModelLoadError, ParameterError
 
 if TYPE_CHECKING:
@@ -81,7 +85,7 @@ def check_fits(path: Path, need: int, stored: str, device: torch.device, ranks: 
         where = "" if ranks == 1 else f" on each of {ranks} ranks"
         raise ModelLoadError(
             f"{path}: the weights need {need / _GIB:.1f} GiB{where} as {stored}, and {device} has "
-            f"{free / _GIB:.1f} GiB free; {smaller}{spreading(need * ranks, free, device, ranks)}take a smaller model, or free memory"
+            f"{free / _GIB:.1f} GiB free; {smaller}{spreading(need * ranks, free, device, ranks)}take a smaller model, or free memory{open_engines()}"
         )
 
 
@@ -123,5 +127,64 @@ def check_pool(tokens: int, per_token: int, device: torch.device) -> None:
     if tokens * per_token > free:
         raise ParameterError(
             f"Engine: a KV pool of {tokens} tokens needs {tokens * per_token / _GIB:.1f} GiB, and {device} has {free / _GIB:.1f} GiB "
-            f"free: room for max_tokens={free // per_token}; a smaller dtype or model needs less for each"
+            f"free: room for max_tokens={free // per_token}; a smaller dtype or model needs less for each{open_engines()}"
         )
+
+
+# -- when it runs out --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def room_for(name: str, what: str, device: str, need: int = 0) -> Iterator[None]:
+    """Raise ModelLoadError if memory runs out in the block, which takes some for `what` of a model: at least `need` bytes (0: not known)."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        said = ". ".join(str(error).split(". ")[:2])  # torch goes on with advice on its allocator
+        drop_frames(error)  # or what the block has made would count as used
+        import torch
+
+        where = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
+        needs = f" of {need / _GIB:.1f} GiB" if need else ""
+        raise ModelLoadError(
+            f"{name}: too little memory for {what}{needs}: {where} has {free_memory(where) / _GIB:.1f} GiB free without; {said.rstrip('.')}; take a smaller "
+            f"model, dtype, max_tokens or chunk, or free memory{open_engines()}"
+        ) from None
+
+
+@contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Keep nothing of a block that fails but its error: who has that, such as a notebook, has its frames, whose tensors are as large as
+    what would have been made."""
+    try:
+        yield
+    except BaseException as error:
+        drop_frames(error)
+        raise
+
+
+def drop_frames(error: BaseException | None) -> None:
+    """Drop the variables of all calls that an error and those before it have ended."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+_OPEN: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()  # what they are for people
+
+
+def opened(engine: object, name: str) -> None:
+    """Record an engine of this process, which has memory until it is closed."""
+    _OPEN[engine] = name
+
+
+def closed(engine: object) -> None:
+    _OPEN.pop(engine, None)
+
+
+def open_engines() -> str:
+    """Return which engines of this process are open, and how to get their memory, as the end of a sentence; "" if there are none."""
+    names = list(_OPEN.values())
+    return f": this process has open {', '.join(names)}; close() gives its memory back" if names else ""

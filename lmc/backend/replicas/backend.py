@@ -25,6 +25,7 @@ from typing import Any
 
 from lmc.backend.base import HEALTHY, Capabilities, Handle, Health, Hints, SharedBackend
 from lmc.backend.engine.encoding import Encoder
+from lmc.backend.engine.memory import closed, opened
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import Placement
 from lmc.backend.replicas.process import GRACE, Process
@@ -59,6 +60,7 @@ class Replicas(SharedBackend):
         self._mover: queue.SimpleQueue[tuple[ReplicaSubmission, int, BaseException] | None] | None = None
         self.tokenizer, self.whole_template = words, whole_template
         weakref.finalize(self, _end, [r.backend for r in every], self._processes)
+        opened(self, f"{self.capabilities.name} as {len(every)} replicas")
         belongs_here(self)
 
     def forked(self, parent: int) -> None:
@@ -116,6 +118,7 @@ class Replicas(SharedBackend):
         """End the replicas and their processes; idempotent."""
         self._closed = True
         _end([replica.backend for replica in self._every], self._processes)
+        closed(self)
 
     # -- for people and servers ------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from lmc.backend.engine import memory
-from lmc.errors import ParameterError
+from lmc.errors import ModelLoadError, ParameterError
 
 CPU = SimpleNamespace(type="cpu", __str__=lambda self: "cpu")
 MIB = 1 << 20
@@ -146,3 +147,55 @@ def test_a_closed_engine_that_sees_has_no_tower(tmp_path, uncollected):
     engine.close()
     assert made.alive == 0
     assert engine.counters().images > 0 and engine.capabilities.images and all(results)
+
+
+# -- when it runs out --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.model
+def test_what_runs_out_of_memory_says_what_there_is_who_has_it_and_what_to_do(monkeypatch):
+    monkeypatch.setattr(memory, "_OPEN", weakref.WeakKeyDictionary())
+    monkeypatch.setattr(memory, "free_memory", lambda device: 3 << 30)
+
+    class Open:
+        """An engine of this process."""
+
+    first, second = Open(), Open()
+    memory.opened(first, "a on cpu")
+    memory.opened(second, "b on cpu")
+    refused = r"too little memory for its KV pool of 2\.0 GiB: cpu has 3\.0 GiB free without; no room; .* this process has open a on cpu, b on cpu; close\(\)"
+    with pytest.raises(ModelLoadError, match=refused), memory.room_for("model", "its KV pool", "cpu", 2 << 30):
+        raise MemoryError("no room")
+    memory.closed(first)
+    del second
+    with pytest.raises(ModelLoadError, match=r"for its weights: .* or free memory$"), memory.room_for("model", "its weights", "cpu"):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes. Error code 12 (Cannot allocate memory)")
+    with pytest.raises(RuntimeError, match="a fault"), memory.room_for("model", "its weights", "cpu"):
+        raise RuntimeError("a fault")
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("place", ["lmc.backend.engine.kv_pool.KVPool.of", "lmc.backend.local_model._runner", "lmc.backend.engine.memory.check_pool"])
+def test_an_engine_that_does_not_fit_keeps_nothing_of_what_did(place, tiny_smollm2, monkeypatch, uncollected):
+    """Who keeps the error, as a notebook does, keeps no tensor; what is open is named."""
+    import torch
+
+    import lmc
+    from tests.backend.engine.model_fixtures import TensorsMade
+
+    with lmc.Engine(tiny_smollm2, device="cpu", max_tokens=500):
+        made = TensorsMade()
+
+        def full(*_):
+            assert made.look() > 5 << 20  # the weights
+            if place.endswith("check_pool"):
+                raise ParameterError("no pool")
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+        monkeypatch.setattr(place, full)
+        with pytest.raises(lmc.LmcError) as found:
+            lmc.Engine(tiny_smollm2, device="cpu", max_tokens=500)
+        assert made.alive == 0
+        if not place.endswith("check_pool"):
+            assert isinstance(found.value, ModelLoadError)
+            assert "Tried to allocate 2.00 GiB; take a smaller" in found.value.message and "this process has open" in found.value.message
