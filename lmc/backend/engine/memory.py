@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import traceback
 import weakref
@@ -33,6 +34,12 @@ def free_memory(device: torch.device) -> int:
 def free_host() -> int:
     """Return the free bytes of this machine, or of what its control groups leave this process."""
     return min(_free_of_machine(), *_free_of_groups())
+
+
+def trim() -> None:
+    """Return what this process has freed to the system; glibc keeps it, in pieces between what is still used."""
+    if sys.platform == "linux" and (trimmed := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trimmed(0)
 
 
 def _free_of_machine() -> int:

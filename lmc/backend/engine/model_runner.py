@@ -12,6 +12,7 @@ from lmc.backend.engine.attention.base import CausalModel, ForwardBatch, Picture
 from lmc.backend.engine.eyes import Eyes
 from lmc.backend.engine.kv_pool import KVPool
 from lmc.backend.engine.logprobs import Logprobs, logprobs
+from lmc.backend.engine.memory import trim
 from lmc.backend.engine.prompt_pictures import Laid, positions, within
 from lmc.backend.engine.runner import PassOutput
 from lmc.backend.engine.sampler import Sampler
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 class ModelRunner:
     """Runs passes on one device. Not thread-safe."""
+
+    freed = staticmethod(trim)
+    """Called when the last runner of an engine is gone: what its tensors had goes back to the system."""
 
     def __init__(self, model: CausalModel, kv: KVPool, sampler: Sampler, device: str = "cpu", eyes: Eyes | None = None) -> None:
         self._model, self._kv, self._sampler, self._device, self._eyes = model, kv, sampler, device, eyes

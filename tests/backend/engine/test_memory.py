@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +73,20 @@ def test_a_pool_without_room_is_refused_with_what_has(monkeypatch):
     refused = r"KV pool of 3145729 tokens needs 3\.0 GiB, and .* has 3\.0 GiB free: room for max_tokens=3145728"
     with pytest.raises(ParameterError, match=refused):
         memory.check_pool((3 << 20) + 1, 1024, CPU)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc that keeps what was freed")
+def test_what_was_freed_goes_back_to_the_system():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // MIB
+
+    blocks = [bytearray(b"x" * 60_000) for _ in range(4000)]
+    kept = bytearray(b"x" * 60_000)  # behind them, so that they stay in the heap
+    before = resident()
+    del blocks[:]
+    memory.trim()
+    assert before - resident() > 150
+    assert kept
 
 
 KINDS = [
