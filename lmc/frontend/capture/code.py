@@ -232,7 +232,7 @@ class Evaluator:
     forked    by id, states that an unknown number of forks may be joined into
     risks     dependencies of what may have raised, of operations and skipped code
     changed   objects that it has changed, one after another
-    classes   those of the objects that it has made; `iterates`: it has made iterators
+    classes   those of the objects that it has made; `iterating`: the number of iterators that are not over
     explores  it looks into arms of undecided branches, too; `exploring`: the number of nested ones that it is in
     frames    locals of the frames of Python's that run functions of the program now, by their places
     locals    contents of these: none of it is kept after the evaluation
@@ -251,7 +251,7 @@ class Evaluator:
         self.lost, self.forked = dict[int, Deps](), dict[int, Deps]()
         self.given, self.later = dict[int, GivenParts](), dict[tuple[int, int], Any]()
         self.risks, self.changed, self.handled = list[Deps](), list[Any](), list[Any]()
-        self.classes, self.iterates = set[type](), False
+        self.classes, self.iterating = set[type](), 0
         self.exploring = self.tries = self.depth = self.steps = self.misses = 0
         self.states, self.tasks, self.made_tasks = list[State](), list[Any](), list[TaskOfRun]()
         self.current: State | None = None

@@ -278,7 +278,7 @@ class Losses:
     def use(self, values: Sequence[Any], operands: Sequence[Any], functions: Sequence[Any]) -> None:
         """Use values by operators, builtins and iteration, and call functions."""
         methods, ev = [*functions], self.ev
-        for x in self._reach(values) if ev.iterates or any(map(implicit_methods, ev.classes)) else ():
+        for x in self._reach(values) if ev.iterating or any(map(implicit_methods, ev.classes)) else ():
             if type(x) is LazyItems:
                 self.lose(x)
             elif type(x) is Object:

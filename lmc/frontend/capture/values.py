@@ -136,7 +136,7 @@ class LazyItems:
         self._ev, self._take, self._of, self._sources, self._whole = ev, take, of, sources, whole
         self._items: Iterator[Any] | None = None
         self._stuck = Undecided(None) if take is None else None
-        ev.iterates = True
+        ev.iterating += 1
         self.over = self._abandoned = False  # `_abandoned`: just now, so that a circle of iterators ends
 
     def __iter__(self) -> Iterator[Any]:
@@ -153,7 +153,7 @@ class LazyItems:
         try:
             return next(self._items)
         except StopIteration:
-            self.over = True
+            self._end()
             raise
         except Undecided as undecided:
             self.abandon(undecided.deps)
@@ -181,8 +181,13 @@ class LazyItems:
         """Return what has all its items, for what goes on to their end."""
         if self._whole is None:
             return self
-        items, self._whole, self._items, self.over = self._whole, None, iter(()), True
+        items, self._whole, self._items = self._whole, None, iter(())
+        self._end()
         return items()
+
+    def _end(self) -> None:
+        self._ev.iterating -= not self.over
+        self.over = True
 
 
 @dataclass(eq=False, repr=False, slots=True)
