@@ -83,7 +83,18 @@ def is_literal(parts: Iterable[object]) -> bool:
 
 
 def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Return the text `head` and the parts that follow it in `tail`; None if the tail begins differently."""
-    (text, parts), wanted = encoded(tail), "".join(map(code, head))
-    cut = divided(parts, len(wanted)) if text.startswith(wanted) else None
-    return None if cut is None or flat([cut[0]]) != flat([head]) else (head, cut[1])
+    """Return the text `head` and the parts that follow it in `tail`; None if the tail begins differently. It does not matter how either is cut."""
+    rest = [part for part in reversed(tail) if part.__class__ is not str or part]  # the next one last
+    for wanted in head:
+        if wanted.__class__ is not str:
+            if not rest or rest.pop() != wanted:
+                return None
+            continue
+        while wanted:
+            part: Any = rest.pop() if rest else None
+            if part.__class__ is not str or not (part.startswith(wanted) or wanted.startswith(part)):
+                return None
+            wanted, left = wanted[len(part) :], part[len(wanted) :]
+            if left:
+                rest.append(left)
+    return head, tuple(rest[::-1])
