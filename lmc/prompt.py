@@ -124,8 +124,9 @@ class Prompt:
     def answers(self, since: Prompt | None = None) -> Iterator[Result]:
         """Yield the answers in it, in order, including those of which it keeps an excerpt. With `since`, only what follows it."""
         for node in self.nodes_after(since):
-            for part in node.parts:
-                if isinstance(part, Excerpt):
+            parts: tuple[Any, ...] = node.parts
+            for part in parts:
+                if part.__class__ is Excerpt:
                     yield part.result
             if node.result is not None:
                 yield node.result

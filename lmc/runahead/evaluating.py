@@ -53,7 +53,7 @@ class AheadEmitter:
 
     def __init__(self, ledger: Ledger, run: Run, evaluation: Evaluation | None = None, places: dict[Result, Address] | None = None) -> None:
         self.ledger, self.run, self.evaluation = ledger, run, evaluation
-        self._template = run.backend.chat_template
+        self._template, self._edges = run.backend.chat_template, dict[tuple[str, str | None], tuple[Any, ...]]()
         self._places: dict[Result, Address] = {} if places is None else places
 
     def nested(self, options: Options) -> AheadEmitter | None:
@@ -96,8 +96,10 @@ class AheadEmitter:
     video = image
 
     def role_begin(self, ctx: Any, role: str, previous: str | None) -> Any:
-        parts = self._template.begin(role, previous)  # raises for a role that the template lacks, in the evaluation, too
-        return ctx if isinstance(ctx, Unknown) else ctx.append(*parts, mark(role, "begin"))
+        parts = self._edges.get((role, previous))
+        if parts is None:  # raises for a role that the template lacks, in the evaluation, too
+            parts = self._edges[role, previous] = (*self._template.begin(role, previous), mark(role, "begin"))
+        return ctx if isinstance(ctx, Unknown) else ctx.append(*parts)
 
     def role_end(self, ctx: Any, role: str) -> Any:
         return ctx if isinstance(ctx, Unknown) else ctx.append(mark(role, "end"), *self._template.end(role))

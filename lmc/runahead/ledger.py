@@ -572,7 +572,8 @@ def equal(a: Prompt | Asked, b: Prompt) -> bool:
 
 def _size(prompt: Prompt) -> tuple[int, int]:
     """Return what equal prompts share and most others differ in: the handle, and the length of the literal text since."""
-    return id(prompt.handle), sum([len(part) if part.__class__ is str else len(part.text()) if _is_there(part) else 0 for part in prompt.tail])  # type: ignore[arg-type, union-attr]
+    tail: Any = prompt.tail
+    return id(prompt.handle), sum([len(x) if x.__class__ is str else len(x.text()) if x.__class__ is Excerpt and _is_there(x) else 0 for x in tail])
 
 
 def _is_there(part: Any) -> bool:

@@ -94,7 +94,8 @@ def _pure_method(ev: Evaluator, x: Any, kind: type, name: str, args: list[Any], 
         return _join(ev, x, args[0])
     if kind is str and name == "replace" and len(args) > 1 and type(args[0]) is type(args[1]) is str:
         op.fits(ev, x.count(args[0]) * len(args[1]))
-    ev.count(len(x) >> 12 if kind is str else 0)
+    if kind is str and len(x) >> 12:
+        ev.count(len(x) >> 12)
     if kind is str and name == "format":
         op.spec(x)
     return table.pure(ev, getattr(x, name), "." + name, args, kwargs)

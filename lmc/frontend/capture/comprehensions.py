@@ -79,15 +79,17 @@ class Comprehended:
 
     def collected(self, frame: Frame, items: Any, kind: type[Any]) -> Any:
         """Return all elements; Unknown if it is undecided which they are: what may make requests is evaluated to the end."""
-        ev, inner = frame.ev, frame.inner({_ITEMS: items})
+        ev = frame.ev
+        if isinstance(items, Unknown):
+            ev.left_off([items], items.deps)
+            return ev.domain.comprehension(ev, frame, items, self.site)
+        inner = frame.inner({_ITEMS: items})
         inner.goes_on = lambda inner: ev.domain.skips and (ev.may_ask(inner, self.site.effects) or ev.may_ask_in([items]))  # no cycle of objects
         try:
-            if isinstance(items, Unknown):
-                raise Undecided(items.deps)
             found = [*self.elements(inner)]
         except Undecided as undecided:
             ev.left_off([items], undecided.deps)
-            return ev.domain.comprehension(ev, frame, items if isinstance(items, Unknown) else Unknown(undecided.deps, of=(items,)), self.site)
+            return ev.domain.comprehension(ev, frame, Unknown(undecided.deps, of=(items,)), self.site)
         try:
             if inner.undecided is not False:
                 raise Undecided(inner.undecided)

@@ -13,7 +13,7 @@ from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.code import Eval, Evaluator, Frame, NotUnderstood, Scope
 from lmc.frontend.capture.domain import Arm, BranchStatement
 from lmc.frontend.capture.scan import NO_EFFECTS, PossibleEffects
-from lmc.frontend.capture.unknown import NOTHING, Deps, Raised, Undecided, Unknown, join, raised
+from lmc.frontend.capture.unknown import MISSING, NOTHING, Deps, Raised, Undecided, Unknown, join, raised
 from lmc.frontend.state import StateGroup
 
 Bind = Callable[[Frame, Any], None]
@@ -39,7 +39,12 @@ def _name(node: ast.Name, scope: Scope) -> Eval:
         return local
     if kind == "outer":
         return lambda frame: frame.outer_value(name)
-    return lambda frame: frame.ev.global_value(frame.module, name)
+
+    def read(frame: Frame) -> Any:
+        found = frame.ev.globals.get((id(frame.module), name), MISSING)
+        return found if found is not MISSING else frame.ev.global_value(frame.module, name)
+
+    return read
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
@@ -56,7 +61,8 @@ def _joined(node: ast.JoinedStr, scope: Scope) -> Eval:
             frame.ev.loc = loc
             return frame.ev.operation("fstring", found, join(*unknown))
         text = "".join(found)
-        frame.ev.count(len(text) >> 12)
+        if len(text) >> 12:
+            frame.ev.count(len(text) >> 12)
         return text
 
     return run
@@ -226,8 +232,13 @@ def _subscript(node: ast.Subscript, scope: Scope) -> Eval:
 
 
 def _attribute(node: ast.Attribute, scope: Scope) -> Eval:
-    name = scope.mangled(node.attr)
-    return _of_two(expression(node.value, scope), lambda _: name, scope.loc(node), lambda ev, x, name: ev.attribute(x, name))
+    value, name, loc = expression(node.value, scope), scope.mangled(node.attr), scope.loc(node)
+
+    def run(frame: Frame) -> Any:
+        x, frame.ev.loc = value(frame), loc
+        return frame.ev.attribute(x, name)
+
+    return run
 
 
 def _call(node: ast.Call, scope: Scope) -> Eval:
@@ -317,7 +328,7 @@ def bind_name(name: str, kind: str) -> Bind:
     local = kind == "local"
 
     def bind(frame: Frame, x: Any) -> None:
-        if local and frame.live is None:
+        if local and (frame.live is None or not isinstance(x, Unknown)):
             frame.vars[name] = x
         else:
             frame.store(name, x, kind)

@@ -42,11 +42,12 @@ _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(
 
 def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> None:
     """Assume that code with these effects may have run: its bindings and changes are unknown, and whether it made requests."""
-    losses, scan = Losses(ev), effects.scan
+    scan = effects.scan
     if scan.calls or scan.loads:
         ev.may_raise(deps)
     bound = dict[str, Any].fromkeys(scan.bound)
     if not (scan.is_quiet and all(_is_inert(frame.peek(name)) for name in scan.names - scan.bound - scan.binds)):
+        losses = Losses(ev)
         read, fresh_results = losses.run(frame, effects)
         bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
         losses.apply(deps)

@@ -175,7 +175,8 @@ def fits(ev: Evaluator, length: int) -> None:
     """Count a text or list that is made. Raise Stop if it is too large."""
     if length > LARGEST_TEXT:
         raise Stop("a text is too large")
-    ev.count(length >> 12)
+    if length >> 12:
+        ev.count(length >> 12)
 
 
 def inplace(ev: Evaluator, name: str, fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
