@@ -71,13 +71,12 @@ class AheadEmitter:
     def root(self) -> Prompt | Unknown:
         return Prompt()
 
-    def is_asked(self, stream: str, ctx: Any, ordinal: int) -> bool:
-        answers = [*ctx.answers()] if isinstance(ctx, Prompt) else None
-        if answers is None or len(answers) != ordinal:
+    def is_asked(self, stream: str, ctx: Any, answers: Sequence[Pending]) -> bool:
+        if isinstance(ctx, Unknown):
             return False
-        for i, result in enumerate(answers):
+        for i, (_, result) in enumerate(answers):
             place: Address = (self.run.seed, self.run.item, stream, i)
-            if not self.ledger.reaches(place, result):
+            if result is None or not self.ledger.reaches(place, result):
                 return False
             self._places.setdefault(result, place)
         return True

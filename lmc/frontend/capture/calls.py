@@ -217,8 +217,7 @@ def sub_program(ev: Evaluator, fn: Function, args: list[Any], kwargs: dict[str, 
     state.ret_value = _nested(ev, fn, state, args, arguments)
     fixed = type(state.ret_value) in PLAIN and not state.scopes and not any(type(x) in _LATER for x in state.variables.values())
     if keeps and fixed and recorded() == before and all(x is state for x in ev.changed[since:]):
-        more = [*state.asked], state.role, state.previous, state.types, state.ret_value
-        ev.snapshot.ended[stream] = call, state.ctx, state.ordinal, {**state.variables}, *more
+        ev.snapshot.ended[stream] = call, state.ctx, [*state.asked], {**state.variables}, state.role, state.previous, state.types, state.ret_value
     if not ev.certain and certain:
         ev.certain, ev.shifted = certain, shifted  # whatever happens in it, its caller continues after it
     elif not own_seed:
@@ -236,11 +235,11 @@ def _contents(x: Any) -> Any:
 
 def _is_repeated(ev: Evaluator, call: tuple[Any, ...], state: State) -> bool:
     """Make the state of a sub-program what an earlier evaluation has made of it, if those requests are made; return whether it is."""
-    called, ctx, ordinal, *more = ev.snapshot.ended.get(state.stream, (None, None, 0))
-    if called != call or not ev.emitter.is_asked(state.stream, ctx, ordinal):
+    called, ctx, asked, *more = ev.snapshot.ended.get(state.stream, (None, None, ()))
+    if called != call or not ev.emitter.is_asked(state.stream, ctx, asked):
         return False
-    variables, asked, state.role, state.previous, state.types, state.ret_value = more
-    state.ctx, state.ordinal, state.variables = ctx, ordinal, {**variables}
+    variables, state.role, state.previous, state.types, state.ret_value = more
+    state.ctx, state.ordinal, state.variables = ctx, len(asked), {**variables}
     state.asked += asked
     return True
 
@@ -388,7 +387,7 @@ def call_with_unknown(ev: Evaluator, callee: Any, method: str | None, args: list
 def _host(ev: Evaluator, fn: HostFunction, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not fn.pure:
         return ev.unknown_code(fn, args, kwargs)
-    deps = join(NOTHING, *(op.need(ev, a) for a in (*args, *kwargs.values())))
+    deps = join(NOTHING, *[op.need(ev, a) for a in (*args, *kwargs.values())])
     if deps is None or deps:
         return ev.operation(fn.name, (*args, *kwargs.values()), deps)
     return ev.emitter.pure(fn, args, kwargs)

@@ -96,7 +96,7 @@ def apply(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which looks into its arguments as far as it needs; an operation where something unknown matters to it."""
     for x in args:
         if x.__class__ not in PLAIN and (ev.lost or isinstance(x, Unknown)) and ((deps := known(ev, x)) is None or deps):
-            return _stopped(ev, name, args, join(*(known(ev, x) for x in args)))
+            return _stopped(ev, name, args, join(*[known(ev, x) for x in args]))
     try:
         return fn(*args)
     except Undecided as undecided:
@@ -115,7 +115,7 @@ def _stopped(ev: Evaluator, name: str, args: Sequence[Any], deps: Deps) -> Any:
 
 def of_known(ev: Evaluator, name: str, fn: Callable[..., Any], *args: Any) -> Any:
     """`fn(*args)`, which reads all of its arguments."""
-    deps = join(NOTHING, *(need(ev, x) for x in args))
+    deps = join(NOTHING, *[need(ev, x) for x in args])
     return ev.operation(name, args, deps) if deps is None or deps else apply(ev, name, fn, *args)
 
 

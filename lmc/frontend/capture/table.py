@@ -103,7 +103,7 @@ def pure(ev: Evaluator, fn: Any, name: str, args: list[Any], kwargs: Mapping[str
         return op.native(fn, *args)
     how = name.rpartition(".")[2]
     given = [op.all_of(ev, a) if type(a) is LazyItems else a for a in args]
-    deps = join(NOTHING, *(op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str))
+    deps = join(NOTHING, *[op.need(ev, x) for x in (*given, *kwargs.values()) if x.__class__ is not str])
     if deps is None or deps:
         return _undecided(ev, name, (*args, *kwargs.values()), deps)
     sizes = [len(a) if isinstance(a, (str, bytes, list)) else op.native(len, a) if type(a) is range else 0 for a in given]

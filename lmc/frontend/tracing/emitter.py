@@ -327,7 +327,7 @@ class GraphEmitter:
     def nested(self, options: Options) -> GraphEmitter:
         return self
 
-    def is_asked(self, stream: str, ctx: Context, ordinal: int) -> bool:
+    def is_asked(self, stream: str, ctx: Context, answers: Sequence[Any]) -> bool:
         return False  # each call has ops of its own
 
     def pure(self, fn: HostFunction, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Unknown:

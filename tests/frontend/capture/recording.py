@@ -70,7 +70,7 @@ class Recording(Asking):
         child.pure_calls = self.pure_calls
         return child
 
-    def is_asked(self, stream: str, ctx: Text, ordinal: int) -> bool:
+    def is_asked(self, stream: str, ctx: Text, answers: Sequence[Any]) -> bool:
         return stream in self.pythons
 
     def lost(self, deps: Deps) -> Text:
