@@ -151,9 +151,11 @@ class LiteLLMWire:
             answer = await self._sent(request)
             headers = _headers(answer)
             async for chunk in answer:
-                yield Received(_plain(chunk), headers)
-            if not (getattr(answer, "received_finish_reason", "said") or getattr(answer, "intermittent_finish_reason", None)):
-                raise Fault("the stream ended before the answer did")  # LiteLLM's last chunk says "stop" all the same
+                body = _plain(chunk)
+                said = getattr(answer, "received_finish_reason", "said") or getattr(answer, "intermittent_finish_reason", None)
+                if not said and any(choice.get("finish_reason") for choice in body.get("choices") or ()):
+                    raise Fault("the stream ended before the answer did")  # LiteLLM's last chunk says "stop" all the same
+                yield Received(body, headers)
         except Fault:
             raise
         except Exception as error:
