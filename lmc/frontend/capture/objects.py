@@ -198,7 +198,16 @@ def special(ev: Evaluator, x: Object, name: str) -> Any:
 def _set_by_code(cls: type) -> frozenset[str]:
     """Return the names of a class that properties, and descriptors of the program's own, set."""
     held = {name: x for one in reversed(cls.__mro__[:-1]) for name, x in vars(one).items()}
-    return frozenset(name for name, x in held.items() if type(x) is property or isinstance(getattr(type(x), "__set__", None), types.FunctionType))
+    return frozenset(name for name, x in held.items() if type(x) is property or isinstance(_setter(type(x)), types.FunctionType))
+
+
+def _setter(cls: type) -> Any:
+    """Return `__set__` of a class, or None, without code of its metaclass, or of what it is."""
+    held = (_HELD(base) for base in _BASES(cls))
+    return next((names["__set__"] for names in held if "__set__" in names), None)
+
+
+_HELD, _BASES = (vars(type)[name].__get__ for name in ("__dict__", "__mro__"))
 
 
 @functools.lru_cache(4096)

@@ -171,6 +171,23 @@ def test_each_operation_leaves_an_outside_object_alone(text: str):
         assert not RAN
 
 
+class Setter:
+    __get__ = _poison("looking up a setter")
+
+
+class Attributes:
+    """Has attributes whose classes run code when they are asked for a setter."""
+
+    by_metaclass = object.__new__(type.__new__(Meta, "OfMeta", (), {}))
+    by_descriptor = type("OfSetter", (), {"__set__": Setter()})()
+
+
+def test_looking_for_setters_runs_nothing():
+    RAN.clear()
+    evaluate(_made("import lmc\n@lmc.function\ndef program(s, p):\n    p.x = 1\n    s += lmc.gen('z')\n"), p=Attributes())
+    assert not RAN
+
+
 MADE = defaultdict(lambda: RAN.append("a factory"))
 
 
