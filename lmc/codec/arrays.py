@@ -12,7 +12,7 @@ from typing import Any
 MOST = 16 << 20
 """Most bytes of an array that is data: what is larger belongs in a file."""
 _KINDS = "biufcmMSU"
-_TYPE = re.compile(r"[<>|=]?[biufcmMSU]\d+(\[\w+\])?")
+_TYPE = re.compile(r"[<>|=]?([biufcSU]\d+|[mM]8(\[\d*[a-zDMWY]+\])?)")
 
 
 def is_array(x: object) -> bool:
@@ -30,12 +30,14 @@ def _is(cls: type, name: str) -> bool:
 
 def written(x: Any, many: Callable[[Any], list[Any]]) -> list[Any] | str:
     """Encode an array or a scalar, the items of an array of objects by `many`; or return why it is no data."""
+    if x.dtype.kind in "SU" and not is_array(x):  # str() drops zeros at its end
+        return ["scalar", x.dtype.str, str.__str__(x) if x.dtype.kind == "U" else base64.b64encode(x).decode()]
     if x.dtype.kind not in f"{_KINDS}O" or not x.dtype.itemsize:
         return f"numpy's {x.dtype}"
     if x.nbytes > MOST:
         return f"an array of {x.nbytes:,} bytes (at most {MOST:,})"
     if not is_array(x):
-        return ["scalar", x.dtype.str, str(x) if x.dtype.kind == "U" else base64.b64encode(x if x.dtype.kind == "S" else x.tobytes()).decode()]
+        return ["scalar", x.dtype.str, base64.b64encode(x.tobytes()).decode()]
     order = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
     held = many(x.ravel(order).tolist()) if x.dtype.kind == "O" else base64.b64encode(x.tobytes(order)).decode()
     return ["array of", x.dtype.str, [*x.shape], order, bool(x.flags.writeable), held]
@@ -43,6 +45,8 @@ def written(x: Any, many: Callable[[Any], list[Any]]) -> list[Any] | str:
 
 def read_scalar(kind: str, data: str) -> Any:
     numpy = _numpy(kind)
+    if not isinstance(data, str):
+        raise TypeError(f"a number of numpy of {data!r:.80}")
     if "U" in kind:
         return numpy.str_(data)
     found = base64.b64decode(data, validate=True)
@@ -52,7 +56,7 @@ def read_scalar(kind: str, data: str) -> Any:
 def read_array(kind: str, shape: list[int], order: str, data: Any) -> Any:
     """Make an array; one of objects has none yet."""
     numpy = _numpy(kind)
-    if "O" in kind:
+    if kind == "|O":
         return numpy.empty(shape, object, order)
     found = bytearray(base64.b64decode(data, validate=True))
     made = numpy.ndarray(shape, kind, found, order=order).copy(order)

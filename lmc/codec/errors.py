@@ -37,12 +37,13 @@ def made(cls: Any, args: Iterable[Any]) -> Any:
     return error
 
 
-def set_attribute(error: BaseException, name: str, value: Any) -> None:
-    holder = next((vars(c)[name] for c in type(error).__mro__ if name in vars(c)), None)
+def set_attribute(x: Any, name: str, value: Any) -> None:
+    """Set an attribute of an exception, or of another object, without a property or a descriptor that its class has for it."""
+    holder = next((vars(c)[name] for c in type(x).__mro__ if name in vars(c)), None)
     if isinstance(holder, types.MemberDescriptorType):
-        holder.__set__(error, value)
+        holder.__set__(x, value)
     else:
-        error.__dict__[name] = value
+        x.__dict__[name] = value
 
 
 def is_simple(cls: type) -> bool:

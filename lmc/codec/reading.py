@@ -205,7 +205,7 @@ def _read_data(d: _Decoding, where: str, fields: Any) -> Any:
     for name, value in fields:
         if name not in names:
             raise BadData(f"{where} no longer has a field {name!r}")
-        object.__setattr__(made, name, d.value(value))
+        errors.set_attribute(made, name, d.value(value))
     return made
 
 

@@ -114,7 +114,7 @@ class _Encoding:
             return ["names", where, [self.many(pair, depth) for pair in vars(x).items()]]
         if cls is not object and all(c is object or has_fields(c) for c in cls.__mro__):
             names = field_names(cls)
-            if getattr(x, "__dict__", {}).keys() - set(names):
+            if (getattr(x, "__dict__", {}).keys() | _slots(x)) - set(names):
                 raise NotData(f"a {cls.__name__} with attributes beside its fields")
             return ["data", where, [[n, self.value(getattr(x, n), depth + 1)] for n in names if hasattr(x, n)]]
         if hasattr(cls, "__pydantic_fields__") and not getattr(x, "__pydantic_private__", None):
@@ -200,6 +200,20 @@ def has_fields(cls: Any) -> bool:
 def field_names(cls: Any) -> list[str]:
     """Return the names of the fields of such a class."""
     return [f.name for f in (vars(cls)["__attrs_attrs__"] if "__attrs_attrs__" in vars(cls) else dataclasses.fields(cls))]
+
+
+def _slots(x: Any) -> set[str]:
+    """Return the names of the slots of an instance that hold something."""
+    members = [(name, m) for cls in type(x).__mro__ if "__slots__" in vars(cls) for name, m in vars(cls).items() if type(m) is types.MemberDescriptorType]
+    return {name for name, member in members if _holds(member, x)}
+
+
+def _holds(member: types.MemberDescriptorType, x: Any) -> bool:
+    try:
+        member.__get__(x, type(x))
+    except AttributeError:
+        return False
+    return True
 
 
 def is_struct(cls: Any) -> bool:
