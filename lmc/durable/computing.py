@@ -24,7 +24,7 @@ from lmc.frontend.source import codes
 _CONSTANTS = (str, int, float, complex, bool, bytes, type(None), type(Ellipsis), frozenset, range, enum.Enum, re.Pattern, typing.TypeVar, logging.Logger)
 """Types of outside variables that code may read. What it logs is logged again."""
 _MEMBERS = (types.MemberDescriptorType, types.WrapperDescriptorType, types.MethodDescriptorType, types.BuiltinFunctionType, types.GetSetDescriptorType)
-_METHODS_OF_DATA = frozenset(name for cls in (*codec.DATA, re.Match, re.Pattern, logging.Logger) for name in dir(cls))
+_METHODS_OF_DATA = frozenset(name for cls in (*codec.DATA, re.Match, re.Pattern) for name in dir(cls))
 
 
 @dataclass
@@ -59,10 +59,12 @@ class ComputingSearch:
             all(map(self._value, values.values()))
             and all(not callable(x) or self._value(x) for x in of_modules)
             and all(map(self._member, names.attributes))
-            and (not self.known or all(self._is_known(name, of_modules) for name in names.methods))
+            and (not self.known or all(self._is_known(path[-1], values[path[0]] if path[1:] else None, of_modules) for path in names.methods))
         )
 
-    def _is_known(self, name: str, of_modules: list[Any]) -> bool:
+    def _is_known(self, name: str, of: Any, of_modules: list[Any]) -> bool:
+        if isinstance(of, logging.Logger) and hasattr(logging.Logger, name):
+            return True
         return name in _METHODS_OF_DATA or hasattr(self.cls, name) or any(getattr(x, "__name__", None) == name for x in of_modules)
 
     def _member(self, name: str) -> bool:
@@ -97,13 +99,13 @@ def _is_constant(x: Any) -> bool:
 
 @dataclass
 class _Names:
-    """Outside variables of code, with the attributes that it reads of them (`os.path.join`); all its attributes, those of them that it calls as methods, and
-    whether it rebinds outside variables."""
+    """Outside variables of code, with the attributes that it reads of them (`os.path.join`); all its attributes, the methods that it calls, behind what they
+    are of if that is an outside variable (`LOGGER.info`), and whether it rebinds outside variables."""
 
     variables: set[str] = field(default_factory=set[str])
     paths: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     attributes: set[str] = field(default_factory=set[str])
-    methods: set[str] = field(default_factory=set[str])
+    methods: set[tuple[str, ...]] = field(default_factory=set[tuple[str, ...]])
     rebinds: bool = False
 
 
@@ -123,7 +125,7 @@ def _names(code: types.CodeType) -> _Names:
             found.attributes.add(step.argval)
             path = (*before, step.argval) if before else ()
             if step.opname == "LOAD_METHOD" or "NULL|self" in step.argrepr.split():  # from CPython 3.12 on
-                found.methods.add(step.argval)
+                found.methods.add(path or (step.argval,))
         if before and len(path) <= len(before):
             found.paths.add(before)
     return found

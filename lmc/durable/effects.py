@@ -23,7 +23,7 @@ import pathlib
 import threading
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -84,15 +84,18 @@ class CallKind(enum.Enum):
     EFFECT = "recorded"
 
 
-def kind_of(fn: Any) -> CallKind:
-    """Return the treatment of a call of `fn`, which is no partial."""
+def kind_of(fn: Any, within: Sequence[type] = ()) -> CallKind:
+    """Return the treatment of a call of `fn`, which is no partial.
+
+    within  classes of which it is being found out whether making them computes: they do if the rest of what they call does
+    """
     cls = type(fn)
     if is_of_numpy(fn):
         return CallKind.CALLS_BACK
     if cls is types.FunctionType:
         return _of_function(fn)
     if isinstance(fn, type):
-        return _of_class(fn)
+        return _of_class(fn, within)
     if cls is types.MethodType:
         return _of_method(fn)
     if cls in BUILTINS:
@@ -143,7 +146,10 @@ def _of_cached(fn: Any) -> CallKind:
     return CallKind.EITHER if isinstance(within, types.FunctionType) and not names_language(within) else CallKind.CALLS_BACK
 
 
-def _of_class(cls: type) -> CallKind:
+def _of_class(cls: type, within: Sequence[type]) -> CallKind:
+    if any(cls is one for one in within):
+        return CallKind.AGAIN
+    within = (*within, cls)
     if cls is collections.defaultdict or cls in _THREADS:
         return CallKind.PASSES_ON
     if from_library(cls) and crosses_processes(cls):
@@ -155,7 +161,7 @@ def _of_class(cls: type) -> CallKind:
         or passes_on(cls)
         or is_element(cls)
         or is_of_lmc(cls)
-        or _only_makes_data(cls)
+        or _only_makes_data(cls, within)
         or _is_of_pydantic(cls)
     ):
         return CallKind.AGAIN
@@ -169,21 +175,21 @@ def _of_class(cls: type) -> CallKind:
         return CallKind.AGAIN
     if isinstance(cls.__init__, types.FunctionType) and is_instrumented(cls.__init__.__code__):
         return CallKind.AGAIN
-    return CallKind.OWN if class_names_language(cls) or (is_plain(cls) and _is_made_by_the_run(cls)) else CallKind.EITHER
+    return CallKind.OWN if class_names_language(cls) or (is_plain(cls) and _is_made_by_the_run(cls, within)) else CallKind.EITHER
 
 
-def computes(x: Any) -> bool:
+def computes(x: Any, within: Sequence[type] = ()) -> bool:
     """Return whether a call is made again, without or with the calls in it classified."""
-    return kind_of(x) in (CallKind.AGAIN, CallKind.CALLS_BACK, CallKind.PASSES_ON, CallKind.OWN)
+    return kind_of(x, within) in (CallKind.AGAIN, CallKind.CALLS_BACK, CallKind.PASSES_ON, CallKind.OWN)
 
 
-def _is_made_by_the_run(cls: type) -> bool:
+def _is_made_by_the_run(cls: type, within: Sequence[type]) -> bool:
     """Return whether a constructor may be gone into: it leaves the outside alone, or what else it calls is recorded."""
     if dataclasses.is_dataclass(cls):
         post = getattr(cls, "__post_init__", None)
-        return post is None or (isinstance(post, types.FunctionType) and ComputingSearch(computes, cls).only_computes(post))
+        return post is None or (isinstance(post, types.FunctionType) and _search(cls, within).only_computes(post))
     if "__attrs_attrs__" in vars(cls):
-        return all(_attrs_calls_only(fn, cls) for fn in _called_by_attrs(cls))
+        return all(_attrs_calls_only(fn, cls, within) for fn in _called_by_attrs(cls))
     init = cls.__init__
     if not isinstance(init, types.FunctionType):
         return any(init is base.__init__ for base in cls.__mro__ if base in OWN_DATA)
@@ -199,16 +205,20 @@ def _called_by_attrs(cls: type) -> Iterator[Any]:
     yield from (vars(cls).get(f"__attrs_{when}_init__") for when in ("pre", "post"))
 
 
-def _attrs_calls_only(fn: Any, cls: type) -> bool:
+def _search(cls: type, within: Sequence[type]) -> ComputingSearch:
+    return ComputingSearch(functools.partial(computes, within=within), cls)
+
+
+def _attrs_calls_only(fn: Any, cls: type, within: Sequence[type]) -> bool:
     """Return whether a function that attrs calls computes, and nothing else: also one of a list of validators, or in a converter of attrs."""
     if isinstance(fn, types.FunctionType):
-        return ComputingSearch(computes, cls).only_computes(fn)
+        return _search(cls, within).only_computes(fn)
     if type(fn) in BUILTINS:
         return computes(fn)
     if str(type(fn).__module__).startswith("attr."):
         held = [x for part in inside(fn) for x in (part if isinstance(part, tuple) else (part,))]
         called = [x for x in held if callable(x) and not (isinstance(x, type) and hasattr(fn, "type"))]  # `instance_of` calls none
-        return all(_attrs_calls_only(x, cls) for x in called if not any(y is fn for y in inside(x)))  # a converter's own function calls what it holds
+        return all(_attrs_calls_only(x, cls, within) for x in called if not any(y is fn for y in inside(x)))  # a converter's own function calls what it holds
     return fn is None or fn in OWN_DATA
 
 
@@ -288,14 +298,15 @@ def _of_builtin(fn: Any) -> CallKind:
         return CallKind.AGAIN
     if getattr(fn, "__objclass__", None) in OWN_DATA or (isinstance(owner, type) and (owner in OWN_DATA or owner.__module__ in COMPUTE)):
         return CallKind.CALLS_BACK
-    if fn.__module__ == "builtins":
+    module = getattr(fn, "__module__", None)  # unbound methods of C have none
+    if module == "builtins":
         return CallKind.EFFECT if name in OUTSIDE else CallKind.CALLS_BACK if name in CALL_BACK else CallKind.AGAIN
-    if fn in MADE_AGAIN or fn.__module__ in LOOKING:
+    if fn in MADE_AGAIN or module in LOOKING:
         return CallKind.AGAIN
     return CallKind.CALLS_BACK if only_computes(fn) else CallKind.EITHER
 
 
-def _only_makes_data(fn: Any) -> bool:
+def _only_makes_data(fn: Any, within: Sequence[type]) -> bool:
     """Return whether it is a class whose constructor only stores its arguments, as generated by Python: a dataclass, a
     named tuple, a typed dict, an enum."""
     if not isinstance(fn, type):
@@ -303,8 +314,8 @@ def _only_makes_data(fn: Any) -> bool:
     if typing.is_typeddict(fn):
         return True
     if issubclass(fn, enum.Enum):
-        missing = fn._missing_.__func__  # type: ignore[attr-defined]
-        return from_library(missing) or ComputingSearch(computes, fn).only_computes(missing)
+        missing: Any = getattr(fn._missing_, "__func__", fn._missing_)
+        return from_library(missing) or _search(fn, within).only_computes(missing)
     if fn.__bases__ == (tuple,):
         return hasattr(fn, "_fields")
     if not dataclasses.is_dataclass(fn) or type(fn) is not type or hasattr(fn, "__post_init__") or fn.__new__ is not object.__new__:

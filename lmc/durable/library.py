@@ -90,6 +90,8 @@ def passes_on(cls: type) -> bool:
 def is_of_numpy(fn: Any) -> bool:
     """Return whether a call only computes on arrays and numbers of numpy, and changes at most these: of a function, a method, or a class of them."""
     name, owner = attribute(fn, "__name__", ""), attribute(fn, "__self__")
+    if not isinstance(name, str):
+        return False
     if isinstance(fn, type):
         return codec.is_scalar(fn) or (fn.__module__ == "numpy" and name in ("ndarray", "dtype"))
     if name in _OUTSIDE_OF_NUMPY:

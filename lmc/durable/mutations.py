@@ -92,7 +92,10 @@ def refilled(target: Any, wanted: Any) -> Any:
     """Return an array filled with the contents of another, or the other one if that has another shape or type."""
     if (target.shape, target.dtype) != (wanted.shape, wanted.dtype):
         return wanted
+    if not target.flags.writeable:
+        target.flags.writeable = True
     target[...] = wanted
+    target.flags.writeable = wanted.flags.writeable
     return target
 
 

@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 import types
+import zlib
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,6 +221,8 @@ class CallSnapshot:
             if isinstance(after, _OpaqueValue):
                 where = self.values[index] if index < len(self.values) else _content(self.variables[index - len(self.values)])
                 raise codec.NotData(f"what it did to a {type(where).__name__} with {after.reason} in it")
+            if index < len(self.values) and codec.is_array(self.values[index]) and not _same_form(before.data[index], after):
+                raise codec.NotData("that it gave an array another shape or type")
             new = self._found.held[index] - before.held[index] - self._places.keys() if index < len(self.values) else set[int]()
             if any(new & held for held in before.held) or '["=",' in json_data.dumps(after):  # would be read as a copy
                 raise codec.NotData("that it put a container of the program into another one")
@@ -408,7 +411,7 @@ class _OpaqueValue:
     """A value that is not data, with its contents and what in it is none: only whether it changed is known."""
 
     def __init__(self, x: Any, reason: codec.NotData) -> None:
-        self.reason = str(reason)
+        self.reason, self.digest = str(reason), zlib.crc32(x.tobytes()) if codec.is_array(x) else 0
         self.x, self.items = x, [*x, *(x.values() if isinstance(x, dict) else ())] if isinstance(x, list | dict | deque) else []
 
 
@@ -431,5 +434,11 @@ _OF_MODELS = ("__pydantic_private__", "__pydantic_fields_set__", "__pydantic_ext
 
 def _same(before: Any, after: Any) -> bool:
     if isinstance(before, _OpaqueValue) and isinstance(after, _OpaqueValue):
-        return before.x is after.x and len(before.items) == len(after.items) and all(map(is_, before.items, after.items))
+        same = before.x is after.x and before.digest == after.digest and len(before.items) == len(after.items)
+        return same and all(map(is_, before.items, after.items))
     return not isinstance(before, _OpaqueValue) and not isinstance(after, _OpaqueValue) and before == after
+
+
+def _same_form(before: Any, after: Any) -> bool:
+    """Return whether two arrays as data have the same type and shape."""
+    return not isinstance(before, _OpaqueValue) and before[codec.TAG][1:3] == after[codec.TAG][1:3]

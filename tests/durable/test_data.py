@@ -13,6 +13,7 @@ import difflib
 import email.utils
 import enum
 import fnmatch
+import functools
 import hashlib
 import html
 import ipaddress
@@ -38,7 +39,7 @@ import pytest
 
 import lmc
 from lmc.durable import records
-from tests.durable.resuming import CALLS, resumes_anywhere
+from tests.durable.resuming import CALLS, recorded, resumes_anywhere
 
 pydantic = pytest.importorskip("pydantic")
 np = pytest.importorskip("numpy")
@@ -134,7 +135,25 @@ class Mood(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> Mood:
-        return cls.SAD
+        return cls.SAD if Level("odd") else Mood(value)
+
+
+class Level(enum.Enum):
+    """Names what names it."""
+
+    LOW = 1
+
+    @staticmethod
+    def _missing_(value: object) -> Level:
+        return Level(1) if Mood("sad") else Level(value)
+
+
+@dataclasses.dataclass
+class Countdown:
+    left: int
+
+    def __post_init__(self) -> None:
+        self.then = Countdown(self.left - 1) if self.left else None
 
 
 class Rights(enum.Flag):
@@ -168,7 +187,7 @@ def makes_data(s: Any) -> Any:
     s += "q" + lmc.gen("a", max_tokens=2)
     memo = Memo(s["a"])
     memo.lines.append("x")
-    found = memo, Color("red"), Mood("odd"), Rights(3), Point(1), Row(x=s["a"]), Counted(s["a"])
+    found = memo, Color("red"), Mood("odd"), Level(0), Countdown(2), Rights(3), Point(1), Row(x=s["a"]), Counted(s["a"])
     s += str(memo) + lmc.gen("b", max_tokens=2)
     return found
 
@@ -288,6 +307,60 @@ def measures(s: Any, weights: Any) -> Any:
     np.add(wide, 1, out=wide)
     s += f"{found.tolist()} {np.mean(wide)}" + lmc.gen("b", max_tokens=2)
     return found, wide, same is found
+
+
+def fill(x: Any) -> None:
+    CALLS.append(("fill",))
+    x[...] = 2
+    x.flags.writeable = False
+
+
+def widen(x: Any) -> None:
+    x.resize(4, refcheck=False)
+
+
+class Odd:
+    """A tool whose name is no text."""
+
+    __name__ = None
+
+    def __call__(self, x: Any) -> int:
+        CALLS.append(("Odd",))
+        return len(x)
+
+
+odd = Odd()
+
+
+@lmc.function
+def keeps_arrays(s: Any) -> Any:
+    found = np.array([3, 1, 2])
+    np.ndarray.sort(found)
+    s += f"{found} {odd(found)}" + lmc.gen("a", max_tokens=2)
+    fill(found)
+    return found.tolist(), found.flags.writeable
+
+
+@lmc.function
+def changes_arrays(s: Any, change: Any, size: int) -> Any:
+    found = np.zeros(size)
+    change(found)
+    s += "x" + lmc.gen("a", max_tokens=2)
+    return found.sum()
+
+
+def test_what_tools_do_to_arrays_is_done_again(tmp_path: Path) -> None:
+    assert recorded(keeps_arrays, tmp_path) == ["ndarray.sort", "Odd", "fill"]
+
+
+@pytest.mark.filterwarnings("ignore::lmc.JournalWarning")  # of the first run
+@pytest.mark.parametrize(("change", "size"), ((widen, 2), (fill, 3 << 20)))
+def test_what_cannot_be_done_to_arrays_again_is_refused(change: Any, size: int, tmp_path: Path) -> None:
+    """Another size, and what is too large for a journal."""
+    run = functools.partial(changes_arrays.run, change, size, backend=lmc.Mock(), journal=tmp_path / "j")
+    run()
+    with pytest.raises(lmc.JournalError, match="a journal cannot hold that or what the call changed"):
+        run()
 
 
 @pytest.mark.search

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,7 @@ import pytest
 import lmc
 from lmc.backend.results import Result
 from lmc.durable import files, journal, records
+from lmc.durable.effects import only_makes_coroutine
 from lmc.errors import InDoubtEffect, JournalError
 from tests.durable import journaled
 from tests.durable.journaled import CALLS, agent, ask_places, charge, cut, look_up, pays, seen
@@ -932,3 +934,25 @@ RECORDED: list[tuple[Any, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("program", "arguments", "names"), RECORDED, ids=lambda x: getattr(x, "name", ""))
 def test_a_journal_changes_nothing_and_has_the_calls(program: Any, arguments: dict[str, Any], names: str, tmp_path: Path) -> None:
     assert ", ".join(recorded(program, tmp_path, **arguments)) == names
+
+
+log = logging.getLogger("lmc-test")
+
+
+async def sent(x: Any) -> Any:
+    return x
+
+
+def logs_and_sends(x: Any) -> Any:
+    log.info("sends")
+    return sent(x)
+
+
+def tells_and_sends(client: Any, x: Any) -> Any:
+    log.info("sends")
+    client.log(x)
+    return sent(x)
+
+
+def test_methods_named_like_those_of_a_logger_may_have_effects() -> None:
+    assert only_makes_coroutine(logs_and_sends) and not only_makes_coroutine(tells_and_sends)
