@@ -100,7 +100,7 @@ class ManagedTimeout:
     async def __aenter__(self) -> asyncio.Timeout:
         effects, task = self._effects, here()
         effects.timeouts.entered[task] += 1
-        self._entered = entered = RecordedTimeout.of(self._timeout, (task, effects.timeouts.entered[task]), self._write, effects.last)
+        self._entered = entered = RecordedTimeout.of(self._timeout, (task, effects.timeouts.entered[task]), self._write, effects.holds_time)
         effects.timeouts.open[entered.key] = entered
         effects.give_turns()
         return await entered.__aenter__()

@@ -211,6 +211,13 @@ class KnownEffects:
         """Return whether the program has not come past all that ended in earlier executions, or to all answers."""
         return self._next() is not None or len(self._answers.asked) < len(self._answers.answers)
 
+    def holds_time(self) -> bool:
+        """Return whether the journal decides which time-outs expire; if so, find out when that ends."""
+        if self.last():
+            self.give_turns()
+            return True
+        return False
+
     async def within(self, timeouts: Sequence[RecordedTimeout], awaitable: Any, of: Any = None) -> Any:
         """Await what the program awaits within time-outs of its task, which expire again before the same one of its awaits begins or ends.
 

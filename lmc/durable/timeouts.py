@@ -63,7 +63,7 @@ class RecordedTimeout(asyncio.Timeout):  # pyright: ignore[reportGeneralTypeIssu
     def of(cls, timeout: asyncio.Timeout, key: tuple[int, ...], write: Callable[[list[Any]], None], is_held: Callable[[], bool]) -> RecordedTimeout:
         """Make one of a time-out that is about to be entered.
 
-        write    writes a record;  is_held: returns whether the records of the run last
+        write    writes a record;  is_held: returns whether these decide when it expires, and has `begin` called when they do not any more
         """
         timeout.__class__ = cls
         assert isinstance(timeout, RecordedTimeout)

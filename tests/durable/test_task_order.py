@@ -12,7 +12,7 @@ import pytest
 import lmc
 from lmc.durable import records
 from tests.backend.gated import Gated, InTurn
-from tests.durable.resuming import CALLS, lay, prefixes, seen
+from tests.durable.resuming import CALLS, journal_of, lay, prefixes, seen
 from tests.searching import TIMES, some
 
 
@@ -411,3 +411,30 @@ def test_a_task_takes_the_result_of_its_own_call(tmp_path: Path) -> None:
         CALLS[:] = [("ticket",)] * drawn
         found = draws_tickets.run(backend=lmc.Mock(), journal=tmp_path / "cut").ret_value
         assert len(CALLS) == 2 and (drawn == 0 or found == expected)
+
+
+@lmc.function
+async def sets_its_time_late(s: Any) -> str:
+    s += lmc.gen("a", max_tokens=1)
+    never = asyncio.Event()
+    asyncio.get_running_loop().call_later(30, never.set)
+    try:
+        async with asyncio.timeout(None) as limit:
+            s["a"]
+            for _ in range(64):  # until nothing more is expected of the journal
+                await asyncio.sleep(0)
+            limit.reschedule(0.0)
+            await never.wait()
+    except TimeoutError:
+        return "late"
+    return "slept"
+
+
+def test_a_time_out_expires_though_an_answer_in_the_journal_is_not_asked_for(tmp_path: Path) -> None:
+    assert sets_its_time_late.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == "late"
+    contents = records.read(tmp_path / "j")
+    (found,) = contents.records.values()
+    at = next(i for i, record in enumerate(found) if record[0] == "a")
+    unasked = ["a", [["/9.0", 0]], *found[at][2:]]
+    lay(tmp_path / "j", journal_of(contents.header, [(0, record) for record in (*found[: at + 1], unasked)]))
+    assert sets_its_time_late.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == "late"
