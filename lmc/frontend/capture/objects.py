@@ -65,7 +65,8 @@ def _of_object(ev: Evaluator, x: Object, name: str) -> Any:
     if name == "__dict__":
         return ev.unknown_code(x, [x], {})
     found = class_attribute(ev, x.cls, name)
-    if type(found) is Object and (own := ev.special(found, "__get__")) is not None and (name not in x.attributes or name in _set_by_code(x.cls)):
+    own = ev.special(found, "__get__") if type(found) is Object else None
+    if own is not None and (name in _set_by_code(x.cls) or not (name in x.attributes or ev.is_lost(x))):  # else the object's own may come first
         return ev.call(own, [x, x.cls], {})
     if type(found) is not property and name in x.attributes:
         return x.attributes[name]

@@ -444,6 +444,31 @@ def attributes_set_by_code(s, q):
     return [f["a"] for f in forks], refused
 
 
+class Named:
+    def __get__(self, x: Any, owner: type) -> str:
+        return "class"
+
+
+class Desk:
+    label = Named()
+
+
+@lmc.host
+def relabel(desk: Any) -> None:
+    vars(desk)["label"] = "object"
+
+
+@case(backend=by_name)
+def attributes_that_other_code_sets_before_descriptors(s, q):
+    desk, found = Desk(), []
+    relabel(desk)
+    for i in range(3):
+        (f,) = s.fork(1)
+        f += f"{q} {i} {desk.label}" + lmc.gen("a", max_tokens=2)
+        found.append(f["a"])
+    return found
+
+
 class Shelf:
     """Has room for two, and a method that lets no evaluation look into its objects."""
 
