@@ -276,6 +276,9 @@ class Connection(H11Protocol):
         if self._ends or self.conn.their_state not in (h11.SEND_BODY, h11.ERROR) or not self._made.can_write_eof():
             return self._made.close()
         self._ends = True
+        if self.cycle is not None and not self.cycle.response_complete:  # it is not answered any more, and is not to write behind the end
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self._made.write_eof()
         self._made.resume_reading()
         self._wait()
@@ -292,7 +295,7 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self._answered_early:
             self._wait()
-        elif answered or self.conn.their_state is not h11.IDLE:
+        elif not self._ends and (answered or self.conn.their_state is not h11.IDLE):
             self._stop_waiting()
 
     def _should_upgrade(self) -> bool:
