@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -146,7 +145,7 @@ class _Check:
         if keyword == "maximum":
             return None if x < y or (x == y and schema.get("exclusiveMaximum") is not True) else False
         if keyword == "multipleOf":
-            return None if Fraction(x) % Fraction(y) == 0 else False
+            return None if _is_multiple(x, y) else False
         return None if (x > y if keyword == "exclusiveMinimum" else x < y) else False
 
     def _length(self, keyword: str) -> bool | None:
@@ -270,12 +269,29 @@ class _Check:
         return None
 
 
+def _is_multiple(value: Decimal, step: Decimal) -> bool:
+    """Return whether a number is a multiple of another one, without writing out powers of ten: 1e999999999 would take for ever."""
+    (a, p), (b, q) = _scaled(value), _scaled(step)
+    if p >= q:
+        return a % b * pow(10, p - q, b) % b == 0
+    return a == 0 or (q - p < len(value.as_tuple().digits) and a % (b * 10 ** (q - p)) == 0)
+
+
+def _scaled(number: Decimal) -> tuple[int, int]:
+    """Return the digits of a number without its sign, as a whole number, and the power of ten by which they count."""
+    _, digits, exponent = number.as_tuple()
+    return int(Decimal((0, digits, 0))), int(exponent)
+
+
 def _canonical(value: Any) -> str:
     """Return a key that is equal for values that are equal as JSON."""
     if isinstance(value, bool | str) or value is None:
         return json.dumps(value)
     if isinstance(value, JSON_NUMBER):
-        return str(Fraction(value))
+        sign, digits, exponent = Decimal(value).as_tuple()
+        written = "".join(map(str, digits)).lstrip("0")
+        shortest = written.rstrip("0")
+        return f"{'-' * sign}{shortest}e{int(exponent) + len(written) - len(shortest)}" if shortest else "0"
     if isinstance(value, list):
         return f"[{','.join(map(_canonical, value))}]"
     pairs = sorted((json.dumps(key), _canonical(item)) for key, item in value.items())

@@ -22,7 +22,7 @@ from lmc.fsm.forced import _Endings
 from lmc.fsm.grammar import Grammar
 from lmc.fsm.json_formats import FORMATS, may_be
 from lmc.fsm.json_keywords import KEYWORDS
-from lmc.fsm.json_schema import compile_schema
+from lmc.fsm.json_schema import checker_of, compile_schema
 from lmc.fsm.json_shapes import type_of
 from lmc.fsm.json_text import NOTHING, Bounds, integer, limited, number
 from lmc.fsm.nodes import Chars, NodeGraph, parts_of
@@ -485,6 +485,19 @@ def test_the_type_of_a_number_with_a_large_exponent_is_known_at_once():
     check = compile_schema('{"type": ["integer", "string"], "not": {"const": 3}}').check
     assert check is None or check("1e999999999") is None
     assert type_of(Decimal("1e999999999")) == "integer" and type_of(Decimal("1.5")) == "number"
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"multipleOf": 3}, ["3e999999999", "-0.6e1", "0e-999999999", "0.0"], ["1e999999999", "3e-999999999", "1.5"]),
+        ({"multipleOf": 0.05}, ["1e999999999", "0.15", "-2", "1.50"], ["0.04", "5e-3", "1e-999999999"]),
+        ({"uniqueItems": True}, ["[1e999999999, 1e999999998, 1, -1]"], ["[1e999999999, 10e999999998]", "[0.0, -0]", "[1.50, 1.5]"]),
+    ],
+)
+def test_a_number_with_a_large_exponent_is_checked_at_once(schema, good, bad):
+    wrong = checker_of(json.dumps(schema)).wrong
+    assert [text for text in good if wrong(text) is not None] == [] == [text for text in bad if wrong(text) is None]
 
 
 LIMITED = {  # patterns of which a length is a matter of counts, or None where it is not
