@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import math
+import numbers
 import os
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +56,11 @@ def _fits(value: Any, wanted: Any) -> bool:
         return value is None
     if kind is Any or not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or kind is inspect.Parameter.empty:
         return True
-    return isinstance(value, (int, float) if kind is float else kind)
+    return isinstance(value, _NUMBERS.get(kind, kind))
+
+
+_NUMBERS: Mapping[Any, type] = {int: numbers.Integral, float: numbers.Real}
+"""What is taken for one, such as numpy's."""
 
 
 def path(name: str, value: Any) -> Path:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Never, ParamSpec, TypeVar, ca
 
 from lmc.code_origin import LMC, is_pythons, is_users
 from lmc.config import settings
-from lmc.errors import LmcError, Loc
+from lmc.errors import LmcError, Loc, message_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,11 +80,20 @@ def users_frames(function: Callable[P, R]) -> Callable[P, R]:
 def _misfit(error: BaseException, called: Any, args: Sequence[Any], given: Mapping[str, Any]) -> LmcError | None:
     """Return the error that names the argument of a wrong type which made lmc's own code raise another one, if that is so."""
     is_odd = isinstance(error, TypeError | AttributeError | ValueError | OverflowError) and not type(error).__module__.startswith("lmc.")
-    if not is_odd or error.__traceback__ is None or error.__traceback__.tb_next is None or users_line(error) is not None or settings().debug:
+    if not is_odd or settings().debug or len(entries := _entries(error)) < 2:
         return None
+    if users_line(error) is not None or not all(ours or _is_of_lmc(entry) for entry, ours in zip(entries, _ours(entries))):
+        return None  # code of others has run: of a file, of the REPL or of a library
     from lmc.arguments import misfit
 
-    return misfit(called, args, given)
+    if (meant := misfit(called, args, given)) is not None:
+        note(meant, f"({type(error).__name__}: {message_of(error)})")
+    return meant
+
+
+def _is_of_lmc(entry: TracebackType) -> bool:
+    """Return whether code without a file is lmc's, as what `dataclass` makes is."""
+    return entry.tb_frame.f_globals.get("__name__", "").startswith("lmc.")
 
 
 def _leave(error: BaseException, called: Any, given: Mapping[str, Any]) -> None:

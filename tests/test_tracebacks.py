@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fractions
 import inspect
 import json
 import os
@@ -256,13 +257,18 @@ def test_an_argument_of_a_wrong_type_is_named_and_what_it_must_be(call: Callable
     assert all("/lmc/" not in entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)[1:]) or call is lmc.flush_cache
 
 
-def test_an_error_of_the_users_own_code_is_not_blamed_on_an_argument() -> None:
-    class Names:
-        def __iter__(self) -> Any:
-            raise TypeError("mine")
-
+@pytest.mark.parametrize("file", [__file__, "<stdin>", "/lib/site-packages/theirs.py"])
+def test_an_error_of_code_of_others_is_not_blamed_on_an_argument(file: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("class Names:\n    def __iter__(self):\n        raise TypeError('mine')", file, "exec"), names)
     with pytest.raises(TypeError, match=r"^mine$"):
-        lmc.compile(gentle, outputs=cast("Any", Names()))
+        lmc.compile(gentle, outputs=cast("Any", names["Names"]()))
+
+
+def test_a_number_of_another_class_is_not_blamed_and_the_first_error_is_told() -> None:
+    with pytest.raises(lmc.ArgumentError, match=re.escape("Retry(factor=None): must be float")) as caught:
+        lmc.Retry(3, cast("Any", fractions.Fraction(1, 2)), cast("Any", None))
+    assert caught.value.__notes__ == ["(TypeError: '>=' not supported between instances of 'NoneType' and 'int')"]
 
 
 @pytest.mark.parametrize("use", [list, unpacked, lambda state: state[0]])

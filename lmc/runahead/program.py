@@ -263,7 +263,6 @@ class Program(Call[P, "State[R]"], Generic[P, R]):
     # -- as a file
 
     @users_frames
-    @users_frames
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write its compile options, graph and profile to a file at `path`, for `lmc.load`. An existing file is replaced.
 
