@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from lmc.userfiles import UsageError, announce, check_folder
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")  # not the ends of lines, of Windows too
 
 
 def shown(text: str, stream: TextIO) -> str:

@@ -75,13 +75,13 @@ def lmc_cli(tmp_path, monkeypatch, capsys):
 
 def test_a_terminal_does_not_obey_what_a_model_writes(lmc_cli, monkeypatch):
     """The title of its window, the clipboard and what is on the screen are its user's."""
-    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers={"answer": "\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f"}))
+    monkeypatch.setattr("lmc.cli.chat.open_backend", lambda name: lmc.Mock(answers={"answer": "\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f\r\nc"}))
     said = "one\n/history\n"
     piped = lmc_cli("chat", "-b", "mock", said=said)[1]
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     shown = lmc_cli("chat", "-b", "mock", said=said)[1]
-    assert piped.count("\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f\n") == 2
-    assert shown == piped.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b").replace("\r", r"\r").replace("\x7f", r"\x7f")
+    assert piped.count("\x1b]52;c;eA==\x07\x9b2J\ta\rb\x7f\r\nc\n") == 2
+    assert shown == piped.replace("\x1b", r"\x1b").replace("\x07", r"\x07").replace("\x9b", r"\x9b").replace("\rb", r"\rb").replace("\x7f", r"\x7f")
 
 
 def test_a_conversation_has_a_history(lmc_cli):
