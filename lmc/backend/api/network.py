@@ -15,8 +15,7 @@ import socket
 import ssl
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -214,19 +213,20 @@ def exchanged(method: str, url: str, headers: Mapping[str, str], data: bytes | N
     there is no answer."""
     try:
         if (proxy := proxy_of(url)) is not None:
-            end = time.monotonic() + seconds
-            with (
-                client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds) as client,
-                client.stream(method, url, headers=dict(headers), content=data) as answer,
-            ):
-                body = bytearray()
-                for piece in answer.iter_bytes():
-                    body += piece
-                    if time.monotonic() > end:  # the client's time-out is one of each piece
-                        raise _late(seconds)
-                    if len(body) >= _MOST_SAID:
-                        break
-                return answer.status_code, {**answer.headers}, bytes(body[:_MOST_SAID])
+            with _shut_after(seconds) as watch:
+
+                def trace(event: str, info: Mapping[str, Any]) -> None:
+                    if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+                        watch(info["return_value"].get_extra_info("socket"))
+
+                made = client_of(http_library(), "Client", proxy=proxy, verify=tls(verify), timeout=seconds)
+                with made as client, client.stream(method, url, headers=dict(headers), content=data, extensions={"trace": trace}) as answer:
+                    body = bytearray()
+                    for piece in answer.iter_bytes():
+                        body += piece
+                        if len(body) >= _MOST_SAID:
+                            break
+                    return answer.status_code, {**answer.headers}, bytes(body[:_MOST_SAID])
         return directly(method, url, headers, data, verify, seconds, _MOST_SAID)
     except (OSError, HTTPException, *http_errors()) as error:
         raise broken(error, url, str(error)) from None
@@ -244,35 +244,38 @@ def directly(
     )
     with closing(connection):
         connection.connect()
-        with _shut_after(seconds, connection.sock):
+        with _shut_after(seconds) as watch:
+            watch(connection.sock)
             connection.request(method, (at.path or "/") + (f"?{at.query}" if at.query else ""), data, {"connection": "close", "user-agent": "lmc", **headers})
             answer = connection.getresponse()
             return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read(most)
 
 
 @contextmanager
-def _shut_after(seconds: float, sock: socket.socket) -> Iterator[None]:
-    """Shut a socket after so many seconds: a time-out of its own is one of each byte. Raises TimeoutError at the end if it was."""
-    late = threading.Event()
+def _shut_after(seconds: float) -> Iterator[Callable[[socket.socket], None]]:
+    """Shut the watched sockets after so many seconds: a time-out of a socket's own is one of each byte. Raises TimeoutError at the end if it did."""
+    late, sockets = threading.Event(), list[socket.socket]()
+
+    def watch(sock: socket.socket) -> None:
+        sockets.append(sock)
+        if late.is_set():
+            shut()
 
     def shut() -> None:
         late.set()
-        with suppress(OSError):  # closed already
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which the other thread is reading
+        for sock in sockets:
+            with suppress(OSError):  # closed already
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which the other thread is reading
 
     timer = threading.Timer(seconds, shut)
     timer.daemon = True
     timer.start()
     try:
-        yield
-    except (OSError, HTTPException):
+        yield watch
+    except (OSError, HTTPException, *http_errors()):
         if not late.is_set():
             raise
     finally:
         timer.cancel()
     if late.is_set():
-        raise _late(seconds)
-
-
-def _late(seconds: float) -> TimeoutError:
-    return TimeoutError(f"no whole answer within {seconds:g} s")
+        raise TimeoutError(f"no whole answer within {seconds:g} s")
