@@ -277,7 +277,7 @@ class Connection(H11Protocol):
             return self._made.close()
         self._ends = True
         if self.cycle is not None and not self.cycle.response_complete:  # it is not answered any more, and is not to write behind the end
-            self.cycle.disconnected = True
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
             self.cycle.message_event.set()
         self._made.write_eof()
         self._made.resume_reading()
