@@ -4,6 +4,7 @@ one; a call of any other function as a whole."""
 from __future__ import annotations
 
 import asyncio
+import dis
 import functools
 import linecache
 import sys
@@ -164,11 +165,10 @@ def names_language(fn: types.FunctionType, seen: set[int] | None = None) -> bool
     if id(fn) in seen:
         return False
     seen.add(id(fn))
-    names = frozenset[str]() if from_library(fn) else _names_in(fn.__code__)
-    for name in names:
+    for name in () if from_library(fn) else _globals_in(fn.__code__):
         value = fn.__globals__.get(name)
         if isinstance(value, types.ModuleType) and not is_of_lmc(value) and not _is_library(value):
-            if any(_names(vars(value).get(n), seen) for n in names):
+            if any(_names(vars(value).get(n), seen) for n in _names_in(fn.__code__)):
                 return True
         elif value is not None and _names(value, seen):
             return True
@@ -180,6 +180,12 @@ def names_doubt(fn: types.FunctionType) -> bool:
     names = _names_in(fn.__code__)
     found = [*map(fn.__globals__.get, names), *inside(fn)]
     return InDoubtEffect.__name__ in names or any(x is InDoubtEffect or (type(x) is tuple and any(y is InDoubtEffect for y in x)) for x in found)
+
+
+@functools.lru_cache(maxsize=4096)
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """Return the names of the module that a function's code reads; an attribute may have the name of something else there."""
+    return frozenset(x.argval for inner in codes(code) for x in dis.get_instructions(inner) if x.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -42,6 +42,32 @@ def _without_result(path: Path) -> None:
     cut(path, sum(len(line) + 1 for line in lines[: next(i for i, line in enumerate(lines) if b'"i"' in line) + 1]), path)
 
 
+@lmc.function
+def heft(s: Any) -> None:
+    s += lmc.gen("a", max_tokens=2)
+
+
+class Parcel:
+    heft = 3
+
+
+def weigh(parcel: Parcel) -> int:
+    CALLS.append("weigh")
+    return parcel.heft
+
+
+@lmc.function
+def weighs(s: Any) -> int:
+    s += f"{weigh(Parcel())} kg" + lmc.gen("b", max_tokens=2)
+    return weigh(Parcel())
+
+
+def test_a_tool_that_reads_an_attribute_named_as_a_program_is_a_tool(tmp_path: Path) -> None:
+    for _ in range(2):
+        assert weighs.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == 3
+        assert CALLS == ["weigh"] * 2
+
+
 @pytest.mark.parametrize("way", range(2))
 def test_an_intent_without_a_result(way: int, tmp_path: Path) -> None:
     path = tmp_path / "journal"
