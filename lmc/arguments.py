@@ -75,6 +75,11 @@ def path(name: str, value: Any) -> Path:
     return Path(value)
 
 
+def may_write(file: Path) -> bool:
+    """Return whether the user may write a file, or make it in its folder."""
+    return os.access(file if file.exists() else file.absolute().parent, os.W_OK)
+
+
 def integer(low: int, also: int | None = None, most: int | None = None) -> Check:
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool):

@@ -283,12 +283,17 @@ def provide(**makers: Callable[..., Any]) -> None:
     _provided.update(makers)
 
 
+def can_answer(backend: Any) -> bool:
+    """Return whether an object is a backend, and not the class of one."""
+    return not isinstance(backend, type) and hasattr(backend, "submit")
+
+
 def set_default_backend(backend: Backend | str | None) -> None:
     """Set the backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
     global _default
     if isinstance(backend, str):
         backend = named_backend(backend)
-    if backend is not None and (isinstance(backend, type) or not hasattr(backend, "submit")):
+    if backend is not None and not can_answer(backend):
         raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
     with _lock:
         _default = backend

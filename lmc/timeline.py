@@ -53,10 +53,9 @@ def trace(path: str | os.PathLike[str] | TextIO) -> Iterator[EventRecorder]:
 
 
 def _writable(path: Path) -> Path:
-    folder = path.absolute().parent
-    if path.is_dir() or not folder.is_dir():
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise ParameterError(f"cannot write {path}: {'it is a folder' if path.is_dir() else f'there is no folder {path.parent}'}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    if not arguments.may_write(path):
         raise ParameterError(f"cannot write {path}: you may not write there")
     return path
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, is_typeddict
 
-from lmc import json_data, named
+from lmc import arguments, json_data, named
 from lmc.declared import WRITTEN, Build, builders, problem
 from lmc.errors import LmcError, Loc
 from lmc.signatures import signature_of
@@ -313,7 +313,7 @@ def check_folder(output: Path | None, option: str = "--output") -> None:
         return
     if not output.absolute().parent.is_dir():
         raise UsageError(f"{option} {output}: there is no folder {output.parent}; make it (mkdir -p {output.parent}), or choose another")
-    if not os.access(output if output.exists() else output.absolute().parent, os.W_OK):
+    if not arguments.may_write(output):
         raise UsageError(f"{option} {output}: you may not write there; choose another")
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from lmc.codec.arrays import is_array, is_scalar
 from lmc.codec.reading import BadData, NotImported, decode
-from lmc.codec.writing import DATA, TAG, NotData, encode, field_names, has_fields, is_namespace
+from lmc.codec.writing import DATA, TAG, NotData, encode, field_names, has_fields, is_namespace, slot_members
 
 __all__ = [
     "DATA", "TAG", "BadData", "NotData", "NotImported", "decode", "encode", "field_names", "has_fields", "is_array", "is_namespace", "is_scalar",
+    "slot_members",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -63,10 +62,6 @@ def read_array(kind: str, shape: list[int], order: str, data: Any) -> Any:
     if made.nbytes != len(found) or [*made.shape] != shape:
         raise ValueError(f"an array of the shape {shape} of {len(found)} bytes")
     return made
-
-
-def size_of(shape: list[int]) -> int:
-    return math.prod(shape)
 
 
 def fill(made: Any, items: list[Any], order: str) -> None:

@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import math
 import pathlib
 import uuid
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -216,7 +217,7 @@ def _read_struct(d: _Decoding, where: str, values: Any, others: Any) -> Any:
 
 
 def _read_array(d: _Decoding, kind: str, shape: list[int], order: str, writeable: bool, held: Any) -> Any:
-    if kind == "|O" and (type(held) is not list or len(held) != arrays.size_of(shape)):
+    if kind == "|O" and (type(held) is not list or len(held) != math.prod(shape)):
         raise BadData("an array of objects with fewer or more than it holds")
     made = d.keeps(arrays.read_array(kind, shape, order, held))
     if kind == "|O":

@@ -9,6 +9,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import pathlib
 import sys
 import types
@@ -202,10 +203,16 @@ def field_names(cls: Any) -> list[str]:
     return [f.name for f in (vars(cls)["__attrs_attrs__"] if "__attrs_attrs__" in vars(cls) else dataclasses.fields(cls))]
 
 
+@functools.lru_cache(4096)
+def slot_members(cls: type) -> tuple[tuple[str, types.MemberDescriptorType], ...]:
+    """Return what a class has as `__slots__`, by name."""
+    slotted = [base for base in cls.__mro__ if "__slots__" in vars(base)]
+    return tuple((name, member) for base in slotted for name, member in vars(base).items() if type(member) is types.MemberDescriptorType)
+
+
 def _slots(x: Any) -> set[str]:
     """Return the names of the slots of an instance that hold something."""
-    members = [(name, m) for cls in type(x).__mro__ if "__slots__" in vars(cls) for name, m in vars(cls).items() if type(m) is types.MemberDescriptorType]
-    return {name for name, member in members if _holds(member, x)}
+    return {name for name, member in slot_members(type(x)) if _holds(member, x)}
 
 
 def _holds(member: types.MemberDescriptorType, x: Any) -> bool:

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from lmc import json_data
+from lmc import codec, json_data
 from lmc.code_origin import is_users
 from lmc.errors import InDoubtEffect
 from lmc.frontend.host import HostFunction
@@ -118,8 +118,7 @@ def walk(values: Iterable[Any], held: Callable[[Any], Iterable[Any]] = inside, d
 @functools.lru_cache(4096)
 def slots_of(cls: type) -> tuple[str, ...]:
     """Return the names of the fields that a class has as `__slots__`."""
-    slotted = [base for base in cls.__mro__ if "__slots__" in vars(base)]
-    return tuple(n for base in slotted for n, member in vars(base).items() if type(member) is types.MemberDescriptorType and not n.endswith("__"))
+    return tuple(name for name, _ in codec.slot_members(cls) if not name.endswith("__"))
 
 
 def contents(cell: types.CellType) -> tuple[Any, ...]:

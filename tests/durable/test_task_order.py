@@ -135,15 +135,6 @@ async def expires_at_its_end(s: Any) -> Any:
     return found, s["a"]
 
 
-def test_time_outs_expire_again_where_their_task_was_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = seen(expires_at_its_end.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
-    CALLS.clear()
-    monkeypatch.setattr(sys.modules[__name__], "patience", 60)
-    mock = lmc.Mock()
-    assert "late" in expected[1]
-    assert seen(expires_at_its_end.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
-
-
 async def never(q: str) -> str:
     CALLS.append(("never", q))
     if len(CALLS) == 3:
@@ -333,13 +324,14 @@ async def at_once_of(q: str) -> str:
     return await at_once(q) + str(lmc.__name__)
 
 
-def test_a_time_out_expires_again_in_the_await_that_was_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = seen(goes_on_in_a_time_out.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
+@pytest.mark.parametrize("program", (expires_at_its_end, goes_on_in_a_time_out))
+def test_a_time_out_expires_again_where_its_task_or_its_await_was_ending(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = seen(program.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j"))
     CALLS.clear()
     monkeypatch.setattr(sys.modules[__name__], "patience", 60)
     mock = lmc.Mock()
     assert "late" in expected[1]
-    assert seen(goes_on_in_a_time_out.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
+    assert seen(program.run(backend=mock, journal=tmp_path / "j")) == expected and not mock.call_log and not CALLS
 
 
 @lmc.host(idempotent=True)

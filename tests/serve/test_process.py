@@ -103,12 +103,17 @@ def nothing(s):
 """
 
 
-def test_python_does_not_look_through_what_is_left_when_it_ends(tmp_path):
-    (tmp_path / "program.py").write_text(FREEZING)
-    with served(f"{tmp_path}/program.py:nothing") as (_, process):
+def said_when_told_to_stop(folder, program):
+    (folder / "program.py").write_text(program)
+    with served(f"{folder}/program.py:nothing") as (_, process):
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
         assert process.wait(60) == 0
+    return said
+
+
+def test_python_does_not_look_through_what_is_left_when_it_ends(tmp_path):
+    said = said_when_told_to_stop(tmp_path, FREEZING)
     looked, left = map(int, re.findall(r"(?:to look at|and not): (\d+)", said))
     assert left > 50_000 > looked, said
 
@@ -131,10 +136,7 @@ def nothing(s):
 
 
 def test_told_to_stop_while_the_model_is_loaded_it_does_not_wait_for_python_to_end_that_thread(tmp_path):
-    (tmp_path / "program.py").write_text(LOADING)
-    with served(f"{tmp_path}/program.py:nothing") as (_, process):
-        process.send_signal(signal.SIGTERM)
-        assert (process.stderr.read(), process.wait(60)) == ("", 0)
+    assert said_when_told_to_stop(tmp_path, LOADING) == ""
 
 
 def test_who_has_not_sent_a_whole_request_does_not_hold_the_end_up(tmp_path):
