@@ -325,7 +325,7 @@ class Evaluator:
     def set_global(self, module: dict[str, Any], name: str, x: Any) -> None:
         self.changed.append(module)
         self.snapshot.changed.add((id(module), name))
-        self.globals[id(module), name] = x
+        self.globals[id(module), name] = Unknown(None, of=(x,))  # Python may have been here before the name was first read
 
     # -- rules of the language, each in its module (evaluation.py)
 
