@@ -141,6 +141,10 @@ class AheadEmitter:
         assert evaluation is not None
         address: Address = (run.seed, run.item, stream, ordinal)
         entry = self.ledger.asked.get(address)
+        if entry is not None and entry.ask.loc != expr.loc:  # Python has taken another arm, or appended requests that the evaluation does not know of
+            if evaluation.exploring:
+                raise Undecided(None)
+            evaluation.shifted, entry = True, None
         if evaluation.shifted:  # the request may have another address, and the address be another's
             known = not (isinstance(ctx, Unknown) or deps is None or deps)
             made = self._made(ctx, make, address) if known else None
@@ -150,10 +154,7 @@ class AheadEmitter:
                 entry = None
         if entry is not None:  # Python was here: its prompt and answer replace any guess
             after = self.ledger.after(entry)
-            if entry.ask.loc == expr.loc:
-                evaluation.confirm()
-            elif evaluation.exploring:  # Python has taken another arm
-                raise Undecided(None)
+            evaluation.confirm()
             return after, self._pending(address, after)
         try:
             after = self._guessed(ctx, make, deps, address)

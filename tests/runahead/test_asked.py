@@ -54,3 +54,24 @@ def test_a_name_that_an_answer_completes_shifts_no_address() -> None:
     backend = Gated(answers=answers)
     state = eager(lmc.compile(named), evaluated=backend.answer)("k", backend=backend)
     assert state.ret_value == "31" and (state.usage.calls, state.usage.ahead_wasted) == (4, 0)
+
+
+def turns(*messages):
+    yield from messages
+
+
+@lmc.function
+def asks_in_a_generators_item(s, q):
+    s += next(turns(q + lmc.gen("word", max_tokens=3)))
+    s += "the next:" + lmc.gen("word", max_tokens=3)
+    (f,), (g,) = s.fork(1), s.fork(1)
+    f += s["word"] + ":" + lmc.gen("f", max_tokens=3)
+    found = f["f"]
+    g += s["word"] + "!" + lmc.gen("g", max_tokens=3)
+    return found + g["g"]
+
+
+def test_an_answer_is_not_taken_for_that_of_another_line() -> None:
+    backend = Gated()
+    usage = eager(lmc.compile(asks_in_a_generators_item), evaluated=backend.answer)("q", backend=backend).usage
+    assert (usage.calls, usage.ahead_wasted) == (4, 0)
