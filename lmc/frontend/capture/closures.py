@@ -48,7 +48,7 @@ def _compiled(fn: types.FunctionType) -> Code:
     except NoSource as error:
         raise NotUnderstood(str(error)) from None
     node = as_def(found.node)
-    scope = Scope(Bindings(node), None, python.co_filename, python.co_freevars, found.class_name)
+    scope = Scope(Bindings(node.body, node.args), None, python.co_filename, python.co_freevars, found.class_name)
     return Code(node, scope, python, block(node.body, scope))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
-from lmc.frontend.capture.scan import PossibleEffects, bound_once, own
+from lmc.frontend.capture.scan import PossibleEffects, own
 from lmc.frontend.capture.unknown import MISSING, Deps, GivenParts, Raised, Stop, Unknown
 from lmc.frontend.scopes import Comprehension
 from lmc.frontend.source import FunctionNode
@@ -96,14 +96,14 @@ class Code:
         self.is_generator = any(isinstance(part, ast.Yield | ast.YieldFrom) for part, _ in own(node.body))
         self.is_async = isinstance(node, ast.AsyncFunctionDef)
         self.writes_globals, self.nonlocals = frozenset(scope.bindings.global_), frozenset(scope.bindings.nonlocal_)
-        self.bound = frozenset(scope.bindings.bound)
+        self.bindings, self.bound = scope.bindings, frozenset(scope.bindings.bound)
         self.body = body
 
     @cached_property
     def once(self) -> frozenset[str]:
         """Return the names that it binds by one statement outside of loops, to what it does not change: Python's frame has it as it was bound."""
         whole, inside = self.effects.scan.flow(frozenset()).changed
-        return bound_once(self.effects.nodes, self.names) - whole - inside
+        return frozenset(name for name, n in self.bindings.bound.items() if n == 1) - whole - inside - self.effects.scan.nonlocals
 
 
 def _binder(a: ast.arguments, scope: Scope) -> types.CodeType:

@@ -115,7 +115,7 @@ def _compare(node: ast.Compare, scope: Scope) -> Eval:
     first, *rest = node.comparators
     if rest:
         held = ast.copy_location(ast.Name(f"@{first.lineno}:{first.col_offset}", ast.Load()), first)
-        scope.function.bindings.bound.add(held.id)
+        scope.function.bindings.bound.update((held.id,))
         once = ast.copy_location(ast.NamedExpr(ast.Name(held.id, ast.Store()), first), first)
         pairs: list[ast.expr] = [ast.Compare(node.left, node.ops[:1], [once]), ast.Compare(held, node.ops[1:], rest)]
         return _boolean(ast.copy_location(ast.BoolOp(ast.And(), [ast.copy_location(pair, node) for pair in pairs]), node), scope)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from lmc.frontend.scopes import Bindings
+
 CHANGING = frozenset({
     "append", "extend", "insert", "pop", "remove", "clear", "add", "update", "setdefault", "sort", "discard", "popleft", "appendleft", "reverse",
     "popitem", "extendleft", "rotate", "intersection_update", "difference_update", "symmetric_difference_update", "subtract", "move_to_end",
@@ -154,7 +156,7 @@ class Scan:
     made     by name, the sources of what new values hold that it is bound to, and of what it is given, but by calls
     """
 
-    def __init__(self, nodes: Iterable[ast.AST], over: Loop | None, bound: Iterable[str], appends: Iterable[str]) -> None:
+    def __init__(self, nodes: Sequence[ast.AST], over: Loop | None) -> None:
         self.edges, self.made = defaultdict[str, set[Source]](set), defaultdict[str, set[Source]](set)
         self.changed, self.said, self.items, self.returned = set[Source](), set[Source](), set[Source](), set[Source]()
         self.held = list[tuple[set[Source], set[Source]]]()
@@ -163,7 +165,8 @@ class Scan:
         every = [x for node in nodes for x in ast.walk(node)]
         named = [x for x in every if isinstance(x, ast.Name)]
         self.globals, self.nonlocals = ({name for x in every if isinstance(x, kind) for name in x.names} for kind in (ast.Global, ast.Nonlocal))
-        self.bound, self.appends = {*bound, *self.globals, *self.nonlocals}, {*appends}
+        own = Bindings(nodes)
+        self.bound, self.appends = {*(own.bound - own.appends), *self.globals, *self.nonlocals}, {*own.appends}
         self.loads = {x.id for x in named if isinstance(x.ctx, ast.Load)} | self.appends
         for node in every:
             self._read(node)

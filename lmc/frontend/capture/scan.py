@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from time import thread_time
@@ -29,7 +28,7 @@ class PossibleEffects:
         """Return what it binds, changes and calls, with the sources of the values."""
         global spent
         began = thread_time()
-        found = Scan(self.nodes, self.over, *bindings(self.nodes))
+        found = Scan(self.nodes, self.over)
         spent += thread_time() - began
         return found
 
@@ -67,33 +66,6 @@ def own(nodes: Iterable[ast.AST]) -> list[tuple[ast.AST, bool]]:
         once = getattr(node, "orelse", ())
         todo += [(x, in_loop or (isinstance(node, _REPEATED) and x not in once)) for x in inner]
     return found
-
-
-def bindings(nodes: Iterable[ast.AST]) -> tuple[Counter[str], Counter[str]]:
-    """Return the names that a part of a program binds, and the targets of augmented assignment, and how often; in a loop, or otherwise: at least twice."""
-    names, appends, targets = Counter[str](), Counter[str](), set[ast.AST]()
-    for node, in_loop in own(nodes):
-        match node:
-            case ast.AugAssign(ast.Name() as target):
-                targets.add(target)
-            case ast.Name(name, ast.Store()):
-                (appends if node in targets else names)[name] += 2 if in_loop else 1
-            case ast.alias(name, asname):
-                names[(asname or name).split(".")[0]] += 2
-            case (
-                ast.Name(name, ast.Del()) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) | ast.ExceptHandler(name=str(name))
-                | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name))
-            ):  # fmt: skip
-                names[name] += 2
-            case _:
-                pass
-    return names, appends
-
-
-def bound_once(body: Sequence[ast.AST], parameters: Sequence[str]) -> frozenset[str]:
-    """Return the names of a function bound by one statement outside of loops: their value in its frame is final."""
-    inner = {name for node in body for part in ast.walk(node) if isinstance(part, ast.Nonlocal) for name in part.names}
-    return frozenset(name for name, n in sum(bindings(body), Counter(parameters)).items() if n == 1) - inner
 
 
 def _leaves(nodes: Sequence[ast.AST]) -> str | None:

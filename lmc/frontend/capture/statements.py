@@ -136,7 +136,7 @@ def _if(node: ast.If, scope: Scope) -> Eval:
 
 def _match(node: ast.Match, scope: Scope) -> Eval:
     """Compile to an `if` for each case, as long as patterns do not take the subject apart."""
-    scope.bindings.bound.add(_SUBJECT)
+    scope.bindings.bound.update((_SUBJECT,))
     rest: list[ast.stmt] = []
     for case in reversed(node.cases):
         tests = [_test(case.pattern), *([case.guard] if case.guard else [])]
@@ -354,7 +354,7 @@ def _closure(node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> Eval
 
     def run(frame: Frame) -> Any:
         if not made:
-            inner = Scope(Bindings(node), scope, scope.file, class_name=scope.class_name)
+            inner = Scope(Bindings(node.body, node.args), scope, scope.file, class_name=scope.class_name)
             try:
                 made.append(Code(node, inner, None, block(node.body, inner)))
             except NotUnderstood:
