@@ -68,17 +68,13 @@ class Bindings(ast.NodeVisitor):
     def visit_alias(self, node: ast.alias) -> None:
         self.bound[(node.asname or node.name).split(".")[0]] += 2
 
-    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
-        if node.name:
-            self.bound[node.name] += 2
+    def _visit_named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar | ast.MatchMapping) -> None:
+        name = node.rest if isinstance(node, ast.MatchMapping) else node.name
+        if name:
+            self.bound[name] += 2
         self.generic_visit(node)
 
-    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _visit_named
-
-    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
-        if node.rest:
-            self.bound[node.rest] += 2
-        self.generic_visit(node)
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _visit_named
 
 
 class Comprehension:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -132,6 +132,7 @@ class Flow:
     said      those that may be states
     items     those of which it takes items, which a defaultdict may make
     held      of what it gives something to hold, with those of that
+    bound     by name, those of what it binds it to
     calls     calls that it makes
     """
 
@@ -139,6 +140,7 @@ class Flow:
     said: Origins
     items: Origins
     held: Sequence[tuple[Origins, Origins]]
+    bound: Mapping[str, Origins]
     calls: Sequence[CallFlow]
 
 
@@ -153,15 +155,13 @@ class Scan:
     given    names that it reads other than to call them
     names    all names in it
     edges    by name, the sources of what it is bound to or given to hold; of calls, by the names of their results
-    made     by name, the sources of what new values hold that it is bound to, and of what it is given, but by calls
     """
 
     def __init__(self, nodes: Sequence[ast.AST], over: Loop | None) -> None:
-        self.edges, self.made = defaultdict[str, set[Source]](set), defaultdict[str, set[Source]](set)
+        self.edges = defaultdict[str, set[Source]](set)
         self.changed, self.said, self.items, self.returned = set[Source](), set[Source](), set[Source](), set[Source]()
         self.held = list[tuple[set[Source], set[Source]]]()
-        self.binds, self.defined = set[str](), set[str]()
-        self.stores, self.attributes, self.calls = set[str](), set[str](), list[ast.Call]()
+        self.binds, self.stores, self.attributes, self.calls = set[str](), set[str](), set[str](), list[ast.Call]()
         every = [x for node in nodes for x in ast.walk(node)]
         named = [x for x in every if isinstance(x, ast.Name)]
         self.globals, self.nonlocals = ({name for x in every if isinstance(x, kind) for name in x.names} for kind in (ast.Global, ast.Nonlocal))
@@ -173,7 +173,8 @@ class Scan:
         loads = self.loads
         if over is not None:
             self._bind(over.target, inside(sources(over.iter)))
-            self._give(over.iter)
+            for call in (x for x in ast.walk(over.iter) if isinstance(x, ast.Call)):
+                self._give(call)
             loads = loads | {x.id for x in ast.walk(over.iter) if isinstance(x, ast.Name)}
         called = {id(call.func) for call in self.calls}
         called |= {id(x) for call in self.calls if isinstance(call.func, ast.Name) and call.func.id in _PLAIN for x in call.args}
@@ -182,7 +183,6 @@ class Scan:
         self.names = loads | self.binds | self.bound | {x.id for x in named}
         self.names |= {LATER} if any(isinstance(x, FUNCTIONS) for x in every) else set()
         self.edges[ANYTHING] = any_of({(name, False, False) for name in loads})
-        self._bindings: dict[tuple[str, Names], Origins] = {}
         self._flows: dict[Names, Flow] = {}
 
     @cached_property
@@ -205,27 +205,19 @@ class Scan:
     def origins(self, found: Iterable[Source], fresh_results: Names = frozenset(), holds: bool = False) -> Origins:
         """Return the origins of a value with these sources, where these results hold nothing that the calls are given. `holds`: and of what new values hold
         that it binds names to."""
-        todo, seen = [(name, deep) for name, fresh, deep in found if not fresh], set[tuple[str, bool]]()
+        todo, seen = [(name, deep) for name, fresh, deep in found if holds or not fresh], set[tuple[str, bool]]()
         while todo:
             if (one := todo.pop()) in seen:
                 continue
             seen.add(one)
             name, whole = one[0], not one[1]
-            made = self.made.get(name, ()) if holds and name in self.binds else ()
-            for other, fresh, deep in (*self.edges.get(name, ()), *made) if name not in fresh_results else ():
+            for other, fresh, deep in self.edges.get(name, ()) if name not in fresh_results else ():
                 if whole:
-                    todo += [] if fresh else [(other, deep)]
+                    todo += [] if fresh and not (holds and name in self.binds) else [(other, deep)]
                 else:
                     todo += [(other, True)] if deep or not fresh else [(other, False), (other, True)]
         names = [frozenset([name for name, deep in seen if deep is inside and name in self.names]) for inside in (False, True)]
         return names[0], names[1]
-
-    def binding(self, name: str, fresh_results: Names) -> Origins:
-        """Return the origins of what a name is bound to."""
-        key = name, fresh_results
-        if key not in self._bindings:
-            self._bindings[key] = self.origins((*self.edges.get(name, ()), *self.made.get(name, ())), fresh_results, holds=True)
-        return self._bindings[key]
 
     def flow(self, fresh_results: Names) -> Flow:
         if fresh_results not in self._flows:
@@ -233,18 +225,19 @@ class Scan:
         return self._flows[fresh_results]
 
     def _flow(self, fresh_results: Names) -> Flow:
-        any_in = lambda found, holds=False: self.origins({(name, False, deep) for name, _, deep in found}, fresh_results, holds)
-        of = lambda node: any_in(sources(node), True)
+        any_in = lambda found: self.origins(found, fresh_results, holds=True)
+        of = lambda node: any_in(sources(node))
         calls: list[CallFlow] = []
         for node in self.calls:
-            if isinstance(node.func, ast.Name) and node.func.id in self.defined and self.edges[node.func.id] == _OF_LATER:
+            if isinstance(node.func, ast.Name) and self.edges.get(node.func.id) == _OF_LATER:
                 continue  # a function of its own, with any arguments
             args = [(None if isinstance(x, ast.Starred) else i, of(x)) for i, x in enumerate(node.args)]
             fn, method = (node.func.value, node.func.attr) if isinstance(node.func, ast.Attribute) else (node.func, "")
             calls.append(CallFlow(node, self.roots.get(node), method, of(fn), (*args, *((k.arg, of(k.value)) for k in node.keywords))))
-        held = [(self.origins(to, fresh_results), any_in(found, True)) for to, found in self.held]
+        held = [(self.origins(to, fresh_results), any_in(found)) for to, found in self.held]
         changed, said, items = [self.origins(found, fresh_results) for found in (self.changed, self.said, self.items)]
-        return Flow(changed, said, items, held, calls)
+        bound = {name: any_in(self.edges.get(name, ())) for name in self.bound | self.appends}
+        return Flow(changed, said, items, held, bound, calls)
 
     def _read(self, node: ast.AST) -> None:
         match node:
@@ -263,7 +256,6 @@ class Scan:
             case ast.ClassDef(name, bases):
                 self._bind(ast.Name(name), _OF_LATER | _of_all(bases) | {(name, False, False)})
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
-                self.defined.add(name)
                 self._bind(ast.Name(name), _OF_LATER)
             case ast.arg(name) | ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(str(name)) | ast.MatchMapping(rest=str(name)):
                 self._bind(ast.Name(name), _OF_ANYTHING)
@@ -292,12 +284,10 @@ class Scan:
             case _:
                 pass
 
-    def _give(self, part: ast.AST) -> None:
+    def _give(self, call: ast.Call) -> None:
         """Assume that what a call gives is, holds or is part of what it is given."""
-        for node in ast.walk(part):
-            if isinstance(node, ast.Call):
-                of = sources(node.func.value) if isinstance(node.func, ast.Attribute) else inside(sources(node.func))  # no function gives itself
-                self.edges[result_of(node)] = any_of(of | _of_all([*node.args, *(k.value for k in node.keywords)]))
+        of = sources(call.func.value) if isinstance(call.func, ast.Attribute) else inside(sources(call.func))  # no function gives itself
+        self.edges[result_of(call)] = any_of(of | _of_all([*call.args, *(k.value for k in call.keywords)]))
 
     def _pass(self, fn: ast.expr, given: list[ast.expr]) -> None:
         """Assume that a function keeps any of its arguments in another."""
@@ -308,7 +298,7 @@ class Scan:
             elif fn.attr in CHANGING or fn.attr == "set_var":
                 self._hold(fn.value, any_of(_of_all(given)))
             given += [fn.value] if fn.attr not in _OF_TEXT else []
-        elif isinstance(fn, ast.Name) and fn.id in _PLAIN:
+        elif isinstance(fn, ast.Name) and fn.id in (*_PLAIN, "setattr"):  # which `_read` knows
             return
         for one in given:
             self._hold(one, _of_all([other for other in given if other is not one]), may=True)
@@ -317,7 +307,6 @@ class Scan:
         match target:
             case ast.Name(name):
                 self.edges[name] |= found
-                self.made[name] |= {(other, False, deep) for other, fresh, deep in found if fresh}
                 self.binds.add(name)
             case ast.Tuple(items) | ast.List(items):
                 for item in items:
@@ -333,7 +322,5 @@ class Scan:
         """Note that a value is given others to hold. `may`: assume so of what other code does, as long as that is not followed."""
         for name, _, _ in sources(node):
             self.edges[name] |= holding(found)
-            if found and not may:
-                self.made[name] |= {(other, False, deep) for other, _, deep in found}
         if found and not may:
             self.held.append((sources(node), found))

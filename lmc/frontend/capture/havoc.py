@@ -12,14 +12,14 @@ from typing import Any
 from lmc.frontend.capture import operations as op
 from lmc.frontend.capture.closures import closure_of
 from lmc.frontend.capture.code import Code, Evaluator, Frame, NotUnderstood
-from lmc.frontend.capture.flow import CHANGING, LATER, SAYING, CallFlow, Names, Origins, Scan, result_of
+from lmc.frontend.capture.flow import CHANGING, LATER, SAYING, CallFlow, Flow, Origins, Scan, result_of
 from lmc.frontend.capture.objects import class_attribute, implicit_methods
 from lmc.frontend.capture.outside import LRU, any_of, is_plain
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.table import ASKS, CHANGES, METHODS, PURE_METHODS, is_known
 from lmc.frontend.capture.unknown import Deps, GivenParts, Unknown
 from lmc.frontend.capture.values import BoundMethod, Closure, Coroutine, LazyItems, Manager, Object, Partial, is_exception
-from lmc.frontend.expressions import Expr, GenExpr, ReasoningExpr, SelectExpr, Seq
+from lmc.frontend.expressions import GenExpr, ReasoningExpr, SelectExpr, Seq
 from lmc.frontend.host import HostFunction
 from lmc.frontend.interpreter import Function
 from lmc.frontend.state import State, StateGroup
@@ -37,6 +37,7 @@ _MOST_COPIED = 8
 _FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, type})
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
+_PLAIN_METHODS = op.CONTAINERS | {State, StateGroup}
 _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(), ("text", "messages", "get_meta_info", "get_var", "sync", "error"))
 
 
@@ -48,8 +49,8 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
     bound = dict[str, Any].fromkeys(scan.bound)
     if not (scan.is_quiet and all(_is_inert(frame.peek(name)) for name in scan.names - scan.bound - scan.binds)):
         losses = Losses(ev)
-        read, fresh_results = losses.run(frame, effects)
-        bound = {name: losses.value(read, scan.binding(name, fresh_results)) for name in scan.bound | scan.appends}
+        read, flow = losses.run(frame, effects)
+        bound = {name: losses.value(read, origins) for name, origins in flow.bound.items()}
         losses.apply(deps)
     for name, x in bound.items():
         held = frame.peek(name)
@@ -137,8 +138,8 @@ class Losses:
         elif type(x) is not tuple and type(x) not in op.ATOMS:
             (self._lost if given is None else self._given.setdefault(id(given), (given, {}))[1])[id(x)] = x
 
-    def run(self, frame: Frame, effects: PossibleEffects) -> tuple[Read, Names]:
-        """Lose what code with these effects may change in a frame; return what its names are, and which results hold nothing that their calls are given."""
+    def run(self, frame: Frame, effects: PossibleEffects) -> tuple[Read, Flow]:
+        """Lose what code with these effects may change in a frame; return what its names are, and where values in it come from."""
         scan, own, code = effects.scan, frame.vars, frame.code
         local = code.bound if code is not None and (frame.outer is None or frame.outer.code is not code) else ()
         read: Read = {name: own[name] if name in own else None if name in local else frame.peek(name) for name in scan.names}
@@ -146,7 +147,7 @@ class Losses:
             read[LATER] = self.ev.later.setdefault((id(frame), id(effects)), Coroutine(None, of=(frame, effects.later)))
         self._attributes |= scan.attributes
         pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
-        flow = scan.flow(fresh_results := frozenset(map(result_of, pure)))
+        flow = scan.flow(frozenset(map(result_of, pure)))
         held = [(to, False, given) for to, found in flow.held if (given := any_of([self.value(read, found)])).of]
         for (whole, inside), states, given in ((flow.changed, False, None), (flow.said, True, None), *held):
             for name in whole:
@@ -162,14 +163,14 @@ class Losses:
         for call in flow.calls:
             self._call(read, call)
         if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
-            self.asks = any(map(_asks, read.values()))
+            self.asks = any(isinstance(x, (GenExpr, SelectExpr, ReasoningExpr, Seq)) for x in read.values())
         used = [x for name in scan.loads if type(x := read[name]) not in _USELESS and (type(x) is not Unknown or x.of)]
         functions = [x for name in scan.given if type(x := read[name]) in _FUNCTIONS]
         if used or functions:
             self.use(used, [x for x in read.values() if type(x) not in op.ATOMS], functions)
         if scan.reads_frame:
             self.hand([x for each in frame.around() for x in each.vars.values()])
-        return read, fresh_results
+        return read, flow
 
     def value(self, read: Read, origins: Origins) -> Any:
         """Return what a value with these origins is; one of which that is not known, with what it may be or be a part of."""
@@ -191,6 +192,8 @@ class Losses:
             self.asks = True
         if call.method and type(fn) is BoundMethod and type(fn.function) is str and type(fn.receiver) is not Function:
             return  # a method of a builtin type or of lmc's: what that changes is seen by its name
+        if type(fn) is HostFunction and fn.pure:
+            return
         if fn is not None and is_known(fn):
             for key, origins in call.args if id(fn) in CHANGES else ():
                 if key in (0, None):
@@ -203,28 +206,23 @@ class Losses:
         values = [x for _, x in given if type(x) not in op.ATOMS]
         if isinstance(fn, Function) and type(fn.func) is types.FunctionType:
             fn, given = fn.func, [(0, None), *((key + 1 if type(key) is int else key, x) for key, x in given)]
+        made = isinstance(fn, type) and is_plain(fn)
         if fn is None or (isinstance(fn, Unknown) and fn.of):
             self._call_any(call, of, given, values)
         elif type(fn) is Partial or (type(fn) is BoundMethod and type(fn.function) is str):
             self.use((), values, [fn])
         elif (callee := callee_of(ev, fn)) is not None:
             self._enter(callee, given)
-        elif _is_opaque(fn):
+        elif not made:
             self.hand(values)
-        if isinstance(fn, type) and is_plain(fn):
+        if made:
             self._call_all([BoundMethod(one, any_of(values)) for one in implicit_methods(fn)], given)
 
     def _call_any(self, call: CallFlow, of: Any, given: Sequence[Any], values: list[Any]) -> None:
         """Call what is not known, but what it may be part of: of a method, what has it."""
-        func, found = call.node.func, list[Any]()
-        for x in self._reach([of]):
-            if not call.method:
-                found.append(x)
-            elif type(x) is Object or (isinstance(x, type) and is_plain(x)):
-                one = class_attribute(self.ev, x.cls if type(x) is Object else x, call.method)  # pyright: ignore[reportArgumentType]
-                found.append(BoundMethod(one, x if type(x) is Object else of) if isinstance(one, (Closure, types.FunctionType)) else one)
-                found += [x.attributes.get(call.method)] if type(x) is Object else []
-        entered = self._call_all(found, given)
+        func, reached = call.node.func, self._reach([of])
+        methods = [_member(self.ev, x, call.method) for x in reached if type(x) not in _PLAIN_METHODS] if call.method else reached
+        entered = self._call_all(methods, given)
         if isinstance(func, ast.Call):
             self.hand([of, *values])
         elif not (entered or isinstance(func, ast.Lambda) or call.method in _KNOWN_METHODS):
@@ -268,10 +266,10 @@ class Losses:
             self.asks = True
             return self.lose(any_of(inner.vars.values()))
         self._entered += 1
-        read, fresh_results = self.run(inner, code.effects)
+        read, flow = self.run(inner, code.effects)
         for names, kind in ((scan.nonlocals - code.bound, "outer"), (scan.globals, "global")):
             for name in names:
-                x = self.value(read, scan.binding(name, fresh_results))
+                x = self.value(read, flow.bound[name])
                 self._stores.append(lambda deps, name=name, kind=kind, x=x: inner.store(name, any_of((x, inner.peek(name)), deps), kind))
 
     # -- values
@@ -406,34 +404,20 @@ def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
     """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
     if isinstance(node, ast.Name):
         return peek(node.id)
-    if isinstance(node, ast.Attribute):
-        base = _resolved(ev, peek, node.value)
-        if isinstance(base, types.ModuleType):
-            return ev.attribute(base, node.attr)
-        if type(base) is Object:
-            found = class_attribute(ev, base.cls, node.attr)
-            return BoundMethod(found, base) if isinstance(found, (Closure, types.FunctionType)) else base.attributes.get(node.attr, found)
-        if isinstance(base, (State, StateGroup, Function)):
-            return BoundMethod(node.attr, base)
-        if isinstance(base, Unknown):
-            return base
-        if type(base) in op.ATOMS or type(base) in op.CONTAINERS:
-            return BoundMethod(node.attr, base)
-        if isinstance(base, type) and is_plain(base):
-            return class_attribute(ev, base, node.attr)
-    return None
+    return _member(ev, _resolved(ev, peek, node.value), node.attr) if isinstance(node, ast.Attribute) else None
 
 
-def _is_opaque(fn: Any) -> bool:
-    """Return whether nothing is known of a function that exists, so that it may change its arguments."""
-    if isinstance(fn, Unknown):
-        return fn.deps is None
-    if isinstance(fn, HostFunction):
-        return not fn.pure
-    return fn is not None and not is_known(fn) and not isinstance(fn, (type, Function, BoundMethod, Object))
-
-
-def _asks(x: Any) -> bool:
-    if isinstance(x, Seq):
-        return any(map(_asks, x.items))
-    return isinstance(x, (GenExpr, SelectExpr, ReasoningExpr)) or (isinstance(x, Unknown) and x.deps is None and isinstance(x, Expr))
+def _member(ev: Evaluator, x: Any, name: str) -> Any:
+    """Return an attribute of a value to call, as far as it is known without evaluating anything; None if it is not."""
+    if type(x) is Object and name not in x.attributes:
+        found = class_attribute(ev, x.cls, name)
+        return BoundMethod(found, x) if isinstance(found, (Closure, types.FunctionType)) else found
+    if type(x) is Object:
+        return x.attributes[name]
+    if type(x) is types.ModuleType:
+        return ev.attribute(x, name) if name in x.__dict__ else None
+    if type(x) in op.ATOMS or type(x) in _PLAIN_METHODS or isinstance(x, Function):
+        return BoundMethod(name, x)
+    if isinstance(x, type) and is_plain(x):
+        return class_attribute(ev, x, name)
+    return x if isinstance(x, Unknown) else None
