@@ -57,14 +57,10 @@ class Scope:
             return "global"
         if name in self.bindings.bound:
             return "local"
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.free:
-                return "outer"
-            scope = scope.parent
-            if scope is not None and name in scope.bindings.bound:
-                return "outer"
-        return "global"
+        return "outer" if self._is_free(name) else "global"
+
+    def _is_free(self, name: str) -> bool:
+        return name in self.free or (self.parent is not None and (name in self.parent.bindings.bound or self.parent._is_free(name)))
 
     @property
     def function(self) -> Scope:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from lmc.errors import Loc
 from lmc.frontend.active import TaskOfRun
 from lmc.frontend.capture.code import Evaluator, Frame
-from lmc.frontend.capture.outside import ATOMS, CONTAINERS, any_of
+from lmc.frontend.capture.outside import ATOMS, any_of
 from lmc.frontend.capture.scan import PossibleEffects
 from lmc.frontend.capture.unknown import MISSING, Abandoned, Deps, Raised, Stop, Undecided, Unknown, join
 from lmc.frontend.capture.values import BoundMethod, Closure, Object
@@ -146,7 +146,7 @@ class Domain:
 
     def choice(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> Any:
         self._either(evaluation, frame, test, site)
-        return Unknown(test.deps, of=(*test.of, *_held(frame, site.then.effects, site.orelse.effects)))
+        return any_of((test, *(frame.peek(name) for arm in (site.then, site.orelse) for name in arm.effects.scan.gives)), test.deps)
 
     def _either(self, evaluation: Evaluator, frame: Frame, test: Unknown, site: BranchStatement) -> None:
         for arm in (site.then, site.orelse):
@@ -163,7 +163,7 @@ class Domain:
 
     def comprehension(self, evaluation: Evaluator, frame: Frame, items: Unknown, site: LoopStatement) -> Any:
         evaluation.havoc(frame, site.effects, items.deps)
-        return Unknown(items.deps, of=(*items.of, *_held(frame, site.effects)))
+        return any_of((items, *map(frame.peek, site.effects.scan.gives)), items.deps)
 
     def handlers(self, evaluation: Evaluator, frame: Frame, deps: Deps, handlers: Sequence[Arm], loc: Loc) -> Signal:
         """Handle a `try` whose body may have raised because of an unknown value: the bindings of its handlers are unknown."""
@@ -187,13 +187,6 @@ class Domain:
             frame.undecided = deps if frame.undecided is False else join(frame.undecided, deps)
         evaluation.certain = False
         evaluation.blocked(deps)
-
-
-def _held(frame: Frame, *effects: PossibleEffects) -> tuple[Any, ...]:
-    """Return the objects that a value of parts of a program may be or hold."""
-    found = [(frame.peek(name), name in each.scan.given) for each in effects for name in each.scan.loads]
-    kinds = CONTAINERS | {Object, State, StateGroup}
-    return tuple([x for x, given in found if type(x) in kinds or (type(x) is Unknown and x.of) or (given and isinstance(x, (type, BoundMethod)))])
 
 
 _PARTS = frozenset((

@@ -83,16 +83,13 @@ class Evaluation(Evaluator):
     def lose(self, x: Any, deps: Deps, given: Unknown | None = None, stores: Iterable[str] = ()) -> None:
         """Make the contents of a container, state or object unknown from now on: what they were, or what it may be given. Of a class, these attributes."""
         kind = type(x)
-        if kind is Unknown:
-            if x.of:
-                losses = havoc.Losses(self)
-                losses.lose(x, given, stores)
-                losses.apply(deps)
+        if kind is Unknown and not x.of:
             return
+        if kind is Unknown or stores:
+            losses = havoc.Losses(self)
+            losses.lose(x, given, stores)
+            return losses.apply(deps)
         self.changed.append(x)  # which also keeps its id its own
-        if isinstance(x, type):
-            for name in stores:
-                self.set_attribute(x, name, given)
         if isinstance(x, State):
             x.ctx = self.emitter.lost(deps)
             self.shifted = True

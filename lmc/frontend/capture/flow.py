@@ -170,6 +170,7 @@ class Scan:
         self.loads = {x.id for x in named if isinstance(x.ctx, ast.Load)} | self.appends
         for node in every:
             self._read(node)
+        self.returned |= any_of(_of_all([node for node in nodes if isinstance(node, ast.expr)]))
         loads = self.loads
         if over is not None:
             self._bind(over.target, inside(sources(over.iter)))
@@ -199,7 +200,7 @@ class Scan:
 
     @cached_property
     def gives(self) -> Names:
-        """Return the names that what it returns may be, or be a part of."""
+        """Return the names that what it returns, or its value, may be or be a part of."""
         return frozenset().union(*self.origins(self.returned))
 
     def origins(self, found: Iterable[Source], fresh_results: Names = frozenset(), holds: bool = False) -> Origins:

@@ -38,6 +38,7 @@ _FUNCTIONS = frozenset({Closure, types.FunctionType, BoundMethod, Partial, LRU, 
 _HOLD_NOTHING = frozenset({*op.ATOMS, State, StateGroup, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, HostFunction, Function})
 _USELESS = _HOLD_NOTHING | {Closure}
 _PLAIN_METHODS = op.CONTAINERS | {State, StateGroup}
+_CHANGED_IN_PLACE = (_PLAIN_METHODS | {Object}) - {tuple, frozenset}
 _KNOWN_METHODS = CHANGING.union(SAYING, *PURE_METHODS.values(), *METHODS.values(), ("text", "messages", "get_meta_info", "get_var", "sync", "error"))
 
 
@@ -54,7 +55,7 @@ def havoc(ev: Evaluator, frame: Frame, effects: PossibleEffects, deps: Deps) -> 
         losses.apply(deps)
     for name, x in bound.items():
         held = frame.peek(name)
-        if name not in scan.bound and (isinstance(held, (State, StateGroup, Object)) or type(held) in op.CONTAINERS - {tuple, frozenset}):
+        if name not in scan.bound and type(held) in _CHANGED_IN_PLACE:
             continue  # augmented assignment changes some objects, and rebinds the name of others
         either = any_of((x, held), deps)
         for kind in _kinds(frame.code, scan, name):
@@ -146,7 +147,7 @@ class Losses:
         if LATER in read:
             read[LATER] = self.ev.later.setdefault((id(frame), id(effects)), Coroutine(None, of=(frame, effects.later)))
         self._attributes |= scan.attributes
-        pure = [call for call in scan.roots if isinstance(fn := _resolved(self.ev, read.get, call.func), HostFunction) and fn.pure]
+        pure = [call for call in scan.roots if type(fn := _resolved(self.ev, read.get, call.func)) is HostFunction and fn.pure]
         flow = scan.flow(frozenset(map(result_of, pure)))
         held = [(to, False, given) for to, found in flow.held if (given := any_of([self.value(read, found)])).of]
         for (whole, inside), states, given in ((flow.changed, False, None), (flow.said, True, None), *held):
@@ -154,7 +155,7 @@ class Losses:
                 self.lose(read[name], given, scan.stores)
             parts = [part for name in inside if type(x := read[name]) not in op.ATOMS for part in self._parts(x)]
             for x in self._reach(parts) if parts else ():
-                if states or not isinstance(x, (State, StateGroup)):
+                if states or type(x) not in (State, StateGroup):
                     self.lose(x, given, scan.stores)
         whole, inside = flow.items
         for x in (*(read[name] for name in whole), *(part for name in inside if type(of := read[name]) not in op.ATOMS for part in self._parts(of))):
@@ -162,7 +163,7 @@ class Losses:
                 self.lose(x)
         for call in flow.calls:
             self._call(read, call)
-        if scan.appends and not self.asks and any(isinstance(read[name], (State, StateGroup)) for name in scan.appends):
+        if scan.appends and not self.asks and any(type(read[name]) in (State, StateGroup) for name in scan.appends):
             self.asks = any(isinstance(x, (GenExpr, SelectExpr, ReasoningExpr, Seq)) for x in read.values())
         used = [x for name in scan.loads if type(x := read[name]) not in _USELESS and (type(x) is not Unknown or x.of)]
         functions = [x for name in scan.given if type(x := read[name]) in _FUNCTIONS]
@@ -188,7 +189,7 @@ class Losses:
     def _call(self, read: Read, call: CallFlow) -> None:
         ev, func = self.ev, call.node.func
         fn: Any = None if call.root is None else read[call.root] if not call.method else _resolved(ev, read.get, func)
-        if id(fn) in ASKS or isinstance(fn, Function) or (call.method in _ASKING_METHODS and (fn is None or isinstance(fn, BoundMethod))):
+        if id(fn) in ASKS or isinstance(fn, Function) or (call.method in _ASKING_METHODS and (fn is None or type(fn) is BoundMethod)):
             self.asks = True
         if call.method and type(fn) is BoundMethod and type(fn.function) is str and type(fn.receiver) is not Function:
             return  # a method of a builtin type or of lmc's: what that changes is seen by its name
@@ -207,7 +208,7 @@ class Losses:
         if isinstance(fn, Function) and type(fn.func) is types.FunctionType:
             fn, given = fn.func, [(0, None), *((key + 1 if type(key) is int else key, x) for key, x in given)]
         made = isinstance(fn, type) and is_plain(fn)
-        if fn is None or (isinstance(fn, Unknown) and fn.of):
+        if fn is None or (type(fn) is Unknown and fn.of):
             self._call_any(call, of, given, values)
         elif type(fn) is Partial or (type(fn) is BoundMethod and type(fn.function) is str):
             self.use((), values, [fn])
@@ -223,9 +224,9 @@ class Losses:
         func, reached = call.node.func, self._reach([of])
         methods = [_member(self.ev, x, call.method) for x in reached if type(x) not in _PLAIN_METHODS] if call.method else reached
         entered = self._call_all(methods, given)
-        if isinstance(func, ast.Call):
+        if type(func) is ast.Call:
             self.hand([of, *values])
-        elif not (entered or isinstance(func, ast.Lambda) or call.method in _KNOWN_METHODS):
+        elif not (entered or type(func) is ast.Lambda or call.method in _KNOWN_METHODS):
             self.hand(values)
 
     def _call_all(self, functions: Sequence[Any], given: Sequence[Any]) -> int:
@@ -313,7 +314,7 @@ class Losses:
                 todo += parts
                 steps += len(parts)
         self.ev.count((len(seen) + steps) >> 5)
-        return [x for x in seen.values() if not isinstance(x, Unknown)]
+        return [x for x in seen.values() if type(x) is not Unknown and type(x) is not GivenParts]
 
     def _parts(self, x: Any) -> Collection[Any]:
         """Return what a value holds or may hold, or a function gives that is not passed to it."""
@@ -382,7 +383,7 @@ def callee_of(ev: Evaluator, fn: Any) -> Callee | None:
         return callee_of(ev, fn.of[0]) if fn.of else None
     if type(fn) is LRU:
         fn = fn.__wrapped__
-    elif isinstance(fn, BoundMethod):
+    elif type(fn) is BoundMethod:
         fn, receiver = fn.function, fn.receiver
     elif type(fn) is Object:
         fn, receiver = class_attribute(ev, fn.cls, "__call__"), fn
@@ -402,9 +403,9 @@ def callee_of(ev: Evaluator, fn: Any) -> Callee | None:
 
 def _resolved(ev: Evaluator, peek: Callable[[str], Any], node: ast.expr) -> Any:
     """Return a call's function, as far as it is known without evaluating anything; None if it is not."""
-    if isinstance(node, ast.Name):
+    if type(node) is ast.Name:
         return peek(node.id)
-    return _member(ev, _resolved(ev, peek, node.value), node.attr) if isinstance(node, ast.Attribute) else None
+    return _member(ev, _resolved(ev, peek, node.value), node.attr) if type(node) is ast.Attribute else None
 
 
 def _member(ev: Evaluator, x: Any, name: str) -> Any:

@@ -171,8 +171,7 @@ class LazyItems:
 
     def holds(self) -> list[Any]:
         """Return what its items may be or hold."""
-        frame, effects = self._of or (None, None)
-        return [*self._sources, *(map(frame.peek, effects.scan.loads) if frame is not None and effects is not None else ())]
+        return [*self._sources, *(map(self._of[0].peek, self._of[1].scan.gives) if self._of is not None else ())]
 
     def may_ask(self) -> bool:
         return (self._of is not None and self._ev.may_ask(*self._of)) or self._ev.may_ask_in(self._sources)
