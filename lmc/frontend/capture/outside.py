@@ -164,9 +164,7 @@ class Outside:
         adopt = self.adopt
         if kind is tuple or kind is frozenset:
             items = [adopt(i) for i in held]
-            if kind is frozenset:
-                return x if all(type(i) in ATOMS or type(i) is tuple for i in items) else Unknown(None)
-            return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items)
+            return x if all(a is b for a, b in zip(items, x, strict=True)) else tuple(items) if kind is tuple else Unknown(None)
         made: Any = held.copy()
         self._adopted[id(x)] = (x, made)
         if not self.snapshot.is_captured(x):

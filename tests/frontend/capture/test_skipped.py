@@ -415,6 +415,7 @@ def inner(xs): return len(xs)\ninner(L)
 text = json.dumps(D) + re.sub("a", "b", L[0])
 first = max(L); last = sorted(L)[0]; part = L[1:]
 match L:\n case [a, b]: pass
+if len(L) > 9: lmc.nothing(1)
 """.strip().splitlines()
 
 
