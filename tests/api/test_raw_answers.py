@@ -130,6 +130,9 @@ def test_a_stream_that_is_left_open_behind_its_answer_is_not_waited_for(talk, mo
     backend = talk(answer)
     assert growing(backend) == TEXT
     assert len(talk.server.of("POST")) == 1 and backend.spent().usage.completion_tokens == 3
+    monkeypatch.setattr("lmc.backend.api.client._BEHIND", 3600.0)
+    assert growing(backend) == TEXT, "the server is known to leave them open"
+    assert len(talk.server.of("POST")) == 2
 
 
 @pytest.mark.parametrize("rest", (b"", b'data: {"usa'), ids=("its end", "an event"))
@@ -149,6 +152,7 @@ def test_a_stream_that_breaks_behind_its_answer_is_not_asked_for_again(talk, res
     spent = backend.spent()
     reported = talk.kind in ("anthropic", "sglang")  # in the event that ends the answer
     assert len(talk.server.of("POST")) == spent.attempts == 1 and spent.unreported == (not reported)
+    assert not any(server["failures"] for server in backend.server_info().get("servers", ()))
 
 
 LISTS = {

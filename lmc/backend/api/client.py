@@ -64,6 +64,7 @@ class Client:
         self.rates = Rates(name, concurrency, begin)
         self._random = random.Random()
         self._reached = reached  # or somebody was told that nothing comes
+        self._behind = _BEHIND  # seconds for the next piece behind a complete answer
 
     async def call(self, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage) -> T:
         """Return the server's answer converted by `read`; `request` is called for each attempt.
@@ -100,7 +101,7 @@ class Client:
             into, last = gather(), Received({})
             reported: Usage | None = None
             events = 0
-            async for last in closed(self.wire.stream(sent), lambda: into.complete):
+            async for last in self.pieces(self.wire.stream(sent), lambda: into.complete):
                 events += 1
                 if events == 1:
                     self.heard(ticket, last.headers)
@@ -113,6 +114,34 @@ class Client:
                 return into.result()
 
         return await self._patiently(request, attempt, tally)
+
+    async def pieces(self, stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
+        """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open, which
+        is waited for once, and some connections break there. The answer is used all the same, since another one would be billed, too. Of any other break
+        the server is told that sent the pieces before."""
+        origin = None
+        while True:
+            behind = complete()
+            try:
+                async with asyncio.timeout(self._behind if behind else None):
+                    piece = await anext(stream)
+            except StopAsyncIteration:
+                self._behind = _BEHIND if behind else self._behind
+                return
+            except TimeoutError:
+                if not behind:
+                    raise
+                self._behind = _LEFT_OPEN
+                return
+            except Fault as fault:
+                if behind and fault.status is None:
+                    log("backend", "a stream broke off behind its complete answer, which is used")
+                    return
+                if origin is not None:
+                    origin.failed(fault)
+                raise
+            origin = piece.origin
+            yield piece
 
     async def _batched(
         self, waves: Waves, request: Callable[[], HttpRequest], usage: Callable[[Body], Usage | None], read: Callable[[Body], T], tally: AttemptUsage
@@ -245,7 +274,7 @@ class Client:
 
 
 _ADVICE = {407: PROXY_KEY, 413: "; the prompt is too long for this server: shorten it"}
-_BEHIND = 10.0  # seconds for the next piece behind a complete answer
+_BEHIND, _LEFT_OPEN = 10.0, 0.5  # seconds for the next piece behind a complete answer; where the server has left the last such stream open
 _EVENT = 256  # bytes of an event of a stream
 _ATTEMPTS = 1 << 16  # more than any request has
 
@@ -259,27 +288,6 @@ class Gatherer(Protocol[T]):  # pyright: ignore[reportInvalidTypeVarUse]
     def add(self, body: Body) -> None: ...
 
     def result(self) -> T: ...
-
-
-async def closed(stream: AsyncIterator[Received], complete: Callable[[], bool]) -> AsyncIterator[Received]:
-    """Yield the pieces of a stream. What comes behind a complete answer, as its usage does, comes at once: some servers leave the stream open, and some
-    connections break there. The answer is used all the same, since another one would be billed, too."""
-    async for piece in stream:
-        yield piece
-        if complete():
-            break
-    while True:
-        try:
-            async with asyncio.timeout(_BEHIND):
-                piece = await anext(stream)
-        except (StopAsyncIteration, TimeoutError):
-            return
-        except Fault as fault:
-            if fault.status is not None:
-                raise
-            log("backend", "a stream broke off behind its complete answer, which is used")
-            return
-        yield piece
 
 
 class LazyClient:

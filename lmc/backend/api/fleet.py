@@ -99,15 +99,27 @@ class Fleet(Placement[FleetServer]):
 
     async def post(self, request: HttpRequest) -> Received:
         async with self._sent(request) as server:
-            received = await server.wire.post(request)
+            try:
+                received = await server.wire.post(request)
+            except Fault as fault:
+                self.failed(server, fault)
+                raise
             self.answered(server, request)
         return Received(received.body, received.headers, server)
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
+        """Yield the answer's pieces. Of a fault behind the first one their reader tells the server: the answer may have been complete."""
+        came = False
         async with self._sent(request) as server:
-            async for received in server.wire.stream(request):
-                self.answered(server, request)
-                yield Received(received.body, received.headers, server)
+            try:
+                async for received in server.wire.stream(request):
+                    came = True
+                    self.answered(server, request)
+                    yield Received(received.body, received.headers, server)
+            except Fault as fault:
+                if not came:
+                    self.failed(server, fault)
+                raise
 
     async def close(self) -> None:
         await asyncio.gather(*[server.wire.close() for server in self._targets])
@@ -122,9 +134,6 @@ class Fleet(Placement[FleetServer]):
         except asyncio.CancelledError:
             if clock() - began >= 0.99 * self._timeout:  # the client's time began a little before
                 self.failed(server, Fault(f"no answer within {self._timeout:g} s"))
-            raise
-        except Fault as fault:
-            self.failed(server, fault)
             raise
         finally:
             self.leave(server, cost)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from lmc.backend.api.client import Client, closed
+from lmc.backend.api.client import Client
 from lmc.backend.api.completions import Completions
 from lmc.backend.api.exchange import Body, Fault, HttpRequest, reading
 from lmc.backend.api.fleet import Fleet, FleetServer
@@ -216,7 +216,7 @@ class Listed(Completions):
     async def _stream(self, client: Client, server: FleetServer, ticket: Ticket, request: HttpRequest, left: dict[int, Member]) -> None:
         parts = [self.part() for _ in left]
         heard = False
-        async for received in closed(server.wire.stream(request), lambda: not left):
+        async for received in client.pieces(server.wire.stream(request), lambda: not left):
             if not heard:
                 heard = True
                 client.heard(ticket, received.headers)
