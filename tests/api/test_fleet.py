@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 import warnings
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from lmc.backend.api.fleet import Fleet
 from lmc.backend.api.prefixes import BLOCK, Prefixes, keys_of
 from tests.api.conftest import QUICK
 from tests.api.http import Answer, Planted, Server
+from tests.api.raw_server import TEXT, RawServer, answered, whole
 from tests.api.sglang_server import WORDS, SGLangModel, VLLMModel, serve
 from tests.api.text_model import TextModel
 from tests.waiting import until
@@ -336,6 +338,29 @@ def test_a_server_that_comes_back_with_another_model_is_not_asked(several):
         fast(q="x", backend=alone, temperature=0).text()
     assert [s.ret_value for s in fast.batch(ITEMS, backend=both, temperature=0)] == expected(ITEMS)
     assert len(one.seen) == before
+
+
+def test_a_check_of_the_model_that_stalls_costs_one_attempt(opened):
+    """The next attempt makes a check of its own, also where attempts have less time than a check would."""
+
+    async def reply(request, writer):
+        if request.method == "POST":
+            writer.write(whole(json.dumps(answered("sglang")).encode()) if request.number > 0 else b"")
+            return request.number > 0  # the first connection breaks, so the server is asked again what it is
+        if request.number == 1:
+            await asyncio.Event().wait()
+        writer.write(whole(b'{"model_path": "m"}'))
+        return True
+
+    @lmc.function
+    def program(s):
+        s += "x" + lmc.gen("a", max_tokens=8)
+
+    server = opened(RawServer(reply))
+    patience = Patience(retries=2, timeout=4.0, first_delay=0.001)
+    backend = opened(lmc.SGLang(server.url, chat_template="chatml", router=False, patience=patience))
+    assert program.run(backend=backend, temperature=0)["a"] == TEXT
+    assert len(server.of("GET")) == 3
 
 
 def test_servers_come_and_go_while_requests_run(several):

@@ -202,10 +202,12 @@ class Access:
 
     headers  with a key
     verify   how certificates are checked, as for `tls`
+    seconds  for what a server says of itself
     """
 
     headers: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     verify: bool | str = True
+    seconds: float = 10.0
 
 
 def exchanged(method: str, url: str, headers: Mapping[str, str], data: bytes | None, verify: bool | str, seconds: float) -> tuple[int, dict[str, str], bytes]:

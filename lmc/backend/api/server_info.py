@@ -54,7 +54,7 @@ def asked(url: str, paths: Sequence[str], access: Access, what: str) -> dict[str
     for path in paths:
         speaks = False
         try:
-            status, told, data = exchanged("GET", bare + path, headers, None, access.verify, _PATIENCE)
+            status, told, data = exchanged("GET", bare + path, headers, None, access.verify, access.seconds)
             speaks = True
             if status < 300:
                 return parsed(data)
@@ -128,12 +128,13 @@ def _described(url: str, access: Access) -> str:
 _CLIENTS = {"vllm": ("a vLLM server", "lmc.VLLM"), "sglang": ("an SGLang server", "lmc.SGLang")}
 
 
-def access_of(api_key: str | None, verify: bool | str | None) -> Access:
-    """Return what requests need. Raises ParameterError for a key or a file that cannot be used."""
+def access_of(api_key: str | None, verify: bool | str | None, timeout: float) -> Access:
+    """Return what requests need. A server is asked about itself within half of the `timeout` of an attempt, which may have to check its model first.
+    Raises ParameterError for a key or a file that cannot be used."""
     check_key(api_key)
     verify = True if verify is None else verify
     tls(verify)
-    return Access({"authorization": f"Bearer {api_key}"} if api_key else {}, verify)
+    return Access({"authorization": f"Bearer {api_key}"} if api_key else {}, verify, min(_PATIENCE, timeout / 2))
 
 
 def one_model(urls: Sequence[str], ask: Callable[[str], dict[str, Any]], name: Callable[[dict[str, Any]], str]) -> dict[str, Any]:

@@ -100,12 +100,13 @@ class SGLang(RemoteBackend):
     ) -> None:
         self._image_token = image_token
         self._written = dict[tuple[SamplingParams, Constraint | None, tuple[str, ...]], bytes]()
-        urls, self._access = without_root(urls_of(base_url)), access_of(api_key, verify)
+        patience = patience or Patience(retries=retries, timeout=timeout)
+        urls, self._access = without_root(urls_of(base_url)), access_of(api_key, verify, patience.timeout)
         info = one_model(urls, self._asked_of, _model)
         model = _model(info)
         prompts = Prompts.of(model, info.get("tokenizer_path") or model, tokenizer, chat_template or chat_template_name)
         self._sees = info.get("has_image_understanding") is not False  # older servers do not report it
-        terms = ApiTerms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        terms = ApiTerms(concurrency, patience, prices, speculate)
         super().__init__("SGLang", model, urls, self._access, prompts, terms, router, served_as="*")
         self._warmup = CacheWarmup(_LONGEST_PREPARED)
 

@@ -75,12 +75,13 @@ class VLLM(RemoteBackend):
         router: bool | None = None,
     ) -> None:
         self._written = dict[tuple[Any, ...], tuple[bytes, bool]]()
-        urls, self._access, self._wanted = without_root(urls_of(url)), access_of(api_key, verify), model
+        patience = patience or Patience(retries=retries, timeout=timeout)
+        urls, self._access, self._wanted = without_root(urls_of(url)), access_of(api_key, verify, patience.timeout), model
         found = one_model(urls, self._asked_of, lambda info: str(info["id"]))
         name = str(found["id"])
         prompts = Prompts.of(name, found.get("root"), tokenizer, chat_template)
         prompts.limit = found.get("max_model_len")
-        terms = ApiTerms(concurrency, patience or Patience(retries=retries, timeout=timeout), prices, speculate)
+        terms = ApiTerms(concurrency, patience, prices, speculate)
         super().__init__("VLLM", name, urls, self._access, prompts, terms, router, extra_body=extra_body)
 
     def _asked_of(self, url: str) -> dict[str, Any]:
