@@ -163,17 +163,24 @@ def test_what_a_server_says_of_itself_is_there_in_time(opened, monkeypatch, kind
         kind(url)
 
 
-def test_a_list_of_models_that_does_not_end_is_not_waited_for(opened, monkeypatch):
+@pytest.mark.parametrize(("seconds", "endless"), ((0.1, DRIPPING["its body"]), (2.0, STREAMS["nothing"])), ids=("slowly", "fast"))
+def test_a_list_of_models_that_does_not_end_is_not_waited_for(opened, monkeypatch, seconds, endless):
     pytest.importorskip("openai")
-    monkeypatch.setattr("lmc.backend.api.sdk.CONNECT", 0.1)
+    monkeypatch.setattr("lmc.backend.api.sdk.CONNECT", seconds)
+    sent = list[int]()
 
     async def reply(request, writer):
         if request.method == "POST":
             writer.write(whole(b'{"error": {"message": "there is no model m"}}', "404 Not Found"))
             return True
-        return await dripping(request, writer)
+        begin, piece = endless
+        writer.write(begin)
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            sent.append(len(piece))
+            await asyncio.sleep(0)
 
-    dripping = talks(*DRIPPING["its body"])
     backend = opened(lmc.OpenAI("m", True, base_url=opened(RawServer(reply)).url, api_key="a-key-of-mine"))
 
     @lmc.function
@@ -183,3 +190,4 @@ def test_a_list_of_models_that_does_not_end_is_not_waited_for(opened, monkeypatc
 
     with pytest.raises(lmc.BackendError, match=r"test_endless.py:\d+: .*there is no model m"):
         program.run(backend=backend).text()
+    assert sum(sent) < 32 * MOST, "what was read, and what the connection holds"

@@ -105,7 +105,7 @@ def bounded(client: Any) -> None:
     """Let an httpx client read no more of an answer than `MOST_BYTES`, counted when it is decompressed."""
 
     async def bound(response: Any) -> None:
-        if response.request.method != "POST":  # a file with the answers to a batch
+        if response.request.url.path.endswith(_FILES):
             return
         read = response.aiter_bytes
 
@@ -120,3 +120,6 @@ def bounded(client: Any) -> None:
         response.aiter_bytes = counted  # through which httpx reads lines and whole bodies, too
 
     client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], bound]}
+
+
+_FILES = ("/content", "/results")  # with the answers to a batch, as OpenAI and Anthropic have them
