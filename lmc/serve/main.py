@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 import uvicorn
@@ -45,6 +45,7 @@ _LAST = 2  # seconds for the last 503s to be sent
 _FROZEN = 30.0  # seconds without a turn of the event loop after which the log says what all threads do
 _PATIENCE = 30  # seconds for a request line and headers, for the next request of a connection, and to read `_READ` bytes
 _READ = 1 << 16  # bytes of an answer
+_CLOSING = 256  # connections of clients that are still sending, and may read their answer before the connection is closed
 _FILES = 10_240  # open files, of which each connection is one; macOS allows no more
 
 
@@ -259,6 +260,7 @@ class Connection(H11Protocol):
     _late: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
     _ends = False  # closed without waiting for more of the client
+    _closing: ClassVar[dict[Connection, None]] = {}  # in the order in which they were answered
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
@@ -271,8 +273,8 @@ class Connection(H11Protocol):
         self._await_head()
 
     def _close(self) -> None:
-        """Close the connection, but let a client that is still sending read its answer, until it ends the connection or `_PATIENCE` is over: for what was
-        sent and not read, the system would reset the connection, and the answer would be lost."""
+        """Close the connection, but let a client that is still sending read its answer, until it ends the connection, `_PATIENCE` is over or `_CLOSING`
+        others wait for the same: for what was sent and not read, the system would reset the connection, and the answer would be lost."""
         if self._ends or self.conn.their_state not in (h11.SEND_BODY, h11.ERROR) or not self._made.can_write_eof():
             return self._made.close()
         self._ends = True
@@ -282,6 +284,9 @@ class Connection(H11Protocol):
         self._made.write_eof()
         self._made.resume_reading()
         self._wait()
+        self._closing[self] = None
+        if len(self._closing) > _CLOSING:
+            next(iter(self._closing))._made.abort()
 
     def shutdown(self) -> None:
         self._ends = True
@@ -326,6 +331,7 @@ class Connection(H11Protocol):
         self._await_reader()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._closing.pop(self, None)
         self._stop_waiting()
         if self._reading is not None:
             self._reading.cancel()

@@ -345,6 +345,20 @@ def test_who_is_still_sending_can_read_the_answer_that_closes_the_connection(fir
         rest_of(connection)
 
 
+def test_only_so_many_clients_that_are_still_sending_are_waited_for(monkeypatch):
+    from lmc.serve import main
+
+    monkeypatch.setattr(main, "_CLOSING", 2)
+    monkeypatch.setattr(main, "_PATIENCE", 3600)
+    with on_a_port() as url, raw(url) as first, raw(url) as second, raw(url) as third:
+        for connection in (first, second, third):
+            connection.sendall(b"GET / HTTP/9\r\n\r\n")
+            assert status_of(connection) == 400
+        until(lambda: is_reset(first))
+        assert not is_reset(second) and not is_reset(third)
+    until(lambda: not main.Connection._closing)
+
+
 def unread(url: str, sent: bytes) -> tuple[bytes, socket.socket]:
     """Send a request, and read nothing of the answer but its first bytes."""
     host, port = url.removeprefix("http://").split(":")
