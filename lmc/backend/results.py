@@ -181,7 +181,7 @@ class Result:
             self._output, self._error = output, error
             if output is not None and output.phases is not None:
                 self.first = self.first or output.phases[1]
-            callbacks, self._callbacks, self._watchers = self._callbacks, None, None
+            callbacks, self._callbacks, self._watchers, self._told = self._callbacks, None, None, None
         for notify in callbacks or ():
             notify(self)
 
@@ -246,7 +246,7 @@ class Result:
     def on_call(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
         """Call `told` with each tool call that completes before the answer; at once for those that already have."""
         with _lock:
-            heard, self._told = self._heard, told
+            heard, self._told = self._heard, None if self.done else told
         for name, arguments in heard:
             told(name, arguments)
 

@@ -7,6 +7,7 @@ import gc
 import json
 import pickle
 import re
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from lmc.errors import BackendError, CancelledError, ParameterError, ProgramErro
 from lmc.segments import Gen, SamplingParams, Text
 from tests.backend.engine_fakes import drain, stepped
 from tests.backend.gated import Gated
+from tests.waiting import until
 
 
 @lmc.function
@@ -249,6 +251,21 @@ def test_it_is_as_well_as_its_backends():
     assert backend.health().state == "closed"
     with pytest.raises(ProgramError, match=r"pickled \(Routed\)"):
         pickle.dumps(backend)
+
+
+def test_a_dropped_one_holds_no_backend():
+    """An engine's memory comes back at once, and not with the next garbage collection."""
+    gc.collect()
+    gc.disable()
+    try:
+        engine, text = lmc.Mock(latency=0.001), (Text(("A",)), GEN)
+        backend, dropped = Routed(engine, {"y": lmc.Mock(latency=0.001)}), weakref.ref(engine)
+        handle = backend.submit(None, (*text, replace(GEN, name="y"), GEN))
+        assert all(result.output().text for result in handle.results)
+        del engine, backend, handle
+        until(lambda: dropped() is None, seconds=10)  # once the threads that have delivered the answers have let go
+    finally:
+        gc.enable()
 
 
 def test_a_handle_of_another_backend_is_refused():
