@@ -126,9 +126,9 @@ def get_server_info(backend: Any = None) -> dict[str, Any] | None:
 
 def _given_or_default(backend: Any) -> Any:
     """Return `backend`, or the default one if it exists: asking about a cache must not load a model."""
-    if backend is not None and not _config.can_answer(backend):
-        raise _errors.ArgumentError(f"backend={backend!r:.200}: must be a backend such as lmc.Engine(…)")
-    return _config.default_backend() if backend is None and _config.has_default_backend() else backend
+    if backend is not None:
+        return _config.as_backend(backend)
+    return _config.default_backend() if _config.has_default_backend() else None
 
 
 def _of_module(module: str, name: str) -> Callable[..., Any]:

@@ -283,20 +283,23 @@ def provide(**makers: Callable[..., Any]) -> None:
     _provided.update(makers)
 
 
-def can_answer(backend: Any) -> bool:
-    """Return whether an object is a backend, and not the class of one."""
-    return not isinstance(backend, type) and hasattr(backend, "submit")
+def as_backend(given: Any, what: str = "backend") -> Backend:
+    """Return a backend that was given, or that of a name (`named_backend`). Raises ArgumentError for anything else, which `what` was given as."""
+    if isinstance(given, str):
+        return named_backend(given)
+    if not hasattr(given, "submit"):
+        raise ArgumentError(f"{what}={given!r:.200}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}")
+    if isinstance(given, type):
+        raise ArgumentError(f"{what}={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)")
+    return given
 
 
 def set_default_backend(backend: Backend | str | None) -> None:
     """Set the backend of runs that name none, or its name (`named_backend`). None goes back to the small model."""
     global _default
-    if isinstance(backend, str):
-        backend = named_backend(backend)
-    if backend is not None and not can_answer(backend):
-        raise ArgumentError(f"set_default_backend() takes a backend such as lmc.Engine(…), not {backend!r}")
+    found = None if backend is None else as_backend(backend)
     with _lock:
-        _default = backend
+        _default = found
 
 
 def default_backend() -> Backend:

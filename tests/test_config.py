@@ -172,9 +172,9 @@ def test_a_set_backend_wins_and_can_be_taken_back() -> None:
 
 
 def test_only_backends_can_be_the_default() -> None:
-    with pytest.raises(ArgumentError, match="takes a backend"):
+    with pytest.raises(ArgumentError, match="backend=3: a backend such as"):
         set_default_backend(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="takes a backend such as"):
+    with pytest.raises(ArgumentError, match="backend=Mock: that is the class"):
         set_default_backend(Mock)  # type: ignore[arg-type]
 
 

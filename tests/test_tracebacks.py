@@ -241,12 +241,13 @@ WRONG: list[tuple[Callable[[Any], Any], Any, str]] = [
     (lambda x: lmc.Retry(wait=x), None, "Retry(wait=None): must be float"),
     (lambda x: lmc.Mock(capabilities=x), 1, "Mock(capabilities=1): must be Capabilities"),
     (lambda x: lmc.Routed(lmc.Mock(), x), "x", "Routed(sites='x'): must be Mapping[Any, Backend | str]"),
-    (lambda x: lmc.Routed(x, {}), 1, "backend=1: must be a backend such as lmc.Engine(…), or its name"),
+    (lambda x: lmc.Routed(x, {}), 1, "backend=1: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
+    (lambda x: lmc.Routed(x, {}), lmc.Mock, "backend=Mock: that is the class, not a backend; call it, as in lmc.Mock(…)"),
     (lmc.SGLang, None, "SGLang(base_url=None): must be str | Sequence[str]"),
     (lmc.VLLM, [1], "url=1: must be the URL of a server, as text"),
     (lambda x: lmc.certify(gentle, x, lmc.Mock(), lmc.Mock()), 3, "certify(items=3): must be Iterable[Mapping[str, Any] | Sequence[Any]]"),
     (lambda x: lmc.certify(gentle, [{}], lmc.Mock(), x), None, "certify: b is None; it must be a backend or its name"),
-    (lmc.flush_cache, "mock", "backend='mock': must be a backend such as lmc.Engine(…)"),
+    (lmc.flush_cache, 3, "backend=3: a backend such as lmc.Engine() or its name, such as 'mock', not int"),
 ]
 
 

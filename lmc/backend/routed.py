@@ -21,11 +21,10 @@ from functools import cache, reduce
 from operator import add
 from typing import Any
 
-from lmc.arguments import wrong_type
 from lmc.backend.base import HEALTHY, Backend, Capabilities, CountsSpending, Handle, Health, Hints, SaysHealth, SharedBackend
 from lmc.backend.results import Result
 from lmc.backend.usage import Counters, Spending
-from lmc.config import named_backend
+from lmc.config import as_backend
 from lmc.errors import BackendError, CancelledError, Loc, ParameterError
 from lmc.segments import Gen, Given, Segment, Select
 
@@ -51,8 +50,8 @@ class Routed(SharedBackend):
     """
 
     def __init__(self, default: Backend | str, sites: Mapping[Any, Backend | str]) -> None:
-        self._default = _backend(default)
-        self._sites: dict[Any, Backend] = {site: _backend(other) for site, other in sites.items()}
+        self._default = as_backend(default)
+        self._sites: dict[Any, Backend] = {site: as_backend(other) for site, other in sites.items()}
         self.backends: tuple[Backend, ...] = tuple({id(each): each for each in (self._default, *self._sites.values())}.values())
         self.chat_template = self._default.chat_template
         for each in self.backends:
@@ -323,12 +322,6 @@ class RoutedHandle:
             part.hints = part.hints._replace(guess=False)
             if (needed := getattr(part.handle, "needed", None)) is not None:
                 needed()
-
-
-def _backend(given: Backend | str) -> Backend:
-    if not (isinstance(given, str) or hasattr(given, "submit")):
-        raise wrong_type("backend", given, "a backend such as lmc.Engine(…), or its name")
-    return named_backend(given) if isinstance(given, str) else given
 
 
 _ALL_CAN = ("select", "logprobs", "images", "videos", "documents", "n", "streams", "tools", "raw_text", "local", "plans")

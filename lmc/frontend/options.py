@@ -6,10 +6,10 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lmc.backend.base import Backend
-from lmc.config import named_backend
+from lmc.config import as_backend
 from lmc.errors import ArgumentError, LmcError, ParameterError
 from lmc.frontend.expressions import caller_loc
 from lmc.limits import Budget, Limits, check_timeout
@@ -163,17 +163,11 @@ def checked_priority(given: Any) -> float:
 def backend_of(given: Any) -> Backend | None:
     """Return a backend that was given, or that of a name. Raises ParameterError for an unknown name, ArgumentError for
     any other type."""
-    if isinstance(given, str):
-        try:
-            return named_backend(given)
-        except LmcError as error:
-            error.loc = error.loc or caller_loc()
-            raise
-    if isinstance(given, type) and hasattr(given, "submit"):
-        raise ArgumentError(f"backend={given.__name__}: that is the class, not a backend; call it, as in lmc.{given.__name__}(…)", loc=caller_loc())
-    if given is not None and not hasattr(given, "submit"):
-        raise ArgumentError(f"backend={given!r}: a backend such as lmc.Engine() or its name, such as 'mock', not {type(given).__name__}", loc=caller_loc())
-    return cast("Backend | None", given)
+    try:
+        return None if given is None else as_backend(given)
+    except LmcError as error:
+        error.loc = error.loc or caller_loc()
+        raise
 
 
 _DEFAULTS: Mapping[str, Any] = {

@@ -767,7 +767,7 @@ def test_names_that_are_not_there():
         lmc.register_chat_template("chatml")
     with pytest.raises(lmc.ParameterError, match="no model 'gpt-4'"):
         lmc.set_default_backend("gpt-4")
-    with pytest.raises(lmc.ArgumentError, match="takes a backend such as"):
+    with pytest.raises(lmc.ArgumentError, match="backend=4: a backend such as"):
         lmc.set_default_backend(4)
 
 
