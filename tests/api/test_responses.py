@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 import lmc
 from lmc.backend.api import responses
+from tests.api.raw_server import RawServer, whole
 from tests.api.test_conformance import turns
 from tests.api.test_tools import TOOLS, agent, script
 from tests.api.text_model import TextModel
@@ -33,6 +35,34 @@ def test_answers_are_those_of_chat(openai, options):
     assert paths(server).count("/chat/completions") == ("api" not in options)
     (schema,) = {json.dumps(seen.body["text"]["format"]["schema"]) for seen in server.seen if "properties\": {\"k\"" in json.dumps(seen.body.get("text", ""))}
     assert json.loads(schema)["required"] == ["k"]
+
+
+@pytest.mark.parametrize("stream", (False, True), ids=("whole", "stream"))
+def test_all_that_are_on_their_way_when_it_is_found_out_go_there(opened, stream):
+    pytest.importorskip("openai")
+    found = {"id": "r", "model": "m", "status": "completed", "output": [{"type": "message", "content": [{"type": "output_text", "text": "Yes."}]}]}
+
+    async def reply(request, writer):
+        if request.path.endswith("/responses"):
+            event = {"type": "response.completed", "response": found}
+            data = f"data: {json.dumps(event)}\n\n" if request.body.get("stream") else json.dumps(found)
+            writer.write(whole(data.encode(), content_type="text/event-stream" if stream else "application/json"))
+            return True
+        while len(server.of("POST")) < 2:
+            await asyncio.sleep(0.001)
+        writer.write(whole(b'{"error": {"message": "This model is only supported in v1/responses and not in v1/chat/completions."}}', "404 Not Found"))
+        return True
+
+    server = opened(RawServer(reply))
+    backend = opened(lmc.OpenAI("m", base_url=server.url + "/v1", api_key="a-key-of-mine"))
+
+    @lmc.function
+    def one(s, q):
+        s += lmc.user(q) + lmc.assistant(lmc.gen("a", max_tokens=8))
+
+    states = [one.run(q, backend=backend, stream=stream) for q in "xy"]
+    assert [state["a"] for state in states] == ["Yes."] * 2
+    assert sorted(paths(server)) == ["/chat/completions"] * 2 + ["/responses"] * 2
 
 
 @pytest.mark.parametrize("stand_in", ({}, {"only_responses": True}))

@@ -178,14 +178,15 @@ class OpenAIWire(SdkWire):
         self._include: tuple[str, ...] = (responses.ENCRYPTED,)  # until the model reports that it has no reasoning
 
     def turned(self, request: HttpRequest, fault: Fault) -> bool:
-        """Return whether a refused request of a batch is sent differently from now on: by the Responses API, or there
-        without reasoning."""
-        if self._turns(request, fault):
-            return True
-        if request.path != _CHAT or self._api != "responses" or not (responses.wanted(fault) or not_taken(fault, "include")):
+        """Return whether a refused request is sent differently from now on: by the Responses API, which takes it, or there without reasoning."""
+        needed, bare = responses.wanted(fault), self._api == "responses" and not_taken(fault, "include")
+        if request.path != _CHAT or self._api == "chat" or not (needed or bare):
             return False
-        if not_taken(fault, "include"):
+        if bare:
             self._include = ()
+        elif self._api is None:
+            log("backend", "asks by the Responses API from now on: the server says that the model needs it")
+            self._api = "responses"
         return True
 
     def by_responses(self, request: HttpRequest) -> HttpRequest | None:
@@ -194,25 +195,6 @@ class OpenAIWire(SdkWire):
         if request.path != _CHAT or self._api != "responses":
             return None
         return replace(request, path=responses.PATH, body=responses.asked(request.body, *self._include))
-
-    def _turns(self, request: HttpRequest, fault: Fault) -> bool:
-        """Return whether a chat completion was refused that the Responses API takes; then all go there from now on."""
-        if request.path != _CHAT or self._api is not None or not responses.wanted(fault):
-            return False
-        log("backend", "asks by the Responses API from now on: the server says that the model needs it")
-        self._api = "responses"
-        return True
-
-    def _without_reasoning(self, request: HttpRequest, asked: HttpRequest, fault: Fault) -> HttpRequest:
-        """Return the request for a model that refused to give its reasoning, since it has none; raise the fault if that
-        is not the reason."""
-        if not not_taken(fault, "include"):
-            raise fault
-        self._include = ()
-        again = self.by_responses(request)
-        if again is None or again.body == asked.body:
-            raise fault
-        return again
 
     def _resource(self, request: HttpRequest) -> Any:
         resources = {"/completions": "completions", "/decisions": "decisions", responses.PATH: "responses"}
@@ -224,40 +206,27 @@ class OpenAIWire(SdkWire):
         return found
 
     async def post(self, request: HttpRequest) -> Received:
-        other = self.by_responses(request)
-        if other is not None:
+        while True:
+            other = self.by_responses(request)
             try:
-                received = await super().post(other)
+                received = await super().post(other or request)
+                break
             except Fault as fault:
-                received = await super().post(self._without_reasoning(request, other, fault))
-            with reading():
-                return replace(received, body=responses.answered(received.body))
-        try:
-            return await super().post(request)
-        except Fault as fault:
-            if not self._turns(request, fault):
-                raise
-        return await self.post(request)
+                if not self.turned(request, fault) or self.by_responses(request) == other:
+                    raise
+        with reading():
+            return received if other is None else replace(received, body=responses.answered(received.body))
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
-        other = self.by_responses(request)
-        if other is not None:
+        while True:
+            other = self.by_responses(request)
             try:
-                async for received in self._pieces(other):
+                async for received in self.streamed(request) if other is None else self._pieces(other):
                     yield received
+                return
             except Fault as fault:
-                async for received in self._pieces(self._without_reasoning(request, other, fault)):
-                    yield received
-            return
-        try:
-            async for received in self.streamed(request):
-                yield received
-            return
-        except Fault as fault:
-            if not self._turns(request, fault):
-                raise
-        async for received in self.stream(request):
-            yield received
+                if not self.turned(request, fault) or self.by_responses(request) == other:
+                    raise
 
     async def _pieces(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Convert a response's events to chunks of a chat completion."""
