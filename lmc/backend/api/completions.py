@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ from lmc.backend.api.bodies import (
     tokens_of,
     usage_of,
 )
-from lmc.backend.api.cache_warmup import CacheWarmup, WarmupTurn
+from lmc.backend.api.cache_warmup import NO_TURN, CacheWarmup, WarmupTurn
 from lmc.backend.api.caching import AUTOMATIC, CacheBook, marked_end, prompt_of, whole
 from lmc.backend.api.dialects import BASE, OPENAI_DEFAULTS, SERVERS, SHOWN
 from lmc.backend.api.exchange import NOTHING, Body, Fault, HttpRequest, Malformed, Wire
@@ -206,22 +206,20 @@ class Completions(ApiBackend):
         before = tally.usage.prompt_tokens
         if self._book is not None and "cache_control" not in self._cannot:
             return await self._marked(self._book, request, read, watching if shown else None, ask, tally)
-        waiting = self.turn(place, ask, prompt) if tally.waves is None else None
-        if waiting is None:
-            reply = await self._sent(request, read, watching if shown else None, chat, tally)
-        else:
-            async with waiting as turn:
-                watch = watching if shown else UNWATCHED if turn.first and ask.params.n == 1 else None
-                reply = await self._sent(request, read, watch, chat, tally, turn.begun)
-                turn.begun()
+        async with self.turn(place, ask, prompt) if tally.waves is None else nullcontext(NO_TURN) as turn:
+            watch = watching if shown else UNWATCHED if turn.first and ask.params.n == 1 else None
+            reply = await self._sent(request, read, watch, chat, tally, turn.begun)
+            turn.begun()
         if chat and self._prices is not None:
             self._sizes[0] += sum(len(m["content"].encode("utf-8", "surrogatepass")) for m in prompt["messages"] if isinstance(m.get("content"), str))
             self._sizes[1] += tally.usage.prompt_tokens - before
         return reply
 
-    def turn(self, place: PromptNode, ask: Gen, prompt: Body) -> AbstractAsyncContextManager[WarmupTurn] | None:
-        """Wait until a request may go without computing a prefix that another one in flight computes; None: at once."""
-        return self._warmup and self._warmup.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False))
+    def turn(self, place: PromptNode, ask: Gen, prompt: Body) -> AbstractAsyncContextManager[WarmupTurn]:
+        """Wait until a request may go without computing a prefix that another one in flight computes."""
+        if self._warmup is None:
+            return nullcontext(NO_TURN)
+        return self._warmup.turn(json.dumps([ask.tools, prompt.get("messages")], ensure_ascii=False))
 
     async def _marked(
         self, book: CacheBook, request: Callable[[], HttpRequest], read: Callable[[Body], ServerReply], watch: Watch | None, ask: Gen, tally: AttemptUsage

@@ -153,12 +153,12 @@ class SGLang(RemoteBackend):
         if not place.has_images:  # otherwise the first request that has the pictures computes them
             await super().warm(place, hints)
 
-    def turn(self, place: PromptNode, ask: Gen | Select, prompt: Body) -> AbstractAsyncContextManager[WarmupTurn] | None:
+    def turn(self, place: PromptNode, ask: Gen | Select, prompt: Body) -> AbstractAsyncContextManager[WarmupTurn]:
         """Let the first of the requests with the same pictures go ahead: those that are scheduled together each compute
         the prompt's beginning. A request that only prefills it would cost as much as an answer: the server prepares the
         pictures of every request anew."""
         if self._warmup is None or not place.has_images:
-            return None
+            return nullcontext(NO_TURN)
         losses = self._fleet.prefixes.losses  # with a server's cache what it has read is gone
         keys = [f"{losses} {key}".encode() for key in picture_keys(place)]
         return self._warmup.writing(keys, lambda: keys)
@@ -184,7 +184,7 @@ class SGLang(RemoteBackend):
             if ask.constraint is not None and ask.constraint.kind == "lark":
                 ask = replace(ask, constraint=Constraint("ebnf", ebnf_of("lark", ask.constraint.source)))
             return await super().requested(place, ask, beyond, feed, tally)
-        async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
+        async with self.turn(place, ask, {}) as turn:
             return await self._generated(place, ask, beyond, feed, turn, tally)
 
     def dispensable(self, fault: Fault, by_messages: bool) -> str | None:
@@ -388,7 +388,7 @@ class SGLang(RemoteBackend):
         """Choose on a server whose tokenizer is unknown here: the server reports where the prompt's tokens end."""
         prompt, headers, seen = spelled(place, self.name, self._image_token or ""), self._prompts.headers(place), pictures_of(place)
         request = self._seeing(self.reading(prompt, headers), place)
-        async with self.turn(place, ask, {}) or nullcontext(NO_TURN) as turn:
+        async with self.turn(place, ask, {}) as turn:
             known = await self.client.call(lambda: request, usage_of, prompt_tokens_of, tally)
             turn.begun()
         tail = 2  # tokens of the prompt that a choice may change: more if it does
