@@ -45,13 +45,12 @@ class Metrics:
         self._lag = Gauge("lmc_event_loop_lag_max_seconds", "Longest delay of the event loop since the start.", registry=registry)
         self.ended_runs = Counter("lmc_program_runs_ended", "Abandoned runs that were ended: their clients had left.", registry=registry)
         self.unended_runs = Gauge("lmc_program_runs_unended", "Abandoned runs that still compute and cannot be ended.", registry=registry)
-        self._ahead = _Ahead()
+        self._backend, self._ahead = backend, list[Callable[[], Usage]]()
         self.workers = Gauge("lmc_workers", "Worker processes that run programs or could.", registry=registry)
         self.busy_workers = Gauge("lmc_workers_busy", "Worker processes that run a program.", registry=registry)
         self.ended_workers = Counter("lmc_workers_ended", "Worker processes that were replaced, and why.", ("why",), registry=registry)
         self.lag = 0.0
-        self.registry.register(_OfBackend(backend))
-        self.registry.register(self._ahead)
+        self.registry.register(self)
 
     @contextmanager
     def request(self, endpoint: str) -> Iterator[RequestOutcome]:
@@ -68,7 +67,7 @@ class Metrics:
 
     def counts_ahead(self, what: Callable[[], Usage]) -> None:
         """Add the programs' requests made ahead; read on demand."""
-        self._ahead.sources.append(what)
+        self._ahead.append(what)
 
     def first_token(self, seconds: float) -> None:
         self._first.observe(seconds)
@@ -88,40 +87,8 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
-
-AHEAD = {
-    "ahead_asked": "Requests that were made before their program made them",
-    "ahead_used": "Requests made ahead that their program then made",
-    "ahead_wasted": "Requests made ahead and not used",
-    "ahead_wasted_tokens": "Tokens that requests made ahead and not used are known to have cost",
-}
-
-
-class _Ahead:
-    """Programs' requests made ahead."""
-
-    def __init__(self) -> None:
-        self.sources: list[Callable[[], Usage]] = []
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
-        found = reduce(add, [source() for source in self.sources], Usage())
-        for name, meaning in AHEAD.items():
-            yield CounterMetricFamily(f"lmc_{name}", f"{meaning}.", value=float(getattr(found, name)))
-
-
-class _OfBackend:
-    """The backend's counters, and the engine's state, read on demand."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
+        """Yield what is read on demand: the backend's counters, the engine's state, and the programs' requests made ahead."""
         counters = self._backend.counters()
         for field in fields(Counters):
             value = float(getattr(counters, field.name))
@@ -134,6 +101,17 @@ class _OfBackend:
         for name, tokens in info.get("programs", {}).items():
             programs.add_metric((name,), float(tokens))
         yield programs
+        found = reduce(add, [source() for source in self._ahead], Usage())
+        for name, meaning in AHEAD.items():
+            yield CounterMetricFamily(f"lmc_{name}", f"{meaning}.", value=float(getattr(found, name)))
+
+
+AHEAD = {
+    "ahead_asked": "Requests that were made before their program made them",
+    "ahead_used": "Requests made ahead that their program then made",
+    "ahead_wasted": "Requests made ahead and not used",
+    "ahead_wasted_tokens": "Tokens that requests made ahead and not used are known to have cost",
+}
 
 
 _HELD = {
