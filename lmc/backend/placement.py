@@ -65,12 +65,8 @@ T = TypeVar("T", bound=PlacementTarget)
 class Placement(Generic[T]):
     """Placement over targets. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, targets: Sequence[T] = ()) -> None:
         self.prefixes = Prefixes()
-        self._targets: list[T] = []
-
-    def use(self, targets: Sequence[T]) -> None:
-        """Set all targets."""
         self._targets = list(targets)
 
     @property

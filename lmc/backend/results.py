@@ -221,6 +221,11 @@ class Result:
         """Return log-probabilities of the tokens of `deltas[start:end]`: of those whose text ends there."""
         return Scored.joined((self._scored or ())[start:end])
 
+    def pieces(self, start: int) -> Iterator[tuple[str, Scored]]:
+        """Yield the deltas from an index on that there are by now, with their log-probabilities: what `feed` takes."""
+        for i in range(start, len(self.deltas)):
+            yield self.deltas[i], self.scored(i, i + 1)
+
     def watch(self) -> None:
         """Ask for the text while the answer grows. Backends that otherwise do not feed it override this."""
 

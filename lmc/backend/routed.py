@@ -292,8 +292,8 @@ class RoutedResult(Result):
             answer = ref()
             if answer is None:
                 return
-            while seen < len(result.deltas):
-                answer.feed(result.deltas[seen], result.scored(seen, seen + 1))
+            for piece in result.pieces(seen):
+                answer.feed(*piece)
                 seen += 1
             if result.done:
                 answer.in_vain = result.in_vain

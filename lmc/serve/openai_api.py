@@ -158,7 +158,7 @@ class OpenAIApi:
             ids = await self._ids_of((await self._prompt_of(chat)).parts)
             if ids is None:
                 raise bad("messages: how many tokens a picture has is known when it is computed; only text is tokenized", "messages", "unsupported")
-        spelled = await self._in_pool(tokenizing.spellings, ids, words) if request.return_token_strs else None
+        spelled = await self._in_pool(lambda: list(map(words.spelling, ids))) if request.return_token_strs else None
         return EndpointReply({"count": len(ids), "max_model_len": self._backend.capabilities.max_context, "tokens": ids, "token_strs": spelled})
 
     async def detokenize(self, call: EndpointCall) -> EndpointReply:

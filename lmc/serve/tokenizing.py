@@ -52,11 +52,6 @@ def text_ids(text: str, words: Any, backend: Any, *, begins: bool) -> list[int]:
     return backend.encode(parts) if begins else words.encode(parts)
 
 
-def spellings(ids: list[int], words: Any) -> list[str]:
-    """Return each token as the vocabulary spells it (`Ġword`)."""
-    return list(map(words.spelling, ids))
-
-
 def info(words: Any, template: str | None, context: int | None) -> Json:
     """Return what a tokenizer_config.json tells that is known here: the special tokens by which clients begin and end texts, and the chat template."""
     named = {"bos_token": words.bos_token_id, "eos_token": words.eos_token_ids[0], "pad_token": None}

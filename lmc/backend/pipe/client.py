@@ -129,7 +129,7 @@ class PipeBackend(SharedBackend):
             connection.close()
             raise BackendError(f"there is no backend of version {wire.VERSION} at the other end of the pipe")
         about = first[0][2]
-        self.capabilities: Capabilities = wire.read_capabilities(about["capabilities"])
+        self.capabilities: Capabilities = codec.decode(about["capabilities"])
         self.chat_template = PipeTemplate(about["template"], tuple(about["stop"]), self._ask)
         if about["counts_tokens"]:
             self.count_tokens: Callable[[str], int] = lru_cache(4096)(lambda text: self._ask("count_tokens", text))

@@ -13,7 +13,7 @@ from lmc import codec
 from lmc.backend.base import HEALTHY, Backend, Handle, Hints, SaysHealth
 from lmc.backend.pipe import wire
 from lmc.backend.pipe.posting import Postbox, frames
-from lmc.backend.results import Result, Scored
+from lmc.backend.results import Result
 from lmc.backend.usage import MeteredAccount, Usage
 
 log = logging.getLogger("lmc.pipe")
@@ -52,7 +52,7 @@ class PipeServer:
     def _about(self) -> dict[str, Any]:
         template = self._backend.chat_template
         return {
-            "capabilities": wire.write_capabilities(self._backend.capabilities),
+            "capabilities": codec.encode(self._backend.capabilities),
             "template": template.name,
             "stop": list(template.stop),
             "counts_tokens": hasattr(self._backend, "count_tokens"),
@@ -182,8 +182,8 @@ class _Forwarder:
 
     def __call__(self, result: Result) -> None:
         if self._watched:
-            for delta in result.deltas[self._sent :]:
-                self._box.post(["feed", self._handle, self._index, delta, wire.write_scored(self._scored(result))])
+            for delta, scored in result.pieces(self._sent):
+                self._box.post(["feed", self._handle, self._index, delta, wire.write_scored(scored)])
                 self._sent += 1
         if not result.done:
             return
@@ -191,6 +191,3 @@ class _Forwarder:
             self._box.post(["fail", self._handle, self._index, wire.write_error(result.error)])
         else:
             self._box.post(["done", self._handle, self._index, wire.write_output(result.output())])
-
-    def _scored(self, result: Result) -> Scored:
-        return result.scored(self._sent, self._sent + 1)

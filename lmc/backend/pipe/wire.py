@@ -16,9 +16,9 @@ from dataclasses import fields
 from typing import Any
 
 from lmc import codec, json_data, videos
-from lmc.backend.base import Beyond, Capabilities, Hints
+from lmc.backend.base import Beyond, Hints
 from lmc.backend.results import Output, Scored
-from lmc.backend.usage import Prices, Usage
+from lmc.backend.usage import Usage
 from lmc.errors import BackendError, Loc
 from lmc.images import data_url
 from lmc.segments import ChoicesMethod, Constraint, Frames, Gen, Given, Image, Mark, Part, SamplingParams, Segment, Select, Special, Text
@@ -179,13 +179,3 @@ def read_error(data: Any) -> BaseException:
     except codec.BadData as bad:
         return BackendError(f"the backend's process failed with an unknown error ({bad})")
     return found if isinstance(found, BaseException) else BackendError(f"the backend's process failed: {found!r:.200}")
-
-
-def write_capabilities(able: Capabilities) -> Any:
-    return codec.encode(able)
-
-
-def read_capabilities(data: Any) -> Capabilities:
-    found = codec.decode(data)
-    assert isinstance(found, Capabilities) and isinstance(found.prices, Prices | None)
-    return found

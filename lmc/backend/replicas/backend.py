@@ -46,14 +46,13 @@ class Replicas(SharedBackend):
     def __init__(self, processes: Sequence[Process], words: Any = None, whole_template: Any = None) -> None:
         self._processes = list(processes)
         self._lock = threading.RLock()  # submissions end in destructors, which may run while it is held
-        self._placement: Placement[Replica] = Placement()
         try:
             every = [Replica(bit=i, process=process, backend=process.backend()) for i, process in enumerate(processes)]
         except BaseException:
             for process in processes:
                 process.kill()
             raise
-        self._placement.use(every)
+        self._placement = Placement(every)
         self._every, self._closed = every, False
         self.chat_template: ChatTemplate = _AnyTemplate(every)
         self._moving = threading.RLock()  # held while submissions of a lost replica are resubmitted to others

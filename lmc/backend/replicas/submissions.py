@@ -13,7 +13,7 @@ from lmc.backend.base import Hints
 from lmc.backend.pipe.client import PipeBackend, PipeHandle
 from lmc.backend.placement import PlacementTarget
 from lmc.backend.replicas.process import Process
-from lmc.backend.results import Output, Result, Scored
+from lmc.backend.results import Output, Result
 from lmc.backend.usage import Counters, charge
 from lmc.errors import BackendEnded
 from lmc.images import digest
@@ -212,10 +212,11 @@ class Forward:
         submission = self._submission()
         if submission is None:
             return
-        answer, deltas = submission.answers[self._index](), result.deltas
-        while answer is not None and self._seen < len(deltas):
-            answer.feed(deltas[self._seen], _scored(result, self._seen))
-            self._seen += 1
+        answer = submission.answers[self._index]()
+        if answer is not None:
+            for piece in result.pieces(self._seen):
+                answer.feed(*piece)
+                self._seen += 1
         if not result.done:
             return
         if result.error is None:
@@ -231,7 +232,3 @@ class Forward:
             return fail_answer(answer, result.error)
         answer.finish(result.output())
         answer.submission = None
-
-
-def _scored(result: Result, at: int) -> Scored:
-    return result.scored(at, at + 1)
