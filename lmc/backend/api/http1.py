@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 from lmc.backend.api.exchange import MOST_BYTES, Endless, Fault, HttpRequest, Received
 from lmc.backend.api.network import CONNECT, Access, broken, tls
 from lmc.backend.api.redaction import addressed, authorization, secrets_of_headers, secrets_of_url
-from lmc.backend.api.sse import EventSource
-from lmc.backend.api.wire import content, no_stream, parsed, refused
+from lmc.backend.api.sse import events
+from lmc.backend.api.wire import content, parsed, refused
 
 _LONGEST_HEAD = 1 << 16
 _ALIVE = [  # a dead machine closes no connection: after 30 s without keepalive replies it is broken
@@ -76,31 +76,22 @@ class HttpWire:
 
     async def stream(self, request: HttpRequest) -> AsyncIterator[Received]:
         """Yield the events of the answer, as they arrive. Raises Fault if it ends prematurely."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue()
-        head: list[Any] = []
-        exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda status, headers: head.extend((status, headers))))
+        queue: asyncio.Queue[Any] = asyncio.Queue()  # its status and headers, the pieces of its body, and None
+        exchange = asyncio.ensure_future(self._exchange(request, queue.put_nowait, lambda *head: queue.put_nowait(head)))
         exchange.add_done_callback(lambda _: queue.put_nowait(None))
-        source, refusal = EventSource(self.secrets), list[bytes]()
-        came = False
-        try:
+
+        async def pieces() -> AsyncIterator[bytes]:
             while (piece := await queue.get()) is not None:
-                if head[0] >= 300:
-                    refusal.append(piece)
-                    continue
-                for body in source.feed(piece):
-                    came = True
-                    yield Received(body, head[1])
-                if source.ended:
-                    await exchange
-                    return
-            status, headers = await exchange
+                yield piece
+            await exchange  # raises what has broken it
+
+        try:
+            status, headers = await queue.get() or await exchange
             if status >= 300:
-                raise refused(status, headers, b"".join(refusal), self._path + request.path)
-            for body in source.end():
-                came = True
-                yield Received(body, headers)
-            if not came:
-                raise no_stream(headers)
+                raise refused(status, headers, b"".join([piece async for piece in pieces()]), self._path + request.path)
+            async for received in events(pieces(), headers, self.secrets):
+                yield received
+            await exchange  # behind its `[DONE]`, too, so that the connection can be used again
         finally:
             exchange.cancel()
 
