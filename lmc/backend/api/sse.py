@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmc.backend.api.exchange import Fault, Received
-from lmc.backend.api.wire import no_stream, parsed, refusal
+from lmc.backend.api.wire import parsed, refusal
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
@@ -134,4 +134,5 @@ async def events(
             came = True
             yield Received(body, headers)
     if not came:
-        raise no_stream(headers)
+        kind = headers.get("content-type", "").partition(";")[0].strip()
+        raise Fault("the stream ended before the answer did" + (f": it has no event, and is {kind}" if kind not in ("", "text/event-stream") else ""))

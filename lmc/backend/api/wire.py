@@ -91,12 +91,6 @@ def refusal(status: int, headers: Mapping[str, str], body: Any) -> Fault:
     )  # fmt: skip
 
 
-def no_stream(headers: Mapping[str, str]) -> Fault:
-    """Return the fault of an answer without an event, where a stream was asked for."""
-    kind = headers.get("content-type", "").partition(";")[0].strip()
-    return Fault("the stream ended before the answer did" + (f": it has no event, and is {kind}" if kind not in ("", "text/event-stream") else ""))
-
-
 def lowered(headers: Any) -> dict[str, str]:
     return {str(name).lower(): str(value) for name, value in headers.items()}
 
