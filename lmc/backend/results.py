@@ -294,6 +294,29 @@ class Result:
             changed.clear()
 
 
+class AnswerReader:
+    """What was read of a growing answer. `over`: all that there will be."""
+
+    __slots__ = ("_deltas", "_length", "_tokens", "over", "result")
+
+    def __init__(self, result: Result) -> None:
+        self.result, self.over = result, False
+        self._deltas = self._length = self._tokens = 0
+
+    def news(self) -> tuple[str, Scored, Output | None]:
+        """Return text that has come since the last call, the log-probabilities of the tokens that end in it (if requested), and the answer once it is
+        complete; None where it has failed."""
+        result, self.over = self.result, self.result.done  # read first: deltas come before the end
+        start, self._deltas = self._deltas, len(result.deltas)
+        text, scored = "".join(result.deltas[start : self._deltas]), result.scored(start, self._deltas)
+        self._length += len(text)
+        self._tokens += len(scored)
+        if not self.over or (output := result.answer) is None:
+            return text, scored, None
+        rest = Scored.of(output.metas[0]).cut(self._tokens)
+        return text + output.text[self._length :], Scored.joined((scored, rest)), output
+
+
 class HeldResult(Result):
     """A result that keeps its request alive while it may still be read."""
 

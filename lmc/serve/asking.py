@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from lmc import observing
 from lmc.backend.base import Backend, Handle, Hints, seed_of
-from lmc.backend.results import Output, Result, Scored
+from lmc.backend.results import AnswerReader, Output, Result, Scored
 from lmc.backend.usage import MeteredAccount
 from lmc.errors import ConstraintError, LmcError
 from lmc.fsm.search import searcher
@@ -102,14 +102,18 @@ class RequestedAnswers:
 
     async def follow(self) -> AsyncIterator[Grown]:
         """Yield new parts of the answers, as they grow."""
-        shown = [_Shown(i, result) for i, result in enumerate(self.results)]
+        readers = list(map(AnswerReader, self.results))
         async for _ in self._changes():
-            for each in shown:
-                with naming(self._fields):
-                    grown = None if each.over else each.news()
-                if grown is not None:
-                    yield grown
-            if all(each.over for each in shown):
+            for i, reader in enumerate(readers):
+                if reader.over:
+                    continue
+                text, scored, output = reader.news()
+                if (error := reader.result.error) is not None and reader.over:
+                    with naming(self._fields):
+                        raise error
+                if text or output is not None:
+                    yield Grown(i, text, scored, output)
+            if all(reader.over for reader in readers):
                 return
 
     async def _changes(self) -> AsyncIterator[None]:
@@ -131,29 +135,6 @@ class RequestedAnswers:
         """Cancel incomplete answers. Harmless when everything is complete."""
         for handle in self._handles:
             handle.cancel()
-
-
-class _Shown:
-    """Position in an answer up to which it was yielded."""
-
-    def __init__(self, index: int, result: Result) -> None:
-        self._index, self._result = index, result
-        self._deltas = self._length = self._tokens = 0
-        self.over = False
-
-    def news(self) -> Grown | None:
-        result, done = self._result, self._result.done  # read first: deltas come before the end
-        start, self._deltas = self._deltas, len(result.deltas)
-        text, scored = "".join(result.deltas[start : self._deltas]), result.scored(start, self._deltas)
-        self._length += len(text)
-        self._tokens += len(scored)
-        if not done:
-            return Grown(self._index, text, scored, None) if text else None
-        if result.error is not None:
-            raise result.error
-        output, self.over = result.output(), True
-        rest = Scored.of(output.metas[0]).cut(self._tokens)
-        return Grown(self._index, text + output.text[self._length :], Scored.joined((scored, rest)), output)
 
 
 def _submit(backend: Backend, asks: Sequence[Ask]) -> list[Handle]:

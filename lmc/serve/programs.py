@@ -28,7 +28,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from lmc.backend.base import Backend
-from lmc.backend.results import Result
+from lmc.backend.results import AnswerReader, Result
 from lmc.backend.usage import Usage
 from lmc.errors import HostTimeout, JournalError, LmcError, ParameterError, ProgramError, ToolError, message_of
 from lmc.frontend.interpreter import Function
@@ -250,7 +250,7 @@ class Published(DescribedProgram):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(changed.set)
 
-        progress, seen = state.progress, list[_Variable]()
+        progress, seen = state.progress, list[tuple[str, AnswerReader]]()
         progress.watch(notify)
         while True:
             changed.clear()
@@ -282,36 +282,18 @@ class Published(DescribedProgram):
         return options.model_dump(exclude_none=True)
 
 
-class _Variable:
-    """A variable's answer, and how much of it was sent."""
-
-    def __init__(self, name: str, held: Result) -> None:
-        self.name, self.held, self.deltas, self.length, self.over = name, held, 0, 0, False
-
-    def news(self) -> Iterator[bytes]:
-        done = self.held.done  # read first: deltas come before the end
-        new = self.held.deltas[self.deltas :]  # read once: it grows on another thread
-        text = "".join(new)
-        self.deltas, self.length = self.deltas + len(new), self.length + len(text)
-        self.over = done
-        output = self.held.output() if done and self.held.error is None else None  # an error ends the run
-        if output is not None:
-            text += output.text[self.length :]
-        if text:
-            yield event({"variable": self.name, "delta": text}, "delta")
-        if output is not None:
-            yield event({"variable": self.name, "value": output.value}, "value")
-
-
-def _news(state: Any, seen: list[_Variable], notify: Any) -> Iterator[bytes]:
+def _news(state: Any, seen: list[tuple[str, AnswerReader]], notify: Any) -> Iterator[bytes]:
     """Yield unsent parts of the root's variables. A reused name starts over."""
     for name, held in tuple(state.variables.items()):
-        if name is not None and isinstance(held, Result) and all(held is not variable.held for variable in seen):
-            seen.append(_Variable(name, held))
+        if name is not None and isinstance(held, Result) and all(held is not reader.result for _, reader in seen):
+            seen.append((name, AnswerReader(held)))
             held.on_change(notify)
-    for variable in seen:
-        if not variable.over:
-            yield from variable.news()
+    for name, reader in seen:
+        text, _, output = ("", None, None) if reader.over else reader.news()  # an error ends the run
+        if text:
+            yield event({"variable": name, "delta": text}, "delta")
+        if output is not None:
+            yield event({"variable": name, "value": output.value}, "value")
 
 
 def _with_error_told(record: Json) -> Json:

@@ -16,8 +16,8 @@ import pytest
 from pydantic import Field
 
 import lmc
-from lmc.backend.results import Output, Result
-from lmc.serve.programs import _Variable, arguments_model
+from lmc.backend.results import AnswerReader, Output, Result
+from lmc.serve.programs import arguments_model
 from lmc.userfiles import load_program
 from tests.backend.gated import InPieces
 from tests.serve.serving import ByHand, events, post, running, talk, talking, until
@@ -316,9 +316,7 @@ def test_text_that_arrives_while_a_stream_reads_is_sent_once():
             return found
 
     held = Growing()
-    variable, sent = _Variable("x", held), list[bytes]()
-    for _ in range(3):
-        sent += variable.news()
+    reader = AnswerReader(held)
+    read = [reader.news()[0] for _ in range(3)]
     held.finish(Output(("abc",), ({},)))
-    sent += variable.news()
-    assert "".join(json.loads(event.split(b"data: ")[1]).get("delta", "") for event in sent) == "abc"
+    assert "".join([*read, reader.news()[0]]) == "abc"
