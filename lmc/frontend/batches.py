@@ -53,17 +53,16 @@ class PendingBatch:
     make   makes the state of an item, by its index, when it begins
     limit  how many run at once; with 1, a plain program runs on the thread that takes the states
     fibers  they share one thread
-    ahead  work for an item that has not begun, done while all running ones wait (by its index and arguments)
     desk   where its requests go if they have a deadline
     """
 
     def __init__(
         self, program: Runnable, items: Sequence[Bound], make: Callable[[int], State], *, limit: int = IN_FLIGHT, fibers: bool = False,
-        progress: bool = False, ahead: Callable[[int, Bound], object] | None = None, desk: BatchQueue | None = None,
+        progress: bool = False, desk: BatchQueue | None = None,
     ) -> None:  # fmt: skip
         self._program, self._make, self._limit, self._fibers, self._progress = program, make, limit, fibers, progress
         self._items: list[Bound | None] = list(items)
-        self._ahead, self._desk = ahead, desk
+        self._desk = desk
         if desk is not None:
             desk.shows = progress
         self._running: dict[int, State] = {}
@@ -129,10 +128,10 @@ class PendingBatch:
     # -- plain programs
 
     def _flights(self, here: bool) -> Flights[State] | Fibers[State]:
-        ahead, name = self._ahead and self._before, f"lmc-{self._program.name}"
+        name = f"lmc-{self._program.name}"
         if self._fibers:
-            return Fibers(self._item, len(self._items), limit=self._limit, name=name, here=here, ahead=ahead, meter=self._desk)
-        return Flights(self._item, len(self._items), limit=self._limit, name=name, ahead=ahead, meter=self._desk)
+            return Fibers(self._item, len(self._items), limit=self._limit, name=name, here=here, meter=self._desk)
+        return Flights(self._item, len(self._items), limit=self._limit, name=name, meter=self._desk)
 
     def _item(self, place: int) -> State:
         if self._desk is not None:
@@ -145,11 +144,6 @@ class PendingBatch:
         except Exception as error:
             state.failure = error
         return self._end(place, state)
-
-    def _before(self, place: int) -> None:
-        bound = self._items[place]
-        if bound is not None and self._ahead is not None:
-            self._ahead(place, bound)
 
     # -- async programs
 

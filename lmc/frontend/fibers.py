@@ -57,18 +57,14 @@ class Fibers(Generic[R]):
     """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made (cf. Flights).
 
     here   the consuming thread does nothing else until it has the last result, so it runs the fibers
-    ahead  work for an item that has not begun, done while all fibers wait and no more may begin; in order, once each
     meter  counts them; None: the meter of the program that makes them, if any
     """
 
-    def __init__(
-        self, work: Callable[[int], R], count: int, *, limit: int, name: str, here: bool, ahead: Callable[[int], object] | None = None,
-        meter: Meter | None = None,
-    ) -> None:  # fmt: skip
-        self._work, self._count, self._limit, self._name, self._here, self._ahead = work, count, limit, name, here, ahead
+    def __init__(self, work: Callable[[int], R], count: int, *, limit: int, name: str, here: bool, meter: Meter | None = None) -> None:
+        self._work, self._count, self._limit, self._name, self._here = work, count, limit, name, here
         self._context = copy_context()
         self.hub: greenlet
-        self._running = self._next = self._next_ahead = self._waits = 0
+        self._running = self._next = self._waits = 0
         self._stopped = False
         self._alarms: list[tuple[float, int, Fiber]] = []
         self._done: deque[Outcome[R]] = deque()
@@ -166,9 +162,6 @@ class Fibers(Generic[R]):
             self._spared().resume()
         elif not self._running:
             return False
-        elif (index := self._idle_item()) is not None:
-            assert self._ahead is not None
-            self._context.copy().run(self._ahead, index)
         else:
             self._sleep(until)
         return True
@@ -181,14 +174,6 @@ class Fibers(Generic[R]):
             self._done.append(done)
 
         Fiber(self, run).resume()  # type: ignore[arg-type]
-
-    def _idle_item(self) -> int | None:
-        """Return the next item for which work may be done ahead."""
-        self._next_ahead = max(self._next_ahead, self._next)
-        if self._ahead is None or self._stopped or self._next_ahead >= self._count:
-            return None
-        self._next_ahead += 1
-        return self._next_ahead - 1
 
     def _sleep(self, until: float | None) -> None:
         """Wait until a fiber is woken, or the next alarm is due."""

@@ -93,20 +93,17 @@ class BatchThread:
 class Flights(Generic[R]):
     """Runs `work(i)` for i < count, at most `limit` at once, in copies of the context in which it was made.
 
-    ahead  work for an item that has not begun, done while all workers wait and no more may begin; in order, once each
     meter  counts them; None: the meter of the program that makes them, if any
     """
 
-    def __init__(
-        self, work: Callable[[int], R], count: int, *, limit: int, name: str, ahead: Callable[[int], object] | None = None, meter: Meter | None = None
-    ) -> None:
-        self._work, self._count, self._limit, self._name, self._ahead = work, count, limit, name, ahead
+    def __init__(self, work: Callable[[int], R], count: int, *, limit: int, name: str, meter: Meter | None = None) -> None:
+        self._work, self._count, self._limit, self._name = work, count, limit, name
         self._context = copy_context()
         self._lock = threading.Lock()  # guards the rest
         self._ready: deque[BatchThread] = deque()  # workers that wait for a turn: to resume, or to take an item
         self._spare: dict[BatchThread, None] = {}  # those whose waits timed out: they come last, the latest first
         self._turns: set[BatchThread] = set()
-        self._workers = self._next = self._next_ahead = self._waits = 0
+        self._workers = self._next = self._waits = 0
         self._stopped = self.watched = False
         self._burst = 1  # turns to give out when one is taken away
         self._done: deque[Outcome[R]] = deque()
@@ -233,24 +230,10 @@ class Flights(Generic[R]):
 
     def give_way(self, worker: BatchThread) -> None:
         """Pass the turn of a waiting worker to another one."""
-        while (index := self._idle_item(worker)) is not None:
-            assert self._ahead is not None
-            self._context.copy().run(self._ahead, index)
         with self._lock:
             started = self._pass(worker)
         if started:
             self._start()
-
-    def _idle_item(self, worker: BatchThread) -> int | None:
-        """Return the next item for which work may be done ahead, if no worker could use the turn."""
-        if self._ahead is None or not worker.turn:
-            return None
-        with self._lock:
-            self._next_ahead = max(self._next_ahead, self._next)
-            if self._ready or self._stopped or self._workers < self._limit or self._next_ahead >= self._count:
-                return None
-            self._next_ahead += 1
-            return self._next_ahead - 1
 
     def wake(self, worker: BatchThread, number: int, *, spare: bool = False) -> None:
         """Make a worker ready: its signal is set, or (`spare`) its wait timed out. From any thread."""

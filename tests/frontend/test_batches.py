@@ -274,25 +274,6 @@ def test_nested_batches_get_on_when_there_is_no_room(monkeypatch: pytest.MonkeyP
     assert [s.ret_value for s in outer.run_batch([{"i": i} for i in range(4)], backend=Mock(latency=1e-3))] == [9] * 4
 
 
-def test_what_may_be_done_ahead_is_done_while_all_wait():
-    """In order, once each, for items that have not begun, with no more than those in flight that may be."""
-    ahead, backend = list[Any](), Gated()
-
-    @lmc.function
-    def program(s: Any, i: int) -> str:
-        return ask(s, str(i))
-
-    def before(place: int, bound: Any) -> None:
-        ahead.append((place, bound.arguments["i"], backend.waiting))
-        if place == 5:
-            backend.open()
-
-    bound = [program.arguments((), {"i": i}) for i in range(6)]
-    maker = states_of_batch(program, range(6), lmc.frontend.options.Options.of({"backend": backend, "seed": 1}))  # type: ignore[attr-defined]
-    assert len(list(PendingBatch(program, bound, maker, limit=2, ahead=before).in_order())) == 6
-    assert ahead == [(place, place, 2) for place in range(2, 6)]
-
-
 def test_completed_gives_each_as_soon_as_it_is_done():
     events = [threading.Event() for _ in range(3)]
 

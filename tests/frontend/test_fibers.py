@@ -321,19 +321,3 @@ def test_answers_from_other_threads_wake_them():
         return i
 
     assert sorted(Fibers(work, 100, limit=40, name="test", here=True).results(lambda: None)) == [(i, i) for i in range(100)]
-
-
-def test_what_may_be_done_ahead_is_done_once_when_all_wait():
-    ahead, gate = list[int](), Signal()
-
-    def work(i: int) -> None:
-        if i == 0:
-            gate.wait()
-
-    def look_ahead(i: int) -> None:
-        ahead.append(i)
-        if i == 3:
-            gate.set()
-
-    list(Fibers(work, 4, limit=1, name="test", here=True, ahead=look_ahead).results(lambda: None))
-    assert ahead == [1, 2, 3]
