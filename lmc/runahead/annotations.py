@@ -21,8 +21,8 @@ from lmc.passes.base import CHARACTERS, Measure
 from lmc.passes.predict import growth
 from lmc.runahead.moving import Move
 from lmc.runahead.records import GraphAddress
-from lmc.runahead.text import Piece, divided, encoded, flat, is_literal, pattern, without
-from lmc.segments import Image
+from lmc.runahead.text import Piece, between, flat, match, without
+from lmc.segments import Image, Mark, Special
 
 _CONSTANTS = 4096  # characters of the texts for one request
 _SHORT = 8  # characters of a text that is worth a draft
@@ -48,10 +48,10 @@ class Pin:
         """Split the unsubmitted tail of a prompt into the pinned part and the rest; None if the text differs."""
         if None not in self.text and Image not in self.text:
             return without(tail, self.text)
-        text, parts = encoded(tail)
-        match = pattern(self.text, self.rest).fullmatch(text)
-        cut = None if match is None else divided(parts, match.end(1))
-        return cut if cut is None or is_literal(cut[0]) else None
+        if (found := match(tail, self.text, self.rest)) is None:
+            return None
+        head = between(tail, 0, found.end(1))
+        return (head, between(tail, found.end(1))) if all(isinstance(part, str | Special | Mark | Image) for part in head) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ is ambiguous (it contains the text after it), is sent as it was written.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from lmc.passes.aggressive import Pieces
-from lmc.runahead.text import Piece, between, encoded, flat, source
+from lmc.runahead.text import Piece, between, flat, match
 from lmc.segments import Given
 
 
@@ -40,27 +39,10 @@ class Move:
         return (*self._sent(tail[:answers]), *tail[answers:])
 
     def _sent(self, tail: Sequence[object]) -> tuple[Any, ...]:
-        text, parts = encoded(tail)
-        lazy, greedy = (pattern.fullmatch(text) for pattern in self._patterns)
-        if lazy is None or greedy is None or lazy.regs != greedy.regs:
+        lazy, greedy = (match(tail, self.written, self.rest, any_text) for any_text in (".*?", ".*"))  # arguments as short and as long as possible
+        if lazy is None or greedy is None or lazy.regs != greedy.regs:  # there is no such reading, or several
             return tuple(tail)
         (_, behind), *arguments = lazy.regs[1:]
         spans = iter(arguments)
-        found: list[Any] = []
-        for piece in self.sent:
-            if piece is not None:
-                found.append(piece)
-                continue
-            argument = between(parts, *next(spans))
-            if argument is None:
-                return tuple(tail)
-            found += argument
-        rest = between(parts, behind, len(text))
-        return tuple(tail) if rest is None else (*found, *rest)
-
-    @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
-        """Return patterns of the same text with arguments as short and as long as possible: if both match equally, the reading is unique."""
-
-        lazy, greedy = (f"({source(self.written, f'({text})')}){source(self.rest, text)}" for text in (".*?", ".*"))
-        return re.compile(lazy, re.DOTALL), re.compile(greedy, re.DOTALL)
+        sent = (between(tail, *next(spans)) if piece is None else (piece,) for piece in self.sent)
+        return (*chain.from_iterable(sent), *between(tail, behind))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -23,63 +24,39 @@ def flat(pieces: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(joined)
 
 
+_OTHER = "\U0010ffff"
+"""The character of a part that is neither text nor in the graph, such as an excerpt."""
+
+
+def match(tail: Sequence[Any], head: tuple[Piece, ...], rest: tuple[Piece, ...], any_text: str = ".*?") -> re.Match[str] | None:
+    """Match a prompt's parts with the pieces `head`, group 1 with a group for each None in it, and `rest`. A part that is not text is one character."""
+    pattern, codes = _pattern(head, rest, any_text)
+    text = [part if part.__class__ is str else codes.get(Image if isinstance(part, Image) else part, _OTHER) for part in tail]
+    return pattern.fullmatch("".join(text))
+
+
 @lru_cache(maxsize=1024)
-def pattern(text: tuple[Piece, ...], rest: tuple[Piece, ...]) -> re.Pattern[str]:
-    """Return a pattern of texts that begin with the pieces `text`, its group 1, and end with `rest`."""
-    return re.compile(f"({source(text, '.*?')}){source(rest, '.*?')}", re.DOTALL)
+def _pattern(head: tuple[Piece, ...], rest: tuple[Piece, ...], any_text: str) -> tuple[re.Pattern[str], Mapping[object, str]]:
+    """Return a pattern of pieces, and the private characters of those that are not text."""
+    others = dict.fromkeys(piece for piece in (*head, *rest) if piece is not None and not isinstance(piece, str))
+    codes: dict[object, str] = {piece: chr(0x100000 + i) for i, piece in enumerate(others)}
+
+    def source(pieces: Sequence[Piece], any_text: str) -> str:
+        return "".join([any_text if p is None else re.escape(p if isinstance(p, str) else codes[p]) for p in pieces])
+
+    return re.compile(f"({source(head, f'({any_text})')}){source(rest, any_text)}", re.DOTALL), codes
 
 
-def source(pieces: Iterable[Piece], any_text: str) -> str:
-    """Return the source of a pattern of pieces."""
-    return "".join([any_text if p is None else re.escape(code(p)) for p in pieces])
-
-
-def code(part: object) -> str:
-    """Encode a part as text to search: special tokens, marks and images as strings unlikely to occur in text."""
-    if isinstance(part, str):
-        return part
-    if part is Image or isinstance(part, Image):
-        return "\0i\0"
-    return f"\0s{part.spelling}\0" if isinstance(part, Special) else f"\0m{part.edge} {part.role}\0" if isinstance(part, Mark) else "\0?\0"
-
-
-def encoded(tail: Sequence[object]) -> tuple[str, list[tuple[int, object]]]:
-    """Return the text to search, and each part with the index at which it ends there."""
-    text, parts, at = "", list[tuple[int, object]](), 0
-    for part in tail:
-        piece = code(part)
-        at += len(piece)
-        text += piece
-        parts.append((at, part))
-    return text, parts
-
-
-def divided(parts: Sequence[tuple[int, object]], at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
-    """Return the parts before and after an index; None if it falls into a part that is not text."""
-    head, rest = between(parts, 0, at), between(parts, at, parts[-1][0] if parts else 0)
-    return None if head is None or rest is None else (head, rest)
-
-
-def between(parts: Sequence[tuple[int, object]], start: int, end: int) -> tuple[Any, ...] | None:
-    """Return the parts between two indices; None if one falls into a part that is not text."""
+def between(parts: Sequence[Any], start: int, end: int = sys.maxsize) -> tuple[Any, ...]:
+    """Return the parts between two indices of their text."""
     found: list[object] = []
     begins = 0
-    for ends, part in parts:
-        low, high = max(start, begins), min(end, ends)
-        if low < high:
-            if (low, high) == (begins, ends):
-                found.append(part)
-            elif isinstance(part, str):
-                found.append(part[low - begins : high - begins])
-            else:
-                return None
+    for part in parts:
+        ends = begins + (len(part) if part.__class__ is str else 1)
+        if (low := max(start, begins)) < (high := min(end, ends)):
+            found.append(part[low - begins : high - begins] if part.__class__ is str else part)
         begins = ends
     return tuple(found)
-
-
-def is_literal(parts: Iterable[object]) -> bool:
-    """Return whether the parts are text and images alone, special tokens and marks included."""
-    return all(isinstance(part, str | Special | Mark | Image) for part in parts)
 
 
 def without(tail: Sequence[object], head: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:

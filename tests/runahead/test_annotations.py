@@ -120,7 +120,7 @@ def test_a_cut_never_divides_what_is_not_text() -> None:
     tail = (Special("<s>"), Mark("user", "begin"), "a", Special("<x>"), "b")
     assert pin.cut(tail) == (tail[:4], ("b",))
     assert pin.cut(("<s>", Mark("user", "begin"), "ab")) is None
-    assert Pin(0, (None, "s"), (None,)).cut((Special("x"),)) is None
+    assert Pin(0, (None, "s"), (None,)).cut((Special("x"),)) is None and Pin(0, (None, "begin", None), ()).cut((Mark("user", "begin"),)) is None
 
 
 def test_a_group_that_python_waits_in_is_one_only_if_it_is_asked_ahead() -> None:
