@@ -325,12 +325,10 @@ class State(AnswersByName, Generic[R]):
         if held.__class__ is GatheredAnswers:
             return [self._meta(name, item) for item in held.items]
         if held.__class__ is Stored:
-            held = held.source
+            return self._meta(name, held.source)
         if held is None or held.__class__ is Scoped:
             place = caller_loc()
             raise UnknownVariable(f"{f'{place}: ' if place else ''}{name!r} was not generated, so it has no meta info")
-        if held.__class__ is GatheredAnswers or held.__class__ is Stored:
-            return self._meta(name, held)
         if held.__class__ is Taken:
             held = held.answer
         return self.emitter.meta(held)

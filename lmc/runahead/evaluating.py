@@ -198,10 +198,8 @@ class AheadEmitter:
         """Return the addresses of missing answers."""
         deps: Deps = NOTHING
         for result in results:
-            if not _there(result):
-                place = None if result is None else self._places.get(result)
-                failed = result is not None and result.done
-                deps = join(deps, None if place is None or failed else frozenset([place]))
+            place = None if result is None or result.error is not None else self._places.get(result)  # one that failed never arrives
+            deps = join(deps, None if place is None else frozenset([place]))
         return deps
 
     def _nodes(self, ctx: Any, since: Any) -> list[Prompt] | Unknown:

@@ -379,8 +379,6 @@ class Ledger:
     def _drop(self, guess: Guess) -> None:
         """Drop a guess that is wrong or no longer reachable: cancel it, and count it as wasted in full."""
         self._remove(guess)
-        if guess.used or guess.dropped:
-            return
         guess.dropped = True
         self._useless.setdefault(guess.ask.loc, True)
         if (watching := observer()) is not None:
@@ -401,11 +399,10 @@ class Ledger:
         return [guess for there in self.guesses.values() for guess in there]
 
     def _remove(self, guess: Guess) -> None:
-        there = self.guesses.get(guess.address, [])
-        if guess in there:
-            there.remove(guess)
+        there = self.guesses[guess.address]
+        there.remove(guess)
         if not there:
-            self.guesses.pop(guess.address, None)
+            del self.guesses[guess.address]
 
     def known(self, address: Any) -> bool:
         """Return whether the answer at an address has arrived, or the result of a call made ahead."""

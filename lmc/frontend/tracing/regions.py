@@ -377,8 +377,6 @@ class GraphDomain(Domain):
     def _one_object(column: Sequence[Any]) -> Any:
         """Return the object bound in only one arm, or known to be the same in all: it is assumed to exist."""
         there = [x for x in column if x is not MISSING]
-        if len(there) == 1 and isinstance(there[0], _OBJECTS):
-            return there[0]
         if there and isinstance(there[0], _OBJECTS) and all(x is there[0] for x in there):
             return there[0]
         return None
