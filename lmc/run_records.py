@@ -88,12 +88,16 @@ class _OnBackend(Protocol):
     def backend(self) -> Backend: ...
 
 
-class _Ledger(Protocol):
-    """The ledger of a compiled run."""
+class EndedRun(Protocol):
+    """A compiled run as it is kept for reports: its ledger (lmc/runahead/ledger.py)."""
 
     began: float
     ended: float
     stream: str
+    made_ahead: int
+    used: int
+    wasted: int
+    wasted_tokens: int
 
     @property
     def run(self) -> _OnBackend: ...
@@ -105,7 +109,7 @@ class _Ledger(Protocol):
     def host_calls(self) -> Sequence[tuple[str, float, float]]: ...
 
 
-def of_ledger(ledger: _Ledger) -> RunRecord:
+def of_ledger(ledger: EndedRun) -> RunRecord:
     """Return a compiled run."""
     asked = ((r.ask, r.address[2], r.result, r.ahead, r.asked) for r in tuple(ledger.records))
     return RunRecord(ledger.began, ledger.ended or None, _requests(asked, ledger.stream, ledger.run.backend), tuple(ledger.host_calls))

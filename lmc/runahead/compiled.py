@@ -12,9 +12,10 @@ from lmc.backend.usage import NO_USAGE, Counters, Usage
 from lmc.frontend.interpreter import Function
 from lmc.ir.core import Graph
 from lmc.passes.base import Target
+from lmc.run_records import EndedRun
 from lmc.runahead.ledger import AheadPolicy
 from lmc.runahead.planning import Planner
-from lmc.runahead.profile import EndedRun, Profile
+from lmc.runahead.profile import Profile
 from lmc.waiting import in_event_loop
 
 

@@ -9,15 +9,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lmc.config import log
 from lmc.errors import Loc
-from lmc.runahead.records import Record
 
 if TYPE_CHECKING:
-    from lmc.frontend.live import Run
     from lmc.frontend.state import State
+    from lmc.run_records import EndedRun
 
 FIRST_COST = 0.04
 """Assumed seconds of the first evaluation: it compiles the code it meets."""
@@ -41,21 +40,6 @@ KEPT = 256
 _SAVED: Mapping[str, type[float] | type[int]] = {"cost": float, "evaluations": int, "asked": int, "used": int, "wasted": int}
 _log = logging.getLogger("lmc.ahead")
 _OWN = str(Path(__file__).parent.parent) + os.sep
-
-
-class EndedRun(Protocol):
-    """A run as it is kept for reports: its ledger (ledger.py)."""
-
-    run: Run
-    stream: str
-    made_ahead: int
-    used: int
-    wasted: int
-    wasted_tokens: int
-    records: list[Record]
-    host_calls: list[tuple[str, float, float]]
-    began: float
-    ended: float
 
 
 class Profile:
