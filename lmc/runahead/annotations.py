@@ -100,10 +100,10 @@ class Annotation:
     loc: Loc | None = None
     name: str | None = None
 
-    def hints(self, base: Hints, *, item: int, run: int, plan: int = 0, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()) -> Hints:
+    def hints(self, base: Hints, *, item: int, run: int, ahead: bool = False, max_tokens: int = 128, stop: tuple[str, ...] = ()) -> Hints:
         """Return the hints for a request at this address, over those of the run.
 
-        item, run, plan  numbers of the item in its batch, of the run, and of the graph: groups of different runs differ
+        item, run        numbers of the item in its batch and of the run: groups of different runs differ
         ahead            it is submitted ahead of Python, with its siblings
         max_tokens, stop the run's defaults
         """
@@ -113,9 +113,9 @@ class Annotation:
         if ahead:
             found[_PLACE["guess"]] = True
         if self.order is not None:
-            found[_PLACE["order"]] = item, plan, self.order
+            found[_PLACE["order"]] = item, self.order
         if self.group is not None and (ahead or self.together):
-            found[_PLACE["group"]] = run, plan, self.group[0]
+            found[_PLACE["group"]] = run, self.group[0]
             found[_PLACE["members"]], found[_PLACE["sample_index"]] = self.group[1], self.ways
         if self.covers:
             found[_PLACE["beyond"]] = self._beyond(max_tokens, stop)
@@ -308,7 +308,7 @@ def _groups_that_wait(graph: Graph) -> frozenset[int]:
         for op in block.ops:
             group = op.attr("group") if trait(op) == "samples" else None
             if not answers.isdisjoint(op.uses) or op.kind in ("ctx.text", "ctx.slice", "ctx.messages"):
-                found.update(number for number in opened if number not in found)
+                found.update(opened)
             if group is not None:
                 number, members = group
                 opened[number] = opened.get(number, 0) + 1

@@ -46,8 +46,8 @@ def test_siblings_are_a_group_with_an_order_and_a_reserve() -> None:
     assert first.group == second.group == (0, 2) and last.group is None
     assert (first.order, second.order, last.order) == (0, 1, 2)
     assert first.reserve == 2 and last.reserve is None and first.together
-    hints = first.hints(Hints(watched=True), item=3, run=5, plan=1)
-    assert hints == Hints(order=(3, 1, 0), group=(5, 1, 0), members=2, reserve=2, watched=True)
+    hints = first.hints(Hints(watched=True), item=3, run=5)
+    assert hints == Hints(order=(3, 0), group=(5, 0), members=2, reserve=2, watched=True)
 
 
 def test_a_gen_knows_the_texts_that_may_come_after_it() -> None:
@@ -136,7 +136,7 @@ def test_a_group_that_python_waits_in_is_one_only_if_it_is_asked_ahead() -> None
     """, "batch-forks").at("/0.1", 0)  # fmt: skip
     assert found.group == (0, 2) and not found.together
     assert found.hints(Hints(), item=0, run=0).group is None
-    assert found.hints(Hints(), item=0, run=0, ahead=True)[2:5] == ((0, 0, 0), 2, (1, 2))
+    assert found.hints(Hints(), item=0, run=0, ahead=True)[2:5] == ((0, 0), 2, (1, 2))
 
 
 def test_merged_asks_name_the_one_whose_answer_they_may_have() -> None:
