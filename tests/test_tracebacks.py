@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -36,6 +37,11 @@ def fails(s: Any, x: int) -> None:
 
 def fail(answer: str) -> None:
     raise ValueError(f"not {answer}")
+
+
+def raise_again(error: BaseException | None) -> None:
+    assert error is not None
+    raise error
 
 
 @lmc.function
@@ -63,6 +69,7 @@ CALLS = {
     "run_batch": (lambda: fails.run_batch(ITEMS, backend=MOCK), ["fails", "fail"]),
     "generator_style": (lambda: list(fails.run_batch(ITEMS, backend=MOCK, generator_style=True)), ["fails", "fail"]),
     "batch": (lambda: lmc.compile(fails, backend=MOCK).batch(ITEMS), ["fails", "fail"]),
+    "returned": (lambda: raise_again(lmc.compile(fails, backend=MOCK).batch(ITEMS, errors="return")[2].error()), ["raise_again", "fails", "fail"]),
     "acall": (lambda: asyncio.run(lmc.compile(fails, backend=MOCK).acall(x=2)), ["fails", "fail"]),
     "arun": (lambda: asyncio.run(fails_later.arun(x=2, backend=MOCK)), ["fails_later", "fail"]),
     "stream": (lambda: fails.run(x=2, backend=MOCK, stream=True).ret_value, ["fails", "fail"]),
@@ -115,6 +122,24 @@ def test_an_interrupted_wait_shows_where_the_user_was():
         with pytest.raises(KeyboardInterrupt) as caught:
             call()
         assert HERE not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("read", [lambda s: s["x"], lambda s: s.error(), lambda s: s.usage])
+def test_an_interrupted_read_of_a_stream_shows_where_the_user_was(read):
+    main = threading.main_thread().ident
+
+    @lmc.function
+    def interrupts(s):
+        while not sys._current_frames()[main].f_code.co_filename.endswith("/lmc/waiting.py"):
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+        s += lmc.gen("x", max_tokens=4)
+        return s["x"]
+
+    state = interrupts.run(backend=lmc.Mock(latency=30), stream=True)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        read(state)
+    assert HERE not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("call", [lambda p: p.acall(backend=lmc.Mock(latency=30)), lambda p: p.abatch([{}], backend=lmc.Mock(latency=30))])

@@ -247,7 +247,7 @@ class State(AnswersByName, Generic[R]):
             if held.__class__ is Stored:
                 return held.value
             value = self._read(held)
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             hide(error)
             raise
         if value.__class__ is list:  # one list object from now on, so that the program's changes to it persist
@@ -379,16 +379,21 @@ class State(AnswersByName, Generic[R]):
         self._finish()
         self.emitter.wait(self.ctx)
 
+    @users_frames
     def error(self) -> BaseException | None:
         """Return the error that ended this state's program, or the first of its answers', or None; waits."""
         self._finish()
-        if self.failure is not None:
-            return self.failure
-        if self.progress is not None and self.progress.error is not None:
-            return self.progress.error
-        return self.emitter.error(self.ctx)
+        found = self.failure
+        if found is None and self.progress is not None:
+            found = self.progress.error
+        if found is None:
+            found = self.emitter.error(self.ctx)
+        if found is not None:
+            hide(found)
+        return found
 
     @property
+    @users_frames
     def usage(self) -> Usage:
         """Return the usage of this state, its forks and the sub-programs it called; waits for them."""
         self._finish()
