@@ -14,6 +14,7 @@ import asyncio
 import functools
 import inspect
 import linecache
+import re
 import reprlib
 import sys
 import traceback
@@ -248,6 +249,8 @@ def _explain_text(error: BaseException) -> None:
     last = next(reversed(list(users)), None)
     if last is None:
         return
+    if isinstance(error, TypeError) and _OF_PARAMETERS.search(str(error)):
+        return  # whatever the arguments were
     states = {name: value for name, value in last.tb_frame.f_locals.items() if isinstance(value, AnswersByName)}
     expression = _expression(last) if states else ast.Module([], [])
     awaited = any(isinstance(node, ast.Await) for node in ast.walk(expression))
@@ -262,6 +265,9 @@ def _explain_text(error: BaseException) -> None:
             case _:
                 pass
 
+
+_OF_PARAMETERS = re.compile(r"\(\) (got an unexpected keyword|got multiple values|missing \d|takes |has no parameter)")
+"""What a call says whose arguments do not fit the function's parameters."""
 
 _HAS_RUN = "(a program that is called has run, and this is its state; what is awaited in async code is program.arun(…), of a compiled one program.acall(…))"
 _NOT_ASYNC: Mapping[str, str] = {

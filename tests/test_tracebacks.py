@@ -204,6 +204,12 @@ def other_mistake(s: Any) -> Any:
 
 
 @lmc.function
+def misnames(s: Any) -> Any:
+    s += "Q" + lmc.gen("n", max_tokens=3)
+    return fail(s["n"], loudly=True)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+
+
+@lmc.function
 def parses(s: Any) -> Any:
     s += "Q" + lmc.gen("n", max_tokens=3)
     return json.loads(s["n"])
@@ -227,7 +233,7 @@ def test_arithmetic_on_an_answer_explains_itself(compiled):
     assert raised(adds) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
     assert raised(compares) == ["(s['n'] is text, like everything a model writes: here '7'; write int(s['n']))"]
     assert raised(compares, "two") == ["(s['n'] is text, like everything a model writes: here 'two'; ask with gen('n', dtype=int), and read s.parsed('n'))"]
-    assert raised(other_mistake) == []
+    assert raised(other_mistake) == raised(misnames) == []
     assert raised(parses, "yes") == ["(s['n'] is 'yes'; a type makes it parse: gen('n', dtype=…), then s.parsed('n'))"]
     cut = "(s['n'] is '{\"a', cut by max_tokens; a type makes it parse: gen('n', dtype=…), then s.parsed('n'))"
     assert raised(parses, '{"a": 1}') == [cut]
