@@ -90,7 +90,7 @@ def test_a_folder_that_is_not_there_is_named_and_not_made(tmp_path):
     assert not (tmp_path / "otu").exists()
 
 
-@pytest.mark.parametrize(("path", "says"), [(5, "path=5: must be a path"), (b"x", "must be a path"), ("a\0b", "null byte"), ("x" * 300, "too long")])
+@pytest.mark.parametrize(("path", "says"), [(5, "path=5: must be a path"), (b"x", "must be a path"), ("a\0b", "embedded null"), ("x" * 300, "too long")])
 def test_a_path_is_one_that_a_file_can_have(path, says):
     for use in (lmc.compile(kept).save, lmc.load):
         with pytest.raises(lmc.LmcError, match=says):
