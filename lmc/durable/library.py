@@ -179,7 +179,7 @@ _COMPUTING: Mapping[str, str] = {
     "json": "loads dumps",
     "os.path": "join split splitext splitdrive basename dirname isabs normcase normpath commonpath commonprefix",
     "pprint": "pformat",
-    "re": "compile escape search match fullmatch sub subn findall finditer split",
+    "re": "compile escape search match prefixmatch fullmatch sub subn findall finditer split",  # from CPython 3.15 on `match` is called the other
     "shlex": "join quote split",
     "string": "capwords",
     "struct": "calcsize iter_unpack pack unpack unpack_from",

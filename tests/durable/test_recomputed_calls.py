@@ -29,7 +29,7 @@ def noted(x: Any) -> Any:
 @lmc.function
 def computes(s, q):
     s += q + lmc.gen("a", max_tokens=4)
-    letters = [m.start() for m in re.finditer("[a-m]", s["a"])], [m[0] for m in NUMBER.finditer(s["a"])]
+    letters = [m.start() for m in re.finditer("[a-m]", s["a"])], [m[0] for m in NUMBER.finditer(s["a"])], re.match(".", s["a"])[0]
     noted(letters)
     chained = list(itertools.chain.from_iterable([[q], s["a"]]))
     text = string.Template("$a b").substitute(a=s["a"])

@@ -100,7 +100,7 @@ def test_one_tool_is_no_list_of_tools():
         lmc.call_tool({"name": "weather", "arguments": {}}, weather)
 
 
-@pytest.mark.parametrize("tool, says", [(max, "max does not say what its parameters are"), (print, r"print\(\*args\): a model gives arguments by name")])
+@pytest.mark.parametrize("tool, says", [(max, "max does not say what its parameters are"), (print, r"print\(\*\w+\): a model gives arguments by name")])
 def test_a_function_whose_parameters_a_model_cannot_name_is_no_tool(tool, says):
     @lmc.function
     def asks(s):

@@ -308,7 +308,7 @@ def _task_group(ev: Evaluator, args: list[Any], kwargs: dict[str, Any]) -> Any:
 # -- rules of one line -----------------------------------------------------------------------------------------------------
 
 _SHORT: Mapping[Any, Rule] = {
-    **{fn: _computes(fn, f"{module.__name__}.{fn.__name__}") for module, names in _MODULES.items() for fn in map(module.__dict__.get, names.split())},
+    **{vars(module)[name]: _computes(vars(module)[name], f"{module.__name__}.{name}") for module, names in _MODULES.items() for name in names.split()},
     **{fn: _computes(fn, fn.__name__) for fn in _BUILTINS},
     **{fn: (lambda ev, args, kwargs, fn=fn: ev.language(fn, args, kwargs)) for fn in _LANGUAGE},
     **{fn: _natively(fn, letters) for fn, letters in _TAKING.items()},
