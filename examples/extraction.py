@@ -11,7 +11,7 @@ from typing import Any
 
 import lmc
 
-RECORD = r'\{"name": "[A-Z][A-Za-z ]{1,30}", "age": [0-9]{1,3}, "city": "[A-Z][A-Za-z ]{1,20}"\}'
+RECORD = r'\{"name": "[A-Z][A-Za-z ]{1,30}", "age": (0|[1-9][0-9]{0,2}), "city": "[A-Z][A-Za-z ]{1,20}"\}'
 
 
 @lmc.function

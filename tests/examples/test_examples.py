@@ -65,6 +65,12 @@ def test_judge_shares_its_prompt_in_a_batch():
     assert spent.prefill_optimality >= 0.99
 
 
+def test_every_record_of_the_extraction_parses():
+    program, _ = example("extraction")
+    states = lmc.compile(program, backend=lmc.Mock()).batch([{"text": str(i)} for i in range(40)])
+    assert all(set(state.ret_value) == {"name", "age", "city"} for state in states)
+
+
 @pytest.mark.parametrize("text, value", [
     ("12 * 7", "84"), ("(1 + 2) / 4", "0.75"), ("-3 - -5", "2"), (" 8*40 ", "320"),
 ])
