@@ -266,6 +266,7 @@ _REMEDIES: Mapping[str, str] = {
     "list": '; join it first: "\\n".join(items)',
     **dict.fromkeys(("int", "float", "number", "Decimal", "PurePath"), "; write str(x)"),  # `number` is numpy's
     "bytes": "; decode it first: x.decode()",
+    "Template": '; make it text: f"…" in place of t"…", or its substitute(…) or render(…)',
     "function": "; call it",
     "_GeneratorContextManager": "; it is for a block: with s.copy() as f: …, with s.user(): …; a fork for later lines is (f,) = s.fork(1)",
     "coroutine": "; await it, in an `async def` program",

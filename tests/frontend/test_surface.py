@@ -7,6 +7,7 @@ import enum
 import inspect
 import json
 import re
+import string
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -365,6 +366,10 @@ def a_message_as_a_block(s, x):
 
 def a_number(s, x):
     s += 3  # cannot append an int, only text and expressions; write str(x)
+
+
+def a_template(s, x):
+    s += string.Template("$x?")  # cannot append a Template, only text and expressions; make it text: f"…" in place of t"…", or its substitute(…) or render(…)
 
 
 def a_copy_without_a_block(s, x):
