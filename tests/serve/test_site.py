@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,17 @@ def greet(s: Any, name: str) -> Any:
     return s["text"]
 
 
+BEGAN = threading.Event()
+
+
+@lmc.function
+def waits(s: Any) -> None:
+    """Waits until it is cancelled."""
+    BEGAN.set()
+    while True:
+        time.sleep(0.01)
+
+
 class Full(lmc.Mock):
     """A mock that says what an engine says of itself."""
 
@@ -62,10 +76,16 @@ def test_metrics_have_memory_by_program() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
-    with on_a_port(Full(), programs=[greet], api_keys=KEYS) as url, browser(tmp_path / "profile") as tab:
+    with on_a_port(Full(), programs=[greet, waits], api_keys=KEYS) as url, browser(tmp_path / "profile") as tab:
         for _ in range(3):
             httpx.post(f"{url}/programs/greet", json={"name": "Ann"}, headers=HEADERS).raise_for_status()
         httpx.post(f"{url}/programs/greet", json={"nobody": 1}, headers=HEADERS)
+        client = http.client.HTTPConnection(url.removeprefix("http://"))
+        client.request("POST", "/programs/waits", b"{}", {**HEADERS, "content-type": "application/json"})
+        BEGAN.wait()
+        client.close()  # it leaves, and nothing was refused
+        while 'status="499"' not in httpx.get(f"{url}/metrics", headers=HEADERS).text:
+            time.sleep(0.01)
 
         def until(what: str) -> None:
             assert tab.value(_WAIT.replace("WANTED", what))
@@ -75,15 +95,11 @@ def test_the_live_page_and_the_api_to_be_tried(tmp_path: Path) -> None:
         until("document.querySelector('#requests') && document.querySelector('#endpoints td')")
         assert tab.value("[document.cookie, sessionStorage.length, localStorage.length]") == ["", 0, 0], "no script can read the key"
         shown = tab.value("Object.fromEntries([...document.querySelectorAll('.card')].map(c => [c.id, c.textContent]))")
-        assert "4 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 request refused" in shown["errors"]
+        assert "5 so far" in shown["requests"] and "3 waiting" in shown["queue"] and "1 request refused" in shown["errors"]
         assert tab.value("document.querySelector('#memory').textContent").endswith("<b>greet</b>400"), "names are text"
         assert tab.value("[...document.querySelectorAll('#memory .bar i')].map(i => i.style.width)") == ["50%", "25%"]
-        assert tab.value("[...document.querySelectorAll('#endpoints tr:last-child td')].slice(0, 4).map(c => c.textContent)") == [
-            "program greet",
-            "4",
-            "1",
-            "0",
-        ]
+        rows = tab.value("[...document.querySelectorAll('#endpoints tr')].map(row => [...row.querySelectorAll('td')].slice(0, 4).map(c => c.textContent))")
+        assert rows[-2:] == [["program greet", "4", "1", "0"], ["program waits", "1", "0", "0"]]
 
         for path, ready in (("/", "document.querySelector('#endpoints td')"), ("/docs", "document.querySelectorAll('.operation').length > 9")):
             for scheme in ("light", "dark"):

@@ -59,10 +59,13 @@ function card(id, title, big, small, values, bad = false) {
 /* Of each two looks that follow each other. */
 const over = read => looks.slice(1).map((look, i) => rate(read, looks[i], look));
 
+/* 499: the client left. */
+const isRefusal = labels => labels.status >= '400' && labels.status < '499';
+
 function cards(first, now) {
   const requests = look => sum(look, 'lmc_requests_total', theirs), failed = look => sum(look, 'lmc_requests_total', l => theirs(l) && l.status >= '500');
   const within = (what, name, which) => { const most = quantile(.95, name, from, now, which); return Number.isFinite(most) ? `${what}; 95 %: within ${duration(most)}` : what };
-  const refused = look => sum(look, 'lmc_requests_total', l => theirs(l) && l.status >= '400' && l.status < '500');
+  const refused = look => sum(look, 'lmc_requests_total', l => theirs(l) && isRefusal(l));
   const out = look => sum(look, 'lmc_backend_generated_tokens_total'), into = look => sum(look, 'lmc_backend_prompt_tokens_total'), cached = look => sum(look, 'lmc_backend_cached_tokens_total');
   const some = first && grown(into, first, now) > 0 ? first : null, share = grown(into, some, now) ? grown(cached, some, now) / grown(into, some, now) : NaN;
   const from = first && grown(requests, first, now) > 0 ? first : null;  // of nothing new: since the start
@@ -111,7 +114,7 @@ function endpoints(first, now) {
   const names = [...new Set(rows(now, 'lmc_requests_total').filter(row => theirs(row.labels)).map(row => row.labels.endpoint))].sort();
   const lines = names.map(name => {
     const own = l => l.endpoint === name;
-    return [name, spell(sum(now, 'lmc_requests_total', own)), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '400' && l.status < '500')), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '500')),
+    return [name, spell(sum(now, 'lmc_requests_total', own)), spell(sum(now, 'lmc_requests_total', l => own(l) && isRefusal(l))), spell(sum(now, 'lmc_requests_total', l => own(l) && l.status >= '500')),
       duration(quantile(.5, 'lmc_request_seconds', null, now, own)), duration(quantile(.95, 'lmc_request_seconds', null, now, own))];
   });
   return lines.length ? [table(['endpoint', 'requests', 'refused', 'errors', 'median', '95 %'], lines)] : [make('p', 'No requests yet.', 'quiet')];
