@@ -160,12 +160,20 @@ class Answers:
 
     def differs(self, what: str, loc: Loc | None) -> JournalError:
         """Return the error to raise where the program diverges from its journal; it ends the run."""
-        error = JournalError(
+        return self.lost(
             f"the program {what}. It depends on something that is not in the journal and has changed: an outside variable, a helper, a file, a set's order",
-            loc=loc,
+            loc,
         )
-        self.broken = self.broken or error
+
+    def lost(self, what: str, loc: Loc | None = None) -> JournalError:
+        """Return the error that ends the run, however the program handles it."""
+        error = JournalError(what, loc=loc)
+        self.breaks(error)
         return error
+
+    def breaks(self, error: JournalError | Interrupted) -> None:
+        """Let the run end with an error."""
+        self.broken = self.broken or error
 
     def decoded(self, data: Any, found: Callable[[list[Any]], Any] | None = None) -> Any:
         """Decode a value of the journal."""

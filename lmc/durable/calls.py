@@ -160,7 +160,7 @@ class JournaledCalls(Answers):
         try:
             self.journal.sync()
         except JournalError as error:
-            self.broken = self.broken or error
+            self.breaks(error)
             raise
 
     # -- intents
@@ -246,8 +246,12 @@ class JournaledCalls(Answers):
         """Return the error for a program that comes to a call in doubt, which begins nothing more."""
         if not (self.handles_doubts or self.diverges):
             self.doubt = self.doubt or doubt
-            self.effects.waits.end(doubt, self.effects)
+            self.effects.waits.end(doubt)
         return doubt
+
+    def breaks(self, error: JournalError | Interrupted) -> None:
+        super().breaks(error)
+        self.effects.waits.end(error)
 
     def begin_more(self) -> None:
         if not (in_event_loop() and asyncio.current_task() in self.effects.tasks):  # which is ended by those who wait for the other one
@@ -273,7 +277,7 @@ class JournaledCalls(Answers):
         finally:
             with self.effects.lock:
                 self.effects.busy -= 1
-            self.effects.waits.look(self.effects)
+            self.effects.waits.look()
 
     def given_for(self, awaitable: Any) -> Sequence[Any]:
         """Return the function of the effect that has returned an awaitable, and what it was given; nothing for others. Once: it is awaited now."""
@@ -362,12 +366,6 @@ class JournaledCalls(Answers):
             yield
         except (IndexError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise self.lost(f"journal={str(self.journal.path)!r}: a result of {name} that lmc did not write: {error}") from None
-
-    def lost(self, what: str, loc: Loc | None = None) -> JournalError:
-        """Return the error that ends the run, however the program handles it."""
-        error = JournalError(what, loc=loc)
-        self.broken = self.broken or error
-        return error
 
     def write_outcome(
         self, number: int, call: ReachedCall, fn: Any, outcome: tuple[bool, Any], args: Sequence[Any] = (), reached: CallSnapshot | None = None,

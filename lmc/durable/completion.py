@@ -84,7 +84,7 @@ class ManagedLock:
         self._effects, self._lock = journal.effects, lock
 
     async def __aenter__(self) -> None:
-        await self._effects.waits.wait(self._lock.acquire(), self._effects)
+        await self._effects.waits.wait(self._lock.acquire())
 
     async def __aexit__(self, *error: object) -> None:
         self._lock.release()

@@ -89,7 +89,7 @@ class KnownEffects:
         self.tasks = Tasks()
         self.coming: list[Coming] = []
         self.busy = 0
-        self.waits = OwnWaits()
+        self.waits = OwnWaits(self)
         self.instances: dict[int, Callable[[], Any]] = {}
         self._reads: dict[Ask, deque[Read]] = {}
         self._unreferable, self._most = list[_Held](), _UNREFERABLE

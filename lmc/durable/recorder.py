@@ -35,6 +35,7 @@ from lmc.durable.instrument import is_instrumented
 from lmc.durable.iterators import LAZY, SharedIterator, drawn
 from lmc.durable.library import KEPT, calls_in_process, constructs, is_kept, is_of_kept, passes_on, sets_up
 from lmc.durable.own_code import is_own_awaitable, program_frame
+from lmc.durable.own_waits import WAITED_FOR
 from lmc.durable.reaches import attribute, class_names_language, contents, from_library, holds_language, inside, is_of_lmc, names_language, reaches, walk
 from lmc.durable.run import RunJournal
 from lmc.durable.stand_ins import CLOSING, RecordedClass, RecordedFunction, like
@@ -75,6 +76,8 @@ class Recorder:
             return known[1]
         if type(fn) is functools.partial:
             return functools.partial(self.callee(fn.func), *fn.args, **fn.keywords)
+        if isinstance(owner := attribute(fn, "__self__"), WAITED_FOR) and (ending := self.journal.effects.waits.ending(fn, owner)) is not fn:
+            return ending
         if is_dispatching(fn):
             return lambda *args, **kwargs: self.callee(implementation(fn, args))(*args, **kwargs) if args else fn(**kwargs)
         if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
@@ -403,7 +406,7 @@ class Recorder:
         if is_own_awaitable(x):
             return x
         if self.journal.waits_for_program(x):
-            return self.journal.effects.waits.wait(x, self.journal.effects)
+            return self.journal.effects.waits.wait(x)
         loc = caller_loc()
         x = self.journal.wait(self.stream, x, loc)
         return _as_host(x if self.limits is None else self.limits.wait(x, loc))
@@ -422,6 +425,8 @@ class Recorder:
             return ManagedTimeout(self.journal, x)
         if cls in _LOCKS:
             return ManagedLock(self.journal, x)
+        if isinstance(x, WAITED_FOR):
+            return self.journal.effects.waits.managed(x)
         names = ("__enter__", "__exit__") if hasattr(cls, "__enter__") else ("__aenter__", "__aexit__")
         methods = [getattr(cls, name, None) for name in names]
         own = all(isinstance(m, types.FunctionType) and not is_instrumented(m.__code__) for m in methods) and not from_library(cls) and not is_of_lmc(cls)

@@ -160,7 +160,7 @@ class RunJournal(JournaledCalls):
         if coming is None:
             return self.stops_at(doubt)
         if not (self.handles_doubts or self.diverges):
-            self.effects.waits.end(doubt, self.effects)
+            self.effects.waits.end(doubt)
         return doubt
 
     async def _cancelled_again(self, known: Effect, awaitable: Any, passed: Sequence[Any]) -> None:
@@ -262,7 +262,7 @@ class RunJournal(JournaledCalls):
                 return self.sync()
             await self.journal.synced()
         except JournalError as error:
-            self.broken = self.broken or error
+            self.breaks(error)
             raise
         except BaseException:  # cancelled meanwhile
             self.journal.put(self.item, ["u", number])
@@ -309,9 +309,9 @@ class RunJournal(JournaledCalls):
             self.sync()
         for result in self.unanswered():
             result.wait()
-        self.broken = Interrupted(question, schema, self.item, number, journal=str(self.journal.path), loc=loc)
-        self.effects.waits.end(self.broken, self.effects)
-        raise self.broken
+        asks = Interrupted(question, schema, self.item, number, journal=str(self.journal.path), loc=loc)
+        self.breaks(asks)
+        raise asks
 
     def refuse_batch(self) -> None:
         """Refuse a batch, or a run with a seed of its own, started by a program of a journaled run: they have no place

@@ -147,7 +147,7 @@ class View(RunJournal):
         assert self.change is not None and self.change.answer is not None
         text = self.change.answer
         if isinstance(ask, Select) and text not in ask.choices:
-            raise self._stop(f"step {self.change.at} chooses one of {list(ask.choices)}, not {text!r}", ask.loc)
+            raise self.lost(f"step {self.change.at} chooses one of {list(ask.choices)}, not {text!r}", ask.loc)
         record = self.find(places, digest)
         old = Output((text,), ({},)) if record is None or record[0] == "f" else self.output(record)
         result = Result()
@@ -158,7 +158,7 @@ class View(RunJournal):
         number, known = super().begin(call)
         name, shown, loc = call.name, call.shown, call.loc
         if self.change is not None and self.change.answer is not None and len(self.steps) == self.change.at:
-            raise self._stop(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
+            raise self.lost(f"step {self.change.at} is a call of {name}; only what the model was asked can have another answer", loc)
         if self.change is not None and self.change.effects and len(self.steps) > self.change.at:
             self.steps.append(RunStep(len(self.steps), "effect", name, _line(loc), shown, "called", source="now"))
             return number, None
@@ -183,12 +183,7 @@ class View(RunJournal):
     def _end(self, what: str, loc: Loc | None) -> JournalError:
         """End the replay: the journal has no more records, as after a kill or a change."""
         self.over = True
-        return self._stop(what, loc)
-
-    def _stop(self, what: str, loc: Loc | None) -> JournalError:
-        error = JournalError(what, loc=loc)
-        self.broken = self.broken or error
-        return error
+        return self.lost(what, loc)
 
 
 def _line(loc: Loc | None) -> str:

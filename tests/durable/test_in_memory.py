@@ -328,13 +328,11 @@ def once(x: str, into: list[str]) -> None:
 @lmc.function
 def takes_what_a_thread_found(s: Any) -> Any:
     found = list[str]()
-    thread = threading.Thread(target=once, args=("x", found))
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(once, "x", found)
     return found[0]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_because_of_a_thread_in_doubt_says_so(tmp_path: Path) -> None:
     takes_what_a_thread_found.run(backend=lmc.Mock(), journal=tmp_path / "whole")
     lay(path := tmp_path / "again", prefixes(tmp_path / "whole")[1])

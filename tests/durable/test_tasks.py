@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import re
 import threading
 import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from types import SimpleNamespace
@@ -566,18 +568,103 @@ def test_what_a_call_in_doubt_was_to_end_is_not_waited_for(waits: Any, tmp_path:
     assert agent.run(backend=mock, journal=path).ret_value == expected and ("pay", "x") not in CALLS
 
 
+@lmc.function
+def waits_for_a_thread(s: Any, kind: str, stops: str) -> Any:
+    s += "q" + lmc.gen("a", max_tokens=2)
+    found, items, simple, event, future = list[str](), queue.Queue[str](), queue.SimpleQueue[str](), threading.Event(), Future[str]()
+    lock, semaphore, condition, barrier = threading.Lock(), threading.Semaphore(0), threading.Condition(), threading.Barrier(2)
+    lock.acquire()
+    full = queue.Queue[str](1)
+    full.put("")
+
+    def act() -> None:
+        found.append(pay_now("x") if stops == "doubt" else lmc.interrupt("x?"))
+        match kind:
+            case "put":
+                full.get()
+            case "queue" | "relay" | "pool":
+                items.put(found[0])
+            case "simple":
+                simple.put(found[0])
+            case "event":
+                event.set()
+            case "future":
+                future.set_result(found[0])
+            case "lock" | "acquire":
+                lock.release()
+            case "semaphore":
+                semaphore.release()
+            case "condition":
+                with condition:
+                    condition.notify()
+            case _:
+                barrier.wait()
+
+    with ThreadPoolExecutor(1) as pool, condition:
+        if kind != "pool":
+            threading.Thread(target=act).start()
+        match kind:
+            case "put":
+                full.put("")
+            case "queue":
+                items.get()
+            case "simple":
+                simple.get()
+            case "event":
+                event.wait()
+            case "future":
+                future.result()
+            case "lock":
+                with lock:
+                    pass
+            case "acquire":
+                lock.acquire()
+            case "semaphore":
+                with semaphore:
+                    pass
+            case "condition":
+                condition.wait()
+            case "pool":
+                pool.submit(act)
+                pool.submit(items.get).result()
+            case "relay":
+                relay = threading.Thread(target=items.get)
+                relay.start()
+                relay.join()
+            case _:
+                barrier.wait()
+    s += found[0] + lmc.gen("b", max_tokens=2)
+    return s["b"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("stops", ["doubt", "question"])
+@pytest.mark.parametrize(
+    "kind", ["put", "queue", "simple", "event", "future", "lock", "acquire", "semaphore", "condition", "barrier", "relay", "pool"]
+)
+def test_what_a_thread_in_doubt_was_to_end_is_not_waited_for(kind: str, stops: str, tmp_path: Path) -> None:
+    path, mock = tmp_path / "j", lmc.Mock()
+    if stops == "doubt":
+        waits_for_a_thread.run(kind, stops, backend=lmc.Mock(), seed=1, journal=path)
+        lay(path, next(data for data in prefixes(path) if b"pay_now" in data))
+    for _ in range(2):
+        with pytest.raises(lmc.InDoubtEffect if stops == "doubt" else lmc.Interrupted):
+            waits_for_a_thread.run(kind, stops, backend=mock, seed=1, journal=path)
+    lmc.Journal(path).resolve("paid x") if stops == "doubt" else lmc.Journal(path).answer("paid x")
+    assert isinstance(waits_for_a_thread.run(kind, stops, backend=lmc.Mock(), journal=path).ret_value, str)
+
+
 @pytest.mark.parametrize("turns", range(4))
 def test_a_wait_ends_once_however_many_calls_end_meanwhile(turns: int) -> None:
     async def main() -> list[Any]:
-        loop, waits, errors = asyncio.get_running_loop(), OwnWaits(), list[Any]()
-        run: Any = SimpleNamespace(busy=0, recalled=0)
+        loop, waits, errors = asyncio.get_running_loop(), OwnWaits(SimpleNamespace(busy=0, recalled=0)), list[Any]()
         loop.set_exception_handler(lambda _, context: errors.append(context))
-        waiting = asyncio.create_task(waits.wait(loop.create_future(), run))
+        waiting = asyncio.create_task(waits.wait(loop.create_future()))
         await asyncio.sleep(0)
-        waits.end(lmc.InDoubtEffect("doubt"), run)
+        waits.end(lmc.InDoubtEffect("doubt"))
         for _ in range(turns):
             await asyncio.sleep(0)
-        waits.look(run)
+        waits.look()
         with pytest.raises(lmc.InDoubtEffect, match="doubt"):
             await waiting
         return errors
