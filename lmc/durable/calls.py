@@ -86,6 +86,11 @@ class JournaledCalls(Answers):
         """Return whether what the program does depends on when answers come: it has begun tasks, or entered a time-out."""
         return self._effects is not None and (self._effects.tasks.began or bool(self._effects.timeouts.entered))
 
+    @property
+    def on_threads(self) -> bool:
+        """Return whether the program runs here on a thread that may be one of several."""
+        return self._effects is not None and self._effects.on_threads
+
     def known_effects(self) -> KnownEffects:
         """Return the effects, with those of earlier executions."""
         with self.effects.lock:
@@ -106,16 +111,19 @@ class JournaledCalls(Answers):
 
         caller  the state of the program that makes the call, which counts the programs that it runs
         """
-        with self.journal.held():
+        with self.journal.held(), self.working():
             return self._made(stream, caller, fn, args, kwargs, make, loc)
 
     def _made(self, stream: str, caller: State | None, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
               make: Callable[[], tuple[bool, Any]], loc: Loc | None) -> tuple[bool, Any]:  # fmt: skip
         self.go_on()
+        self.effects.threads.leave()
         by = None if caller is None else numbering(caller)
         call, reached = ReachedCall(stream, name_of(fn), args, kwargs, loc, self._is_ordered(fn)), CallSnapshot(fn, args, kwargs, self.effects.instances)
         number, known = self.begin(call)
         if known is not None:
+            if known.outcome is not None:
+                self.effects.take_turn(known)
             if known.outcome is not None and (outcome := self._recalled(known, fn, (*args, *kwargs.values()), reached, make, loc)) is not None:
                 if by is not None and len(known.outcome) == 5:
                     by.calls += known.outcome[4]
@@ -136,8 +144,9 @@ class JournaledCalls(Answers):
         before = 0 if by is None else by.calls
         reached.whole = True
         with self.effects.under_way.making(reached):
-            with self.attempts(fn, number, known), self.working():
+            with self.attempts(fn, number, known):
                 outcome = make()
+            self.effects.take_turn(None)
             self.effects.under_way.claim(reached)
             if outcome[0] and inspect.isawaitable(outcome[1]):
                 made = inner_of(outcome[1])
@@ -269,7 +278,7 @@ class JournaledCalls(Answers):
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """Mark running host code: everything it starts is part of its result."""
+        """Mark a call of host code, from before it begins: everything it starts is part of its result."""
         with self.effects.lock:
             self.effects.busy += 1
         try:

@@ -1,4 +1,5 @@
-"""Which of several tasks ended first: the outcomes of `asyncio.wait` and `asyncio.as_completed` are in the journal, as numbers of tasks.
+"""Which of several tasks, or futures of threads, ended first: the outcomes of `wait` and `as_completed`, of asyncio and `concurrent.futures`, are in the
+journal, as numbers of tasks.
 
 Whoever waits for tasks is told of their doubts, too."""
 
@@ -7,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import queue
 import types
-from collections.abc import Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from time import monotonic
 from typing import Any
 
 from lmc.durable.call_records import ReachedCall
@@ -18,7 +22,7 @@ from lmc.durable.tasks import here
 from lmc.durable.timeouts import RecordedTimeout
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, Loc
 
-Task = asyncio.Future[Any]
+Task = asyncio.Future[Any] | futures.Future[Any]
 
 
 def waits_for_some(awaitable: Any) -> Sequence[Any] | None:
@@ -27,7 +31,7 @@ def waits_for_some(awaitable: Any) -> Sequence[Any] | None:
     return [*inspect.getcoroutinelocals(inner)["fs"]] if isinstance(inner, types.CoroutineType) and inner.cr_code is _WAIT else None
 
 
-async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: Sequence[Task], loc: Loc | None) -> tuple[set[Task], set[Task]]:
+async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: Sequence[Task], loc: Loc | None) -> tuple[_InOrder, _InOrder]:
     """Await `asyncio.wait` for tasks of the run, in the order in which it has made them: those that had ended in an earlier execution, and the others."""
     held = inspect.getcoroutinelocals(inner_of(awaitable))
     try:
@@ -35,11 +39,9 @@ async def some_of(journal: JournaledCalls, stream: str, awaitable: Any, tasks: S
         first = _FirstEnded(journal, stream, "await asyncio.wait", (len(tasks), held.get("timeout"), held.get("return_when")), tasks, loc)
         numbers = await first.known()
         if numbers is None:
-            done, pending = await awaitable
-            first.write([i for i, task in enumerate(tasks) if task in done])
-        else:
-            done = {tasks[i] for i in numbers}
-            pending = {*tasks} - done
+            done, _ = await awaitable
+            first.write(numbers := [i for i, task in enumerate(tasks) if task in done])
+        done, pending = _divided(tasks, numbers)
     finally:
         drop(awaitable)  # where it was not awaited
     note_doubts(journal, [task.exception() for task in done if not task.cancelled()])
@@ -185,31 +187,116 @@ class CompletedTasks:
         return []
 
 
+class _InOrder(set[Any]):
+    """A set of tasks, which a program goes through in the order in which it has made them; a plain one has another order in each process."""
+
+    def __init__(self, tasks: Iterable[Task]) -> None:
+        self._tasks = [*tasks]
+        super().__init__(self._tasks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (task for task in self._tasks if task in self)
+
+    def pop(self) -> Any:
+        self.remove(first := next(iter(self)) if self else super().pop())  # raises KeyError
+        return first
+
+
+def _divided(tasks: Sequence[Task], numbers: Iterable[int]) -> tuple[_InOrder, _InOrder]:
+    ended = {*numbers}
+    return tuple(_InOrder(task for i, task in enumerate(tasks) if (i in ended) is there) for there in (True, False))  # type: ignore[return-value]
+
+
+class _Futures:
+    """Futures of threads that a program waits for."""
+
+    def __init__(self, journal: JournaledCalls, stream: str, name: str, fs: Iterable[Any], timeout: float | None, args: Sequence[Any], loc: Loc | None) -> None:
+        self.all = journal.effects.tasks.futures_in_order(fs)
+        self._place = journal, stream, name, (len(self.all), timeout, *args), self.all, loc
+        self._deadline = None if timeout is None else monotonic() + timeout
+        self.ended, self._new = list[int](), queue.Queue[int]()
+        self._next = journal.effects.waits.ending(self._new.get, self._new)
+        for i, future in enumerate(self.all):
+            future.add_done_callback(lambda _, i=i: self._new.put(i))
+
+    def first(self, found: Callable[[], list[int]]) -> list[int]:
+        """Return the numbers of those of an earlier execution, once they have ended here, or `found` of what has ended so far; that is asked until it finds
+        some, all have ended, or it is late."""
+        journal = self._place[0]
+        journal.go_on()
+        first = _FirstEnded(*self._place)
+        if (numbers := first.recorded()) is not None:
+            while not {*numbers} <= {*self.ended}:
+                self.ended.append(self._next())
+            journal.effects.take_turn(first.effect)
+            return numbers
+        with contextlib.suppress(queue.Empty):
+            while not (numbers := found()) and len(self.ended) < len(self.all):
+                self.ended.append(self._next(timeout=None if self._deadline is None else max(0.0, self._deadline - monotonic())))
+        journal.effects.take_turn(None)
+        first.write(numbers := numbers or found() or [*self.ended], suspended=False)
+        return numbers
+
+
+def wait_for_futures(
+    journal: JournaledCalls, stream: str, loc: Loc | None, fs: Iterable[Any], timeout: float | None = None, return_when: str = futures.ALL_COMPLETED
+) -> tuple[Any, Any]:
+    """Stand for `concurrent.futures.wait`."""
+    waited = _Futures(journal, stream, "wait", fs, timeout, (return_when,), loc)
+
+    def found() -> list[int]:
+        failed = return_when == futures.FIRST_EXCEPTION and any(not f.cancelled() and f.exception() for f in (waited.all[i] for i in waited.ended))
+        return sorted(waited.ended) if failed or return_when == futures.FIRST_COMPLETED else []
+
+    return futures._base.DoneAndNotDoneFutures(*_divided(waited.all, waited.first(found)))  # pyright: ignore[reportPrivateUsage]
+
+
+def completed_futures(journal: JournaledCalls, stream: str, loc: Loc | None, fs: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """Stand for `concurrent.futures.as_completed`."""
+    waited, given = _Futures(journal, stream, "as_completed", fs, timeout, (), loc), list[int]()
+    while len(given) < len(waited.all):
+        numbers = waited.first(lambda: [i for i in waited.ended if i not in given][:1])
+        if not numbers or numbers[0] in given:
+            raise TimeoutError(f"{len(waited.all) - len(given)} (of {len(waited.all)}) futures unfinished")
+        given.append(numbers[0])
+        yield waited.all[numbers[0]]
+
+
+OF_FUTURES: Mapping[Any, Callable[..., Any]] = {futures.wait: wait_for_futures, futures.as_completed: completed_futures}
+
+
 class _FirstEnded:
     """The record of which of several tasks had ended when the program went on."""
 
     def __init__(self, journal: JournaledCalls, stream: str, name: str, args: Sequence[Any], tasks: Sequence[Task], loc: Loc | None) -> None:
         self._journal, self._tasks, self._call = journal, tasks, ReachedCall(stream, name, args, {}, loc)
-        self._recorded, self._known = journal.come_to(self._call)
+        self._recorded, self.effect = journal.come_to(self._call)
 
-    async def known(self) -> list[int] | None:
-        """Return the numbers of those of an earlier execution, once these have ended here, too; None if it is not known."""
-        if self._known is None or self._known.outcome is None:
+    def recorded(self) -> list[int] | None:
+        """Return the numbers of those of an earlier execution; None if it is not known."""
+        if self.effect is None or self.effect.outcome is None:
             return None
-        _, numbers = self._journal.known_result(self._known, (), None)
+        _, numbers = self._journal.known_result(self.effect, (), None)
         if not isinstance(numbers, list) or not all(type(i) is int and 0 <= i < len(self._tasks) for i in numbers):
             raise self._journal.lost(f"{self._call.name}: a result that lmc did not write: {numbers!r:.80}")
-        if ended := [self._tasks[i] for i in numbers]:
-            await asyncio.wait(ended)
-        await self._journal.effects.in_turn(self._known)
         return numbers
 
-    def write(self, numbers: list[int]) -> None:
+    async def known(self) -> list[int] | None:
+        """As `recorded`, once these have ended here, too."""
+        numbers = self.recorded()
+        if numbers is None or self.effect is None:
+            return None
+        if ended := [self._tasks[i] for i in numbers]:
+            await asyncio.wait(ended)  # pyright: ignore[reportArgumentType]  # those of asyncio
+        await self._journal.effects.in_turn(self.effect)
+        return numbers
+
+    def write(self, numbers: list[int], *, suspended: bool = True) -> None:
         """Write them, unless one has ended because the run does: then it ends again, or not, when the run is resumed."""
         if any(_ends_run(self._tasks[i]) for i in numbers):
             return
-        number = self._journal.intend(self._recorded, self._call) if self._known is None else self._known.number
-        self._journal.write_outcome(number, self._call, None, (True, numbers), suspended=True)
+        number = self._journal.intend(self._recorded, self._call) if self.effect is None else self.effect.number
+        self._journal.write_outcome(number, self._call, None, (True, numbers), suspended=suspended)
 
 
 def _ends_run(task: Task) -> bool:

@@ -178,8 +178,13 @@ class JournalFile:
             if last:
                 self._alone(self.close)
 
+    @property
+    def in_calls(self) -> bool:
+        """Return whether threads of its runs are making calls."""
+        return bool(self._calls)
+
     def leave(self) -> None:
-        """Leave after the runs were cancelled. Running calls still write their outcomes, and the last of them closes
+        """Leave after the runs have ended with an error, or were cancelled. Running calls still write their outcomes, and the last of them closes
         the journal; without any, it is closed now."""
         with self._held:
             self.left = True

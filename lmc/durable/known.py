@@ -19,7 +19,7 @@ from lmc.durable.records import Effect, Expiry, Kind, Known, Read, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
 from lmc.durable.timeouts import RecordedTimeout, Timeouts, step
-from lmc.durable.turns import FEW_TURNS, TurnCounter
+from lmc.durable.turns import FEW_TURNS, ThreadTurns, TurnCounter
 from lmc.durable.under_way import CallsUnderWay
 from lmc.waiting import in_event_loop
 
@@ -76,7 +76,7 @@ class KnownEffects:
         self._ended: deque[Effect | Read | Expiry] | None = None
         self._taking_turns = deque[Effect | Read | Expiry]()
         self._waits: dict[Effect | Read | Expiry, asyncio.Future[None]] = {}
-        self.turns = TurnCounter()
+        self.turns, self.threads = TurnCounter(), ThreadTurns()
         self._answers = Known()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.given: dict[int, tuple[Any, int]] = {}
@@ -146,7 +146,7 @@ class KnownEffects:
         assert self.known is not None
         groups, key = self.known[effect.call.kind], effect.call.of_task
         groups[key].remove(effect)
-        effect.passed, self.recalled = not (effect.suspended or effect.cancelled), self.recalled + 1
+        effect.passed, self.recalled = not (effect.suspended or effect.cancelled or self.on_threads), self.recalled + 1
         if not groups[key]:
             del groups[key]
         self.ordered.pop(effect.number, None)
@@ -155,6 +155,21 @@ class KnownEffects:
         """Return the next known read of an answer."""
         reads = self._reads.get(place)
         return reads.popleft() if reads else None
+
+    @property
+    def on_threads(self) -> bool:
+        """Return whether the program runs here on a thread that may be one of several."""
+        return not (self.callbacks.none or in_event_loop())
+
+    def take_turn(self, event: Effect | Read | None) -> None:
+        """Let this thread go on with what has become known, or what the journal has, in its order."""
+        if self.on_threads:
+            ended = sys.maxsize if event is None else event.ended
+            self.threads.take(lambda: (first := self._next()) is None or first.ended >= ended, lambda: self.recalled)
+            if event is not None:
+                self.come_past(event)
+                for earlier in self._ended or ():
+                    earlier.passed = earlier.passed or (earlier.ended < ended and not earlier.suspended)  # left out
 
     async def in_turn(self, event: Effect | Read) -> None:
         """Let others go on, as they did while a known effect, or an answer, was awaited: those whose effects ended before it."""

@@ -78,11 +78,11 @@ def journaled(
             options.desk.path, options.desk.synced = batches_of(path), journal.sync
         with few_full_collections(_FEW) if batch and journal.contents.finished(numbers) else nullcontext():
             yield replace(options, journal=journal, seed=journal.seed)
-    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):  # threads of its runs may be in calls
-        journal.leave()
-        raise
-    except BaseException:
-        journal.close()
+    except BaseException as error:
+        if journal.in_calls or isinstance(error, asyncio.CancelledError | GeneratorExit | KeyboardInterrupt):  # threads of its runs are, or may yet be
+            journal.leave()
+        else:
+            journal.close()
         raise
     journal.close()
 

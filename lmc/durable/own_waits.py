@@ -13,10 +13,11 @@ import queue
 import threading
 import types
 from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from typing import Any, Protocol
 
+from lmc.durable.turns import ThreadTurns
 from lmc.errors import InDoubtEffect, Interrupted, JournalError
 from lmc.frontend.host import RECORDING
 
@@ -26,6 +27,7 @@ class RunProgress(Protocol):
 
     busy: int
     recalled: int
+    threads: ThreadTurns
 
 
 class OwnWaits:
@@ -94,6 +96,8 @@ class OwnWaits:
     def managed(self, x: Any) -> Any:
         """Return the manager to enter in place of one that a thread waits for."""
         self.ending(x.__enter__, x)
+        if isinstance(x, ThreadPoolExecutor):
+            return OwnPool(self._run.threads.leave, x)
         return OwnLock(self.ending(x.acquire, x), x) if isinstance(x, _LOCKS) else x
 
     @contextlib.contextmanager
@@ -108,6 +112,7 @@ class OwnWaits:
             self._blocked.remove(condition)
 
     def _check(self) -> None:
+        self._run.threads.leave()
         if self._why is not None and not self._run.busy:
             raise copy(self._why)
 
@@ -158,6 +163,20 @@ class OwnLock:
         self._lock.release()
 
 
+class OwnPool:
+    """Manages a pool of threads, for whose calls it waits at its end."""
+
+    def __init__(self, leave: Callable[[], None], pool: ThreadPoolExecutor) -> None:
+        self._leave, self._pool = leave, pool
+
+    def __enter__(self) -> ThreadPoolExecutor:
+        return self._pool.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        self._leave()
+        return self._pool.__exit__(*error)
+
+
 def _notify(condition: threading.Condition) -> None:
     with condition:
         condition.notify_all()
@@ -166,6 +185,7 @@ def _notify(condition: threading.Condition) -> None:
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 WAITED_FOR = (
     *_LOCKS, queue.SimpleQueue, threading.Thread, threading.Condition, threading.Event, threading.Semaphore, threading.Barrier, queue.Queue, Future,
+    ThreadPoolExecutor,
 )  # fmt: skip
 """Types of what a thread waits for."""
 _POLLED = {"acquire": OwnWaits.acquire, "get": OwnWaits.get, "join": OwnWaits.join}

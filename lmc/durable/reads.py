@@ -1,4 +1,4 @@
-"""Reads of answers by tasks of a journaled program: the order in which tasks went on with them is in the journal.
+"""Reads of answers by tasks and threads of a journaled program: the order in which these went on with them is in the journal.
 
 Known answers are there at once when a run is resumed. Without that order, tasks that share a queue, a list or a lock would come to it in another one, and
 to other requests.
@@ -30,7 +30,9 @@ class OrderedReads:
         new = [(result, place) for result, place in asked if place not in self._read]
         if not new:
             return wait()
-        if self._in_turn(*new[0]):
+        if self._journal.on_threads:
+            self._on_thread(new[0][1], wait)
+        elif self._in_turn(*new[0]):
             wait()
         else:
             self._note(new[0][1], wait)
@@ -38,7 +40,17 @@ class OrderedReads:
 
     def _counts(self) -> bool:
         """Return whether what the program does next may depend on when the answers come."""
-        return (TASK.get() is not None or self._journal.is_timed) and in_event_loop()
+        return self._journal.on_threads or ((TASK.get() is not None or self._journal.is_timed) and in_event_loop())
+
+    def _on_thread(self, place: Ask, wait: Callable[[], None]) -> None:
+        """Wait, and for the turn of this thread."""
+        effects = self._journal.known_effects()
+        effects.threads.leave()
+        read = effects.next_read(place)
+        wait()
+        effects.take_turn(read)
+        if read is None:
+            self._journal.journal.put(self._journal.item, ["w", *place, None])
 
     def _in_turn(self, result: Result, place: Ask) -> bool:
         """Wait for the turn of a known read; return whether it is one."""

@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, get_origin
 
@@ -27,7 +27,7 @@ from lmc.contexts import having
 from lmc.durable import mutations, twins
 from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
-from lmc.durable.completion import ManagedGroup, ManagedLock, ManagedTimeout
+from lmc.durable.completion import OF_FUTURES, ManagedGroup, ManagedLock, ManagedTimeout
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.dispatching import implementation, is_dispatching
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
@@ -78,6 +78,8 @@ class Recorder:
             return functools.partial(self.callee(fn.func), *fn.args, **fn.keywords)
         if isinstance(owner := attribute(fn, "__self__"), WAITED_FOR) and (ending := self.journal.effects.waits.ending(fn, owner)) is not fn:
             return ending
+        if type(fn) is types.FunctionType and fn in OF_FUTURES:
+            return lambda *args, **kwargs: OF_FUTURES[fn](self.journal, self.stream, caller_loc(), *args, **kwargs)
         if is_dispatching(fn):
             return lambda *args, **kwargs: self.callee(implementation(fn, args))(*args, **kwargs) if args else fn(**kwargs)
         if (origin := get_origin(fn)) is not None:  # `dict[str, int]()`
@@ -194,6 +196,8 @@ class Recorder:
     def forget(self) -> None:
         """Release the program's objects at its end."""
         self._callees.clear()
+        if self.journal.on_threads:
+            self.journal.effects.threads.leave()
 
     def call(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of a marked function from uninstrumented code."""
@@ -324,7 +328,9 @@ class Recorder:
     def _passed_on(self, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         called = args if attribute(fn, "__name__") in _ENTERS else _first_as_function(args)
         named = {name: self._given(x, _as_function(x) if name in _CALLED else x) for name, x in kwargs.items()}
-        return fn(*map(self._given, args, called), **named)
+        self.journal.effects.threads.leave()  # it may wait for what they do
+        made = fn(*map(self._given, args, called), **named)
+        return self.journal.effects.tasks.made_on_thread(made) if isinstance(made, Future) else made
 
     def _given(self, x: Any, called: Any) -> Any:
         """Return what to pass to uninstrumented code for `x`, which that calls as the function `called`, if that is another object."""
@@ -355,8 +361,11 @@ class Recorder:
 
         @functools.wraps(fn or found)
         def within(*args: Any, **kwargs: Any) -> Any:
-            with self.going_on(), self.journal.effects.callbacks.within(path, args, kwargs):
-                return found(*args, **kwargs)
+            try:
+                with self.going_on(), self.journal.effects.callbacks.within(path, args, kwargs):
+                    return found(*args, **kwargs)
+            finally:
+                self.journal.effects.threads.leave()
 
         return within
 

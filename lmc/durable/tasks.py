@@ -13,6 +13,7 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ class Tasks:
     def __init__(self) -> None:
         self._found = weakref.WeakKeyDictionary[asyncio.Future[Any], int]()
         self._made = itertools.count()
+        self._on_threads = weakref.WeakKeyDictionary[Future[Any], int]()
         self._stopped = weakref.WeakSet[asyncio.Future[Any]]()
         self._of_host = weakref.WeakSet[asyncio.Future[Any]]()
 
@@ -105,6 +107,15 @@ class Tasks:
         """Count a future as a task of the run: of a function that it calls on another thread."""
         self._found[future] = next(self._made)
         return future
+
+    def made_on_thread(self, future: Future[Any]) -> Future[Any]:
+        """Number a future of a function that a pool of threads calls."""
+        self._on_threads.setdefault(future, len(self._on_threads))
+        return future
+
+    def futures_in_order(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
+        """Return such futures in the order in which they were made, also of a set."""
+        return sorted(dict.fromkeys(futures), key=lambda future: self._on_threads.get(future, -1))
 
     def own(self) -> list[asyncio.Future[Any]]:
         """Return the tasks of the program's own coroutines that are not over."""

@@ -1,9 +1,12 @@
-"""Durable runs of tasks that share something, or have time-outs: they go on in the order in which they did, though all answers are there at once."""
+"""Durable runs of tasks, and of threads, that share something, or have time-outs: they go on in the order in which they did."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import lmc
 from lmc.durable import records
 from tests.backend.gated import Gated, InTurn
-from tests.durable.resuming import CALLS, journal_of, lay, prefixes, seen
+from tests.durable.resuming import CALLS, done, journal_of, lay, prefixes, seen
 from tests.searching import TIMES, some
 
 
@@ -430,3 +433,87 @@ def test_a_time_out_expires_though_an_answer_in_the_journal_is_not_asked_for(tmp
     unasked = ["a", [["/9.0", 0]], *found[at][2:]]
     lay(tmp_path / "j", journal_of(contents.header, [(0, record) for record in (*found[: at + 1], unasked)]))
     assert sets_its_time_late.run(backend=lmc.Mock(), seed=1, journal=tmp_path / "j").ret_value == "late"
+
+
+GATE = threading.Event()
+
+
+@lmc.pure
+def open_gate() -> None:
+    GATE.set()  # also in a resumed run
+
+
+@lmc.host(idempotent=True)
+def opened(q: str) -> str:
+    CALLS.append(("opened", q))
+    if q == "first":
+        GATE.wait()
+    return q
+
+
+@lmc.function
+def threads_in_another_order(s: Any, kind: str) -> Any:
+    """What is begun first ends last: it waits until the program has gone on with the other one."""
+    found, items, lock, several = list[str](), queue.Queue[str](), threading.Lock(), ["first", "last"]
+
+    def go_on(text: str) -> None:
+        nonlocal s
+        s += text + lmc.gen("a", max_tokens=2)
+        open_gate()
+
+    def put(q: str) -> None:
+        items.put(opened(q))
+
+    def add(q: str) -> None:
+        x = opened(q)
+        with lock:
+            found.append(x)
+        open_gate()
+
+    def ask(q: str, f: Any) -> None:
+        f += q + lmc.gen("b", max_tokens=2)
+        items.put(f["b"] + opened(q))
+
+    with ThreadPoolExecutor(2) as pool:
+        match kind:
+            case "queue":
+                for q in several:
+                    threading.Thread(target=put, args=(q,)).start()
+            case "answers":
+                for q, f in zip(several, s.fork(2), strict=True):
+                    pool.submit(ask, q, f)
+            case "list":
+                threads = [threading.Thread(target=add, args=(q,)) for q in several]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                go_on("".join(found))
+            case "as_completed":
+                for future in as_completed([pool.submit(opened, q) for q in several]):
+                    go_on(future.result())
+            case _:
+                left = {pool.submit(opened, q) for q in several}
+                while left:
+                    done, left = wait(left, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        go_on(future.result())
+        for _ in several if kind in ("queue", "answers") else ():
+            go_on(items.get())
+    return s.text()
+
+
+@pytest.mark.parametrize("kind", ["queue", "answers", "list", "as_completed", "wait"])
+def test_threads_go_on_in_the_order_in_which_they_did(kind: str, tmp_path: Path) -> None:
+    whole, path = tmp_path / "j", tmp_path / "cut"
+    GATE.clear()
+    expected = threads_in_another_order.run(kind, backend=lmc.Mock(), seed=1, journal=whole).ret_value
+    for data in prefixes(whole):
+        lay(path, data)
+        known = done(path)["opened"]
+        for _ in range(2):
+            GATE.clear()
+            CALLS.clear()
+            assert threads_in_another_order.run(kind, backend=lmc.Mock(), journal=path).ret_value == expected
+            assert len(CALLS) == 2 - known
+            known = 2
