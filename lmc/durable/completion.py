@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import queue
 import types
@@ -19,7 +20,7 @@ from lmc.durable.call_records import ReachedCall
 from lmc.durable.calls import JournaledCalls
 from lmc.durable.deferred import drop, inner_of
 from lmc.durable.tasks import here
-from lmc.durable.timeouts import RecordedTimeout
+from lmc.durable.timeouts import RecordedTimeout, RecordedTimer
 from lmc.errors import InDoubtEffect, Interrupted, JournalError, Loc
 
 Task = asyncio.Future[Any] | futures.Future[Any]
@@ -90,6 +91,17 @@ class ManagedLock:
 
     async def __aexit__(self, *error: object) -> None:
         self._lock.release()
+
+
+def called_later(journal: JournaledCalls, call: Any, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> RecordedTimer:
+    """Stand for `call_later` and `call_at` of a loop: what is called in which order is in the journal, as the expiry of time-outs."""
+    effects, task, loop = journal.known_effects(), here(), call.__self__
+    effects.timeouts.entered[task] += 1
+    later = functools.partial(callback, *args) if context is None else functools.partial(context.run, callback, *args)
+    timer = RecordedTimer(loop, when + loop.time() * (call.__name__ == "call_later"), (task, effects.timeouts.entered[task]), later)
+    effects.timeouts.open[timer.key] = timer
+    timer.enter(lambda record: journal.journal.put(journal.item, [*record, effects.turns.since_last()]), effects.holds_time, effects.leave)
+    return timer
 
 
 class ManagedTimeout:

@@ -18,7 +18,7 @@ from lmc.durable.reaches import attribute
 from lmc.durable.records import Effect, Expiry, Kind, Known, Read, RecordedCall
 from lmc.durable.snapshots import MOST_SHARED
 from lmc.durable.tasks import Callbacks, Coming, Tasks
-from lmc.durable.timeouts import RecordedTimeout, Timeouts, step
+from lmc.durable.timeouts import RecordedTimeout, RecordedTimer, Timeouts, step
 from lmc.durable.turns import FEW_TURNS, ThreadTurns, TurnCounter
 from lmc.durable.under_way import CallsUnderWay
 from lmc.waiting import in_event_loop
@@ -274,7 +274,7 @@ class KnownEffects:
             self.timeouts.open[expiry.key].expire()
             self.come_past(expiry)
 
-    def leave(self, timeout: RecordedTimeout) -> None:
+    def leave(self, timeout: RecordedTimeout | RecordedTimer) -> None:
         """Note that the program has left a time-out, which no longer expires."""
         del self.timeouts.open[timeout.key]
         if (expiry := self._expiries.get(timeout.key)) is not None and not expiry.passed:

@@ -27,7 +27,7 @@ from lmc.contexts import having
 from lmc.durable import mutations, twins
 from lmc.durable.call_records import name_of, shown_call
 from lmc.durable.calls import warn
-from lmc.durable.completion import OF_FUTURES, ManagedGroup, ManagedLock, ManagedTimeout
+from lmc.durable.completion import OF_FUTURES, ManagedGroup, ManagedLock, ManagedTimeout, called_later
 from lmc.durable.computing import ComputingSearch, returns_functions
 from lmc.durable.dispatching import implementation, is_dispatching
 from lmc.durable.effects import CallKind, begins_tasks, computes, is_idempotent, is_plain, kind_of, makes_coroutine
@@ -94,6 +94,8 @@ class Recorder:
                 return functools.partial(self._kept, fn)  # of a subclass of a library's
         if (isinstance(fn, type) and is_kept(fn)) or (isinstance(fn, types.MethodType) and _makes_future(fn)):
             return functools.partial(self._kept, fn)
+        if isinstance(owner, asyncio.AbstractEventLoop) and attribute(fn, "__name__") in ("call_later", "call_at"):
+            return lambda *args, **kwargs: self._passed_on(functools.partial(called_later, self.journal, fn), args, kwargs)
         if isinstance(fn, types.MethodType) and fn.__name__ == "run_in_executor" and isinstance(fn.__self__, asyncio.AbstractEventLoop):
             return functools.partial(self._run_in_executor, fn)
         if type(fn) is types.FunctionType and fn in _OF_THREADS:  # `Thread.__init__(self, …)`

@@ -517,3 +517,29 @@ def test_threads_go_on_in_the_order_in_which_they_did(kind: str, tmp_path: Path)
             assert threads_in_another_order.run(kind, backend=lmc.Mock(), journal=path).ret_value == expected
             assert len(CALLS) == 2 - known
             known = 2
+
+
+DELAYS = [0.05, 0.0]
+
+
+@lmc.function
+async def calls_later(s: Any) -> Any:
+    loop, items = asyncio.get_running_loop(), asyncio.Queue[str]()
+    handles = [loop.call_later(delay, items.put_nowait, q) for q, delay in zip("ab", DELAYS, strict=True)]
+    never = loop.call_later(0, items.put_nowait, "never")
+    never.cancel()
+    for _ in handles:
+        s += await items.get() + lmc.gen("x", max_tokens=2)
+    return s.text(), never.cancelled(), [handle.cancelled() for handle in handles]
+
+
+def test_what_was_called_later_is_called_in_the_same_order_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, path = tmp_path / "j", tmp_path / "cut"
+    expected = calls_later.run(backend=lmc.Mock(), seed=1, journal=whole).ret_value
+    assert expected[1:] == (True, [False, False])
+    monkeypatch.setattr(sys.modules[__name__], "DELAYS", DELAYS[::-1])  # as if the process were late
+    for data in prefixes(whole):
+        lay(path, data)
+        known = len(records.read(path).runs[0].expiries)
+        found = calls_later.run(backend=lmc.Mock(), journal=path).ret_value
+        assert known < 2 or found == expected
