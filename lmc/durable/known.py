@@ -219,6 +219,8 @@ class KnownEffects:
     def come_past(self, event: Effect | Read | Expiry) -> None:
         """Note that the program has come past what ended in an earlier execution."""
         event.passed, self.recalled = True, self.recalled + 1
+        if not self.callbacks.none:
+            self.threads.look()
         if in_event_loop():
             self.give_turns()
 

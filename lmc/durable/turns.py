@@ -61,6 +61,11 @@ class ThreadTurns:
             with self._changed:
                 self._leave()
 
+    def look(self) -> None:
+        """Let those that wait see whether they are first now."""
+        with self._changed:
+            self._changed.notify_all()
+
     def _leave(self) -> None:
         if self._has == threading.get_ident():
             self._has = None
