@@ -395,17 +395,18 @@ class JournaledCalls(Answers):
             return
         record: Record
         index = next((i for i, a in enumerate(args) if a is value and self._is_itself(a)), None)
+        places = {} if reached is None or json_data.is_plain(value) else reached.places
         try:
             if cancelled:
                 record = ["cancelled", self.effects.timeouts.expired()]
             elif index is not None:
                 record = ["argument", index]
-            elif ok and reached is not None and (part := reached.part(value)) is not None:
-                record = ["part", part]
+            elif ok and id(value) in places:
+                record = ["part", places[id(value)]]
             elif ok and inspect.isawaitable(value):
                 record = ["awaitable", type(value).__name__]
             else:
-                record = ["value" if ok else "raised", codec.encode(value, None if reached is None or json_data.is_plain(value) else reached.places)]
+                record = ["value" if ok else "raised", codec.encode(value, places)]
             changed: list[list[Any]] = []
             if reached is not None:
                 changed = reached.changed(alone=alone)

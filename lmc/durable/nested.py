@@ -25,20 +25,6 @@ DEPTH = 8
 """Depth to which a call's arguments are searched."""
 
 
-def path_to(x: Any, wanted: Any) -> list[Any] | None:
-    """Return the keys that lead from a container or object to an object in it: the fewest."""
-    left: deque[tuple[Any, list[Any]]] = deque([(x, [])])
-    seen: set[int] = set()
-    while left:
-        x, path = left.popleft()
-        if x is wanted:
-            return path
-        if len(path) < DEPTH and id(x) not in seen:
-            seen.add(id(x))
-            left += [(item, [*path, key]) for key, item in items_of(x)]
-    return None
-
-
 def items_of(x: Any) -> Iterable[tuple[Any, Any]]:
     """Return the items of a container, or the fields of an object, by keys that a journal can write; no text, number or None."""
     if isinstance(x, StateGroup):

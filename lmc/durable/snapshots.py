@@ -24,7 +24,7 @@ from lmc import codec, json_data
 from lmc.durable import mutations
 from lmc.durable.changes import apply, change_of, steadily
 from lmc.durable.iterators import ITERATORS, SharedIterator
-from lmc.durable.nested import DEPTH, containers_in, item_at, items_of, path_to
+from lmc.durable.nested import DEPTH, containers_in, item_at, items_of
 from lmc.durable.reaches import attribute, contents, from_library, inside, walk
 from lmc.frontend.state import State
 
@@ -138,33 +138,18 @@ class CallSnapshot:
 
     def has_changed(self) -> bool:
         """Return whether any of the objects has changed since the last look."""
-        if self.is_empty:
-            return False
-        before, self._found = self._found, self._look()
-        try:
-            return bool(self._changed(before))
-        except codec.NotData:
-            return True
-
-    def part(self, value: Any) -> list[Any] | None:
-        """Return the position of a returned container within the arguments: [number, key, …]."""
-        if isinstance(value, State):
-            return self._of_states.get(id(value))
-        if not mutations.can_change(value):
-            return None
-        return next(([i, *path] for i, x in enumerate(self.values) if (path := path_to(x, value)) is not None), None)
+        self.claim()
+        return bool(self._changes[-1][1])
 
     @property
     def places(self) -> dict[int, list[Any]]:
-        """Return the positions of the arguments' containers and objects, as `part` gives them, by id."""
+        """Return the positions of states, and of the arguments' containers and objects, by id: the number of the argument, and the fewest keys."""
         found = dict(self._of_states)
-        left: list[tuple[Any, list[Any]]] = [(x, [i]) for i, x in enumerate(self.values)]
+        left = deque[tuple[Any, list[Any]]]((x, [i]) for i, x in enumerate(self.values))
         while left:
-            x, place = left.pop()
-            if mutations.can_change(x) and id(x) in found:
+            x, place = left.popleft()
+            if mutations.can_change(x) and found.setdefault(id(x), place) is not place:
                 continue
-            if mutations.can_change(x):
-                found[id(x)] = place
             left += [(item, [*place, key]) for key, item in items_of(x)] if len(place) <= DEPTH else []
         return found
 
